@@ -46,7 +46,12 @@ HEAD = (
     "of",
     "hours of G2D, by stage",
     "of GRPO alone",
+    "at least",
+    "responses of 600",
+    "compiled",
 )
+RESPONSE = 600
+"""Tokens of a mean response, for the hours beside those of the longest."""
 
 Results = dict[str, Sequence[str]]
 """Name of a row -> its cells in the table, under HEAD."""
@@ -94,6 +99,7 @@ def rows() -> list[Row]:
         "gemma-3-1b": [("", "v5e-8")],
         "qwen3.5-4b": [("", "v5e-8"), (LORA, "h100x1")],
         "qwen3.5-0.8b": [("", "v5e-8"), ("", "h100x1")],
+        "qwen2.5-1.5b": [*small, ("", "h100x8")],
     }
     ordered = [*which, *(name for name in recipes.MODELS if name not in which)]
     return [
@@ -109,25 +115,27 @@ def measure(row: Row) -> dict[str, Any]:
     from g2d_jax.config import Config
     from g2d_jax.config_load import resolve
     from g2d_jax.plan import planning, target
+    from g2d_jax.plan.show import hours
     from g2d_jax.plan.topologies import GIB, topology
 
     machine = topology(row.machine)
     target.prepare(machine)
     compiler = planning.Compiler(machine, lambda text: print(f"  {text}", flush=True))
-    found = {}
+    found, shorter = {}, {}
     for method in METHODS:
         spec = f"{row.config}{',' if row.choice else ':'}method={method}"
-        made = planning.make(Config.of(resolve(spec)), compiler)
-        found[method] = [
-            _stage(made, name)
-            for name in dict.fromkeys(entry.program.stage for entry in made.entries)
-        ]
+        config = Config.of(resolve(spec))
+        made = planning.make(config, compiler)
+        found[method] = [_stage(made, name) for name in made.stages]
+        made = planning.make(config, compiler, response=RESPONSE)  # the same programs
+        shorter[method] = round(hours(made.entries), 2)
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "versions": _versions(["jax", *COMPILERS[machine.device.platform]]),
         "memory": round(machine.device.usable / GIB, 2),
         "chips": machine.chips,
         "methods": found,
+        "shorter": shorter,
     }
 
 
@@ -138,9 +146,9 @@ def _versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def _stage(made: Any, name: str) -> dict[str, Any]:
-    """A stage's fullest program with its GiB a device; what does not fit; hours; tokens of the
-    whole stage."""
-    from g2d_jax.plan.show import hours
+    """A stage's fullest program with its GiB a device; what does not fit; hours, and at least;
+    tokens of the whole stage."""
+    from g2d_jax.plan.show import hours, least_hours
     from g2d_jax.plan.topologies import GIB
 
     entries = [entry for entry in made.entries if entry.program.stage == name]
@@ -160,6 +168,7 @@ def _stage(made: Any, name: str) -> dict[str, Any]:
         "program": fullest.program.name,
         "misfits": misfits,
         "hours": round(hours(entries), 2),
+        "least": round(least_hours(entries), 2),
         **{kind: round(count) for kind, count in tokens.items()},
     }
 
@@ -192,15 +201,16 @@ def total_hours(stages: Sequence[Mapping[str, Any]]) -> str:
 
 def docstring_lines(recipe: str, results: Results) -> list[str]:
     """The lines that say in a config what its plan is."""
-    cells = [["machine", "choice", "peak GiB", "hours of G2D", "of GRPO"]]
+    cells = [["machine", "choice", "peak GiB", "hours of G2D", "of GRPO", "compiled"]]
     for row in rows():
         if row.recipe == recipe and (found := results.get(row.name)):
-            _, _, fullest, memory, g2d, grpo = found
+            _, _, fullest, memory, g2d, grpo, *_, when = found
             hours = [
                 "-" if text.startswith("no: ") else text.partition(":")[0].strip("*")
                 for text in (g2d, grpo)
             ]
-            cells.append([row.machine, row.choice, f"{fullest.split()[0]} of {memory}", *hours])
+            peak = f"{fullest.split()[0]} of {memory}"
+            cells.append([row.machine, row.choice, peak, *hours, when])
     if len(cells) == 1:
         return [f"Plan:      none yet: g2d plan --config {recipe} --topology v5e-16"]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -208,7 +218,7 @@ def docstring_lines(recipe: str, results: Results) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in cells
     ]
-    note = "(all responses at their greatest length, half of the roofline; see docs/models.md)"
+    note = "(all responses at their greatest length; what is old, and the rest: docs/models.md)"
     return [f"Plan:      {texts[0]}", *(f"           {text}" for text in (*texts[1:], note))]
 
 
@@ -228,6 +238,8 @@ def cells_of(row: Row, plan: Mapping[str, Any]) -> Sequence[str]:
     fullest = max((*g2d, *grpo), key=lambda stage: float(stage["peak"]))
     by_stage = ", ".join(f"{stage['stage']} {stage['hours']:.1f}" for stage in g2d)
     hours = total_hours(g2d)
+    least = [f"{sum(stage['least'] for stage in stages):,.1f}" for stages in (g2d, grpo)]
+    shorter = [f"{plan['shorter'][method]:,.1f}" for method in METHODS]
     return (
         f"`{row.config}`",
         row.machine,
@@ -235,27 +247,25 @@ def cells_of(row: Row, plan: Mapping[str, Any]) -> Sequence[str]:
         f"{plan['memory']:.2f}",
         hours if hours.startswith("no") else f"**{hours}**: {by_stage}",
         total_hours(grpo),
+        "; ".join(least),
+        "; ".join(shorter),
+        plan["date"],
     )
 
 
 @dataclass
 class Stamps:
-    """When the rows were compiled, and with which versions ("jax 0.10.2")."""
+    """The versions that the rows were compiled with ("jax 0.10.2")."""
 
-    dates: set[str] = field(default_factory=set)
     versions: set[str] = field(default_factory=set)
 
     def add(self, plan: Mapping[str, Any]) -> None:
         """One more row, as `measure` found it."""
-        self.dates.add(plan["date"])
         self.versions |= {f"{name} {version}" for name, version in plan["versions"].items()}
 
     def line(self) -> str:
         """As a sentence."""
-        when = " to ".join(sorted({min(self.dates), max(self.dates)}))
-        return (
-            f"Compiled {when} with {', '.join(sorted(self.versions))}; nothing ran on a TPU or GPU."
-        )
+        return f"Compiled with {', '.join(sorted(self.versions))}; nothing ran on a TPU or GPU."
 
 
 def read() -> tuple[Results, Stamps]:
@@ -273,8 +283,8 @@ def read() -> tuple[Results, Stamps]:
         row.name: found for row in rows() if (found := there.get((f"`{row.config}`", row.machine)))
     }
     stamps = Stamps()
-    if line := re.search(r"^Compiled (.*) with (.*); nothing", body, re.M):
-        stamps = Stamps(set(line[1].split(" to ")), set(line[2].split(", ")))
+    if line := re.search(r"^Compiled with (.*); nothing", body, re.M):
+        stamps = Stamps(set(line[1].split(", ")))
     return results, stamps
 
 

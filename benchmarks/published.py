@@ -2,8 +2,9 @@
 
     python benchmarks/published.py
 
-A constant of rates.py is fitted to one row a kind of chip; the other rows were used for nothing,
-and are held to 25 % by a test. They are of other programs than these: MaxText's training, decoding
+A constant of rates.py is fitted to one row a kind of chip. To the others none is fitted, and a test
+holds them to 25 %; that one constant does for all kinds of work, and v5p's for v5e, was decided
+with them in sight. They are of other programs than these: MaxText's training, decoding
 by sglang-jax, and the GRPO steps of NeMo-RL with vLLM and Megatron.
 """
 

@@ -5,10 +5,10 @@ Command:   g2d run --config qwen3-4b --workdir DIR                            G2
            g2d run --config qwen3-4b:method=grpo --workdir DIR                GRPO alone, 600 updates
            g2d sweep --config sweep-k:preset=qwen3-4b --workdir DIR           over K
 Hardware:  those of the plan; not run at this size
-Plan:      machine  choice   peak GiB        hours of G2D  of GRPO
-           v5e-16            14.35 of 14.49  7.0           18.2
-           h100x1   lora=32  62.10 of 66.21  25.1          58.9
-           (all responses at their greatest length, half of the roofline; see docs/models.md)
+Plan:      machine  choice   peak GiB        hours of G2D  of GRPO  compiled
+           v5e-16            14.35 of 14.49  7.0           18.2     until 2026-11-25
+           h100x1   lora=32  62.10 of 66.21  25.1          58.9     until 2026-11-25
+           (all responses at their greatest length; what is old, and the rest: docs/models.md)
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=chat|base, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

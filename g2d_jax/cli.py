@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # In a program of the user's own tracebacks are its own afterwards.
         if argv is not None:
             stack.callback(undo)
-        flags.take_memory()
+        flags.set_up_gpus()
         flags.leave_tpu_out()
         processes.state.interrupted = False
         # In the background and in a notebook the handler is another, and stays.

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import host_memory
 from g2d_jax import stages as stage_modules
-from g2d_jax.config import Config, places
+from g2d_jax.config import Config, Online, places
 from g2d_jax.config import io as config_io
 from g2d_jax.config.graph import Plan, plan
 from g2d_jax.config.policy_name import own_stage
@@ -25,6 +25,7 @@ from g2d_jax.models.kernels import platform_of
 from g2d_jax.records import Problem
 from g2d_jax.rewards.extract import in_form
 from g2d_jax.rewards.verify import reading
+from g2d_jax.rollouts.ahead import schedule
 from g2d_jax.run_stages import check_models, require_packages
 from g2d_jax.runtime import flags, memory, storage
 from g2d_jax.runtime.tracking import Tracker
@@ -114,6 +115,9 @@ def _look_ahead(session: Session) -> None:
     for name, stage in session.config.stages.items():
         found = stage_modules.of_kind(stage.kind).alerts_ahead(session, name, stage)
         alerts.say(session, name, 0, list(found), [])
+        ahead = bool(session.config.engine.ahead)
+        if ahead and isinstance(stage, Online) and stage.rollouts == "sample":
+            session.tracker.say(schedule(name, stage))
         if stage.samplings():
             _ = session.sampling.sampler
 

@@ -39,6 +39,7 @@ RULES: Rules = MappingProxyType(
         "rank": None,
         "taps": None,
         "rows": ("data", "fsdp"),
+        "columns": "tensor",  # of rows, between the layers
         "replica_rows": "data",  # rows of which fsdp splits the width instead
         "all_rows": ("data", "fsdp", "tensor"),  # rows whose width no device has a part of
         "devices": ("data", "fsdp", "tensor"),

@@ -111,7 +111,7 @@ def open_session(
 ) -> Iterator[Session]:
     """Take a work directory for a run and yield what its stages work with; all processes enter it
     together."""
-    flags.take_memory()
+    flags.set_up_gpus()
     check_joined()
     limits = config.faults
     with (

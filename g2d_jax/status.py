@@ -105,8 +105,8 @@ def _run_status(workdir: epath.Path) -> bool:
         str(workdir), ["stage", "kind", "state", "steps", "seconds", "host memory, GiB"], rows
     )
     for stage in states:
-        if stage.note:
-            screen.say(f"{stage.name}: {stage.note}")
+        for note in filter(None, (stage.note, stage.sides)):
+            screen.say(f"{stage.name}: {note}")
     _say_remarks(screen, {stage.name: stage.remark for stage in states})
     if owner:
         process = holder_here(workdir)

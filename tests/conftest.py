@@ -37,6 +37,7 @@ _FLAGS = [
     *_COMPILED_SOON,
 ]
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS]).strip()
+os.environ.setdefault("NPROC", "32")  # see g2d_jax.runtime.flags.spare_threads
 
 import examples  # noqa: E402, F401 (registers the profiles)
 import fsspec  # noqa: E402

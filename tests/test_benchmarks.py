@@ -20,6 +20,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPT = runpy.run_path(str(BENCHMARKS / "accelerator.py"))
 DEMO_TASK = runpy.run_path(str(BENCHMARKS / "demo_task.py"))
 READS = runpy.run_path(str(BENCHMARKS / "decode_reads.py"))
+AHEAD = runpy.run_path(str(BENCHMARKS / "ahead.py"))
 
 
 SHORT = ("decode", "logprobs")
@@ -43,6 +44,13 @@ def test_a_difficulty_of_stories_is_tried_with_the_cold_policy_of_smollm2_alone(
     whole.stages.sft.data.path = config.stages.sft.data.path
     assert config.stages.sft == whole.stages.sft
     assert config.model == whole.model
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_what_sampling_ahead_is_measured_with_can_run(ahead):
+    config = Config.of(AHEAD["timed"]("http://localhost:8000/v1", ahead))
+    pipeline.check(config)
+    assert config.stages["train"].has_windows
 
 
 @pytest.mark.parametrize("variant", DEMO_TASK["VARIANTS"])

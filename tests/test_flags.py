@@ -84,3 +84,12 @@ def test_memory_is_taken_as_the_user_says(
     assert {
         name: value for name, value in os.environ.items() if "_MEM_FRACTION" in name and value
     } == taken
+
+
+def test_gpus_add_up_in_one_order_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/nowhere")
+    flags.sum_in_order()
+    assert os.environ["XLA_FLAGS"] == "--xla_dump_to=/nowhere " + f"{flags.IN_ORDER}=true"
+    monkeypatch.setenv("XLA_FLAGS", f"{flags.IN_ORDER}=false")
+    flags.sum_in_order()
+    assert os.environ["XLA_FLAGS"] == f"{flags.IN_ORDER}=false"

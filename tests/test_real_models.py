@@ -477,18 +477,36 @@ def test_how_a_plan_is_written() -> None:
             "program": "decode",
             "misfits": misfits,
             "hours": hours,
+            "least": hours / 2,
         }
 
     g2d = [stage("warmup", 13.64, 30.0), stage("dpo", 14.1, 4.0), stage("evaluate", 3.0, 0.5)]
     grpo = [stage("grpo", 15.9, 120.0, decode="needs 15.90 GiB")]
     cells = PLANS.cells_of(
         PLANS.Row("qwen2.5-7b", "", "v5e-16"),
-        {"memory": 15.75, "methods": {"g2d": g2d, "grpo": grpo}},
+        {
+            "date": "2026-11-26",
+            "memory": 15.75,
+            "methods": {"g2d": g2d, "grpo": grpo},
+            "shorter": {"g2d": 12.0, "grpo": 40.0},
+        },
     )
     lines = PLANS.docstring_lines("qwen2.5-7b", {"qwen2.5-7b on v5e-16": cells})
     assert [line.split() for line in lines[:2]] == [
-        ["Plan:", "machine", "choice", "peak", "GiB", "hours", "of", "G2D", "of", "GRPO"],
-        ["v5e-16", "15.90", "of", "15.75", "34.5", "-"],
+        [
+            "Plan:",
+            "machine",
+            "choice",
+            "peak",
+            "GiB",
+            "hours",
+            "of",
+            "G2D",
+            "of",
+            "GRPO",
+            "compiled",
+        ],
+        ["v5e-16", "15.90", "of", "15.75", "34.5", "-", "2026-11-26"],
     ]
     assert PLANS.with_plan(
         '"""A.\n\nPlan:      old\n           rows\n\nResult: x"""\n', lines[:1]
@@ -498,3 +516,4 @@ def test_how_a_plan_is_written() -> None:
         "**34.5**: warmup 30.0, dpo 4.0, evaluate 0.5",
         "no: grpo, decode, needs 15.90 GiB",
     )
+    assert cells[6:] == ("17.2; 60.0", "12.0; 40.0", "2026-11-26")

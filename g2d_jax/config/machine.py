@@ -150,8 +150,20 @@ class Engine(Section):
     timeout: Timeout = 600.0  # seconds of one attempt
     retries: Retries = 5
     concurrency: Concurrency = 64  # requests under way, of each process
+    # windows that it samples ahead of their updates, while the one before trains:
+    # rollouts/ahead.py
+    ahead: Annotated[int, Bounds(least=0, most=1)] = 0
 
     @property
     def is_server(self) -> bool:
         """True if a server samples."""
         return self.kind == "server"
+
+    def conflicts(self) -> Iterator[ValueError]:
+        """Refuse to sample ahead on the devices that train."""
+        if self.ahead and not self.is_server:
+            yield FieldError(
+                "ahead",
+                "is 1, and kind is 'sampler', which has the devices that train: set kind to "
+                "'server', or leave it at 0",
+            )

@@ -51,6 +51,7 @@ LATER: Mapping[str, Any] = {
     "probe.float32": False,
     "online.kv_cache_dtype": "",
     "collect.kv_cache_dtype": "",
+    "engine.ahead": 0,
 }
 """Settings that came later, and the value with which everything is as it was before them: with it
 they are no part of an identity, so that runs of earlier versions continue.
@@ -198,6 +199,25 @@ class Config(Section):
             )
         if self.engine.sync == "adapter" and not self.lora.rank:
             yield FieldError("engine.sync", "is 'adapter', and lora.rank is 0: use 'folder'")
+        if self.engine.ahead:
+            yield from self._ahead_conflicts()
+
+    def _ahead_conflicts(self) -> Iterator[ValueError]:
+        """Refuse to sample ahead where there is no next window, or where probes need the server
+        while it does."""
+        for name, stage in self.stages.items():
+            if stage.never_synchronises:
+                yield ValueError(
+                    f"stages.{name}: sync_every=0 samples all responses before the first update, "
+                    "and engine.ahead=1 the next window's while one trains: set sync_every from 2 "
+                    "on, or engine.ahead to 0"
+                )
+            if stage.has_windows and stage.probes:
+                yield ValueError(
+                    f"stages.{name}: probe.every samples the policy as it is, and with "
+                    "engine.ahead=1 the server holds an earlier one meanwhile: set probe.every to "
+                    "0 and evaluate the steps of keep, or engine.ahead to 0"
+                )
 
     def _window_conflicts(self) -> Iterator[ValueError]:
         """Refuse a window of updates that cannot come."""

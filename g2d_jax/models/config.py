@@ -30,7 +30,7 @@ class Family:
     ones from max_window_layers on; "pattern", all but each sliding_window_pattern-th; empty: none
     may have one. sliding_rope: those layers have rotary embeddings of their own, without scaling
     and with rope_local_base_freq. scaled_queries: by their position, as YarnRope says; config.json
-    has all of it in rope_parameters. fused: linear layers that Hugging Face stores as one, by its
+    has all of it in rope_parameters. fused: tensors that Hugging Face stores as one, by its
     name, in the order of their outputs. recurrent: layers may be RECURRENT, see models/delta.py,
     and attention's output has a gate, which the layer of queries computes beside them. experts: its
     feed-forward layers are mixtures of experts, see models/experts.py. ropes: the

@@ -42,7 +42,14 @@ from g2d_jax.models.delta import Inputs, Memory
 from g2d_jax.models.dropout import Dropout, of_layer, token_keys
 from g2d_jax.models.kernels import Attention, DecodeKernel, platform_of
 from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS, Kept
-from g2d_jax.models.linear import Multiply, linear, quantised, wide_linear
+from g2d_jax.models.linear import (
+    Multiply,
+    is_sharded,
+    linear,
+    quantised,
+    sharded_linear,
+    wide_linear,
+)
 from g2d_jax.models.table import Param, block_params, outer_params, params, places
 
 PRODUCT = "product"
@@ -149,13 +156,12 @@ def unstacked_shardings(config: ModelConfig, mesh: Mesh) -> Decoder:
 
 
 def abstract(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Decoder:  # type: ignore[assignment]
-    """Return the Decoder tree with a ShapeDtypeStruct in place of every array; adapters, and what
-    its row says, are always float32."""
+    """Return the Decoder tree with a ShapeDtypeStruct in place of every array; adapters, and rows
+    that are `exact`, are always float32."""
 
     def describe(_: str, row: Param) -> Any:
-        return quantise.make_parameter(
-            row, jax.ShapeDtypeStruct, jnp.float32 if row.adapter else row.dtype(dtype)
-        )
+        is_wide = row.adapter or row.exact
+        return quantise.make_parameter(row, jax.ShapeDtypeStruct, jnp.float32 if is_wide else dtype)
 
     return build(config, describe)
 
@@ -166,12 +172,13 @@ def abstract_on(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype = jnp.float32)
 
 
 def cast(model: Decoder, dtype: jnp.dtype) -> Decoder:
-    """Cast the parameters of a stacked model to another dtype, but for those that stay float32."""
+    """Cast the parameters of a stacked model to another dtype, but for rows that are `exact`."""
 
-    def converted(name: str, row: Param) -> Any:
-        return jax.tree.map(lambda x: x.astype(row.dtype(dtype)), parameter(model, name))
+    def convert(name: str, row: Param) -> Any:
+        value = parameter(model, name)
+        return value if row.exact else jax.tree.map(lambda x: x.astype(dtype), value)
 
-    return build(model.config, converted)
+    return build(model.config, convert)
 
 
 def count_params(config: ModelConfig) -> int:
@@ -252,11 +259,13 @@ def project(
     block: Block,
     dropout: Dropout | None,
     multiply: Multiply,
+    mesh: Mesh | None,
     name: str,
     x: Array,
     inputs: int = 1,
 ) -> Array:
-    """Apply the linear layer `name`, with its adapter and its bias if it has them.
+    """Apply the linear layer `name`, with its adapter and its bias if it has them. mesh: as in
+    `apply_block`.
 
     The adapter's part is added before the sum is rounded to x's type: beside y in bfloat16 it would
     be lost while B is small, rounded away in all of y alike.
@@ -266,6 +275,10 @@ def project(
     product: Callable[..., Array] = partial(wide_linear if adapted else linear, multiply=multiply)
     if quantise.is_quantised(weight):
         product = quantised(product)
+    elif mesh is not None and not adapted:
+        axes = block_params(c)[name].axes
+        if is_sharded(x, weight, mesh, axes):
+            product = partial(sharded_linear, mesh=mesh, axes=axes)
     y = product(x, weight, inputs)
     if c.lora and adapted:
         kept = x if dropout is None else dropout(name, x)
@@ -298,16 +311,16 @@ def delta_inputs(
     block: Block, x: Array, projected: Callable[..., Array]
 ) -> tuple[Inputs, Array, Array]:
     """Compute what a recurrent layer reads of each token, of normalised x [B, T, E]: its inputs, the
-    weights of its convolution [H, F, W], and the gates of its outputs [B, T, H * R, E]. projected:
-    as in `project_qkv`."""
+    weights of its convolution [H, F, W], and the gates of its outputs [B, T, H * R, E]. block: as
+    it is stored. projected: as in `project_qkv`."""
     parts = [projected(f"delta_{name}", x) for name in "qkv"]
-    taps = [getattr(block, f"conv_{name}")[...] for name in "qkv"]
+    taps = [getattr(block, f"conv_{name}")[...].astype(x.dtype) for name in "qkv"]
     heads = parts[0].shape[2]
     mixed = [part.reshape(*part.shape[:2], heads, -1) for part in parts]
     stacked = [own.reshape(heads, -1, own.shape[-1]) for own in taps]
     wide = projected("delta_a", x).astype(jnp.float32)
-    bias = block.decay_bias[...].astype(jnp.float32)
-    speed = jnp.exp(block.decay[...].astype(jnp.float32))
+    bias = block.decay_bias[...].astype(x.dtype).astype(jnp.float32)
+    speed = jnp.exp(block.decay[...])
     inputs = Inputs(
         mixed=jnp.concatenate(mixed, axis=-1),
         decay=-speed[None, None] * jax.nn.softplus(wide + bias[None, None]),
@@ -383,22 +396,24 @@ def apply_block(
     mixture: experts.Mixture,
     multiply: Multiply,
     dropout: Dropout | None = None,
+    mesh: Mesh | None = None,
 ) -> tuple[Array, Any]:
     """Apply one layer. attention: of queries, keys and values, and recurrence: of `delta_inputs`;
     each returns its output, and what of it is kept. mixture: `experts.on_devices`. multiply: of
-    `products_on`. Returns x, and what is kept."""
-    router = block.router[...] if c.num_experts else None  # which is not cast
+    `products_on`. mesh: over which rows are split as weights are, None where they are not. Returns
+    x, and what is kept."""
+    stored = block
     block = jax.tree.map(
         lambda p: p if quantise.is_quantised(p) else p.astype(x.dtype),
         block,
         is_leaf=quantise.is_quantised,
     )
-    projected = partial(project, c, block, dropout, multiply)
+    projected = partial(project, c, block, dropout, multiply, mesh)
     before = norm(c, block, "attn_norm", x)
     if hasattr(block, "delta_q"):
-        inputs, taps, gate = delta_inputs(block, before, projected)
+        inputs, taps, gate = delta_inputs(stored, before, projected)
         mixed, kept = recurrence(inputs, taps)
-        mixed = gated_norm(c, block, mixed, gate)
+        mixed = gated_norm(c, stored, mixed, gate)
         y = projected("delta_o", mixed, inputs=2)
     else:
         *qkv, gate = project_qkv(c, block, before, rope, projected)
@@ -407,25 +422,28 @@ def apply_block(
             mixed = mixed * jax.nn.sigmoid(gate)
         y = projected("o", mixed, inputs=2)
     x = add_residual(c, x, norm(c, block, "attn_post_norm", y))
-    if router is not None:
+    if c.num_experts:
+        router = lay_out(mesh, stored.router[...], None, None)
         return mixture_of_experts(c, block, x, router, mixture), kept
     return mlp(c, block, x, projected), kept
 
 
 def gated_norm(c: ModelConfig, block: Block, x: Array, gate: Array) -> Array:
-    """Apply the norm of a recurrent layer's outputs [B, T, heads, E], and their gates."""
-    normalised = rms_norm(x, block.delta_norm[...], c.rms_norm_eps).astype(jnp.float32)
+    """Apply the norm of a recurrent layer's outputs [B, T, heads, E], and their gates, rounded
+    once."""
+    normalised = rms_norm(x.astype(jnp.float32), block.delta_norm[...], c.rms_norm_eps)
     return (normalised * jax.nn.silu(gate.astype(jnp.float32))).astype(x.dtype)
 
 
-def rematerialise(fn: Callable, remat: Remat) -> Callable:
+def rematerialise(fn: Callable, remat: Remat, *, once: bool = False) -> Callable:
     """Recompute a layer in the backward pass: "full" saves its input only, "attention" also
-    attention's output, "dots" also those of the linear layers."""
+    attention's output, "dots" also those of the linear layers. once: whether the loop over layers
+    has one trip, in which XLA would find that it computes the same twice."""
     if remat == "none":
         return fn
     names = {"full": (), "attention": (SAVED,), "dots": (SAVED, PRODUCT)}[remat]
     policy = jax.checkpoint_policies.save_only_these_names(*names)
-    return jax.checkpoint(fn, prevent_cse=False, policy=policy)
+    return jax.checkpoint(fn, prevent_cse=once, policy=policy)
 
 
 def forward(
@@ -446,14 +464,15 @@ def forward(
     tokens, positions, segment_ids: int32 [B, T]; see attention.visible for segment ids. The T
     tokens of a row attend among themselves; keep_kv also returns what decode reads. attention: of
     kernels.attention_for. mesh: what lies between the layers is split over it by
-    rows alone; left to itself XLA splits it like the weights, by width, and gathers the rows of all
-    devices. dropout: keys of the tokens' sequences, uint32 [B, T, 2], for the dropout of adapters
-    in training; None: none is dropped.
+    rows, and by columns over `tensor`, as the backward pass keeps it (Korthikanti et al. 2022,
+    arXiv:2205.05198, section 4.2.2); left to itself XLA splits it like the weights, by width, and
+    gathers the rows of all devices. dropout: keys of the tokens' sequences, uint32 [B, T, 2], for
+    the dropout of adapters in training; None: none is dropped.
     """
     c = model.config
     multiply = products_on(mesh).multiply
     place = partial(lay_out, mesh)
-    x = place(embedded(model, tokens, dtype, mesh), "rows", None, None)
+    x = place(embedded(model, tokens, dtype, mesh), "rows", "columns", None)
     ropes = rotary_tables(c, positions)
     windows = c.windows(tokens.shape[1])
     keys = None if dropout is None else token_keys(dropout, positions)
@@ -473,12 +492,21 @@ def forward(
             return out, memory if keep_kv else None
 
         x, kept = apply_block(
-            c, block, x, layer_rope(c, ropes, number), attend, recur, mixture, multiply, dropped
+            c,
+            block,
+            x,
+            layer_rope(c, ropes, number),
+            attend,
+            recur,
+            mixture,
+            multiply,
+            dropped,
+            mesh,
         )
-        return place(x, "rows", None, None), kept
+        return place(x, "rows", "columns", None), kept
 
     recurrent, mixture = delta.on_devices(c, mesh), experts.on_devices(mesh)
-    layer = rematerialise(layer, remat)
+    layer = rematerialise(layer, remat, once=c.period == c.num_hidden_layers)
     if isinstance(model.blocks, Block):
         x, outputs = scan_layers(model, layer, x)
     else:
@@ -486,7 +514,8 @@ def forward(
         for own in zip(model.blocks, jnp.arange(c.num_hidden_layers), strict=True):
             x, output = layer(x, own)
             outputs.append(jax.tree.map(lambda array: array[None], output))
-    return last_norm(model, x), _all_kept(c, outputs) if keep_kv else None
+    hidden = place(last_norm(model, x), "rows", None, None)
+    return hidden, _all_kept(c, outputs) if keep_kv else None
 
 
 def scan_layers(
@@ -657,10 +686,13 @@ def decode(
         recurrent = c.layers(recurrent=True)
         for number, block in enumerate(model.blocks):
             at = int(order[number])
-            if number in recurrent:
-                x, (_, memories[at]) = layer(x, block, (None, memories[at]), number, read)
+            is_recurrent = number in recurrent
+            cached = (None, memories[at]) if is_recurrent else (pairs[at], None)
+            x, (pair, memory) = layer(x, block, cached, number, read)
+            if is_recurrent:
+                memories[at] = memory
             else:
-                x, (pairs[at], _) = layer(x, block, (pairs[at], None), number, read)
+                pairs[at] = pair
     keys, values = zip(*pairs, strict=True)
     column = (cache.column + 1) % cache.width
     advanced = Cache(keys, values, column, cache.width, tuple(memories))

@@ -264,7 +264,8 @@ def _ragged_backward(saved: tuple[Array, Array, Array], gradient: Array) -> Any:
         to_stack = kernel_gradient(x, sizes, gradient, tile).astype(stack.dtype)
     else:
         to_stack = _stack_gradient("tpu", *saved, gradient)
-    return _in_groups(*pull(gradient), sizes), to_stack, None
+    (to_x,) = pull(gradient)
+    return _in_groups(to_x, sizes), to_stack, None
 
 
 ragged.defvjp(_ragged_forward, _ragged_backward)

@@ -112,7 +112,8 @@ def load_decoder(
         if row.adapter:
             return None
         target = None if placements is None else decoder.parameter(placements, name)
-        return load_parameter(row, headers, target, jnp.dtype(dtype))
+        own = jnp.dtype(jnp.float32 if row.exact else dtype)
+        return load_parameter(row, headers, target, own)
 
     return decoder.build(config, read)
 
@@ -124,7 +125,7 @@ def load_parameter(row: Param, headers: Mapping[str, Stored], target: Any, dtype
     target: a sharding, or a QArray of them for a quantised parameter, whose dtypes are those of its
     codes and scales.
     """
-    staged, dtype = _stored_sharding(row, target), jnp.dtype(row.dtype(dtype))
+    staged = _stored_sharding(row, target)
     make_zeros, fill = _programs(dataclasses.replace(row, hf_name=""), dtype, target, staged)
     array = make_zeros() if row.layers else None
     for place, layer in enumerate(row.layers or (0,)):
@@ -260,9 +261,9 @@ def save(
 
     model: stacked; adapters are merged into it as `lora.merge` does, a layer at a time, when that
     layer is written.
-    dtype: "float32" or "bfloat16". Files beyond max_shard_bytes are split, with an index.
-    generation_entries are added to generation_config.json. config.json is written last: a folder
-    without it is an unfinished export. Write tokenizer and model card before calling this. Every
+    dtype: "float32" or "bfloat16"; rows that are `exact` stay float32. Files beyond max_shard_bytes
+    are split, with an index. generation_entries are added to generation_config.json. config.json is
+    written last: a folder without it is an unfinished export. Write tokenizer and model card before calling this. Every
     process must call it; the first one writes. Raises ValueError when the folder already holds a
     finished model or adapters; Preempted between two files of a watched process.
     """
@@ -276,9 +277,11 @@ def save(
     processes.on_leader(lambda: _clear(place))
     shapes, fetch = expected_shapes(model.config.base), fetcher(model, stored)
     split = plan_shards(shapes, stored.itemsize, max_shard_bytes)
+    float32 = {name for name, (_, row, _) in tensors(model.config.base).items() if row.exact}
     for file, names in split.filename_to_tensors.items():
         processes.check_stop_together()
-        safetensors_file.write(place / file, {name: shapes[name] for name in names}, stored, fetch)
+        own = {name: shapes[name] for name in names}
+        safetensors_file.write(place / file, own, stored, fetch, float32)
     if jax.process_index() == 0:
         if split.is_sharded:
             storage.write_json(
@@ -430,7 +433,7 @@ def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
         if hf_name in wholes:
             return np.concatenate([fetch(part) for part in wholes[hf_name]])
         name, row, place = table[hf_name]
-        value = _parameter(model, name, place).astype(dtype)
+        value = _parameter(model, name, place).astype(jnp.float32 if row.exact else dtype)
         stored = row.stored_shape
         array = value.reshape(stored[::-1]).T if row.inputs else value.reshape(stored)
         if not array.is_fully_addressable:

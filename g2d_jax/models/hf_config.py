@@ -51,6 +51,7 @@ _SUPPORTED: dict[str, tuple[object, ...]] = {
     "original_max_position_embeddings": (None,),
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
+    "mamba_ssm_dtype": ("float32", None),
     "attn_output_gate": (None,),
     "output_gate_type": (None,),
     "use_bidirectional_attention": (False, None),
@@ -328,7 +329,7 @@ def _sliding_to_hf(config: ModelConfig) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if sliding == "last":
         fields["use_sliding_window"] = bool(kinds)
-    if kinds or sliding == "all":
+    if config.is_sliding or sliding == "all":
         fields["sliding_window"] = config.sliding_window
     if sliding == "pattern" or (kinds and sliding == "last"):
         fields["layer_types"] = kinds or [FULL] * config.num_hidden_layers

@@ -11,8 +11,8 @@ served as "packed" ones are.
 - splash: "sequence" by causality and segment ids; "packed" by a mask for each row, made on the
   device, of which blocks without anything visible are skipped.
 - cudnn: "sequence" by causality, with rows rolled to begin in column 0; "packed" by causality and a
-  mask for each row, T * T bfloat16 numbers that every head shares. The latter only where asked for:
-  an H200 has run it, faster than XLA's, but not whole trainings.
+  mask for each row, T * T bfloat16 numbers that every head shares. An H200 has run both, and the
+  latter faster than XLA's; no whole training has used it.
 
 Why a mask for shared prompts on TPU. Splash knows equality of segment ids, and a response sees two
 of them: its own and the prompt's. Three ways were weighed. Rows without sharing repeat the prompt
@@ -74,17 +74,17 @@ def choose(
     head_dim: int,
     length: int,
     layout: Layout,
+    capability: str = "",
 ) -> Kernel:
     """Choose the kernel for rows of `length` columns.
 
     setting: compute.attention. platform: of the mesh's devices, as JAX names it. dtype: of
-    activations. "auto" takes the platform's kernel where it can serve and XLA elsewhere. Raises
-    ValueError, which says what to change, where a kernel is asked for that cannot serve.
+    activations. capability: see `capability_of`. "auto" takes the platform's kernel where it can
+    serve and XLA elsewhere. Raises ValueError, which says what to change, where a kernel is asked
+    for that cannot serve.
     """
     kernel = _OF_PLATFORM.get(platform, "xla") if setting == "auto" else setting
-    if setting == "auto" and kernel == "cudnn" and layout == "packed":
-        return "xla"
-    obstacle = _obstacle(kernel, platform, jnp.dtype(dtype), head_dim, length, layout)
+    obstacle = _obstacle(kernel, platform, jnp.dtype(dtype), head_dim, length, layout, capability)
     if obstacle and setting != "auto":
         raise ValueError(
             f"compute.attention is {setting!r}, but {obstacle} set compute.attention to auto"
@@ -93,7 +93,13 @@ def choose(
 
 
 def _obstacle(
-    kernel: Kernel, platform: str, dtype: jnp.dtype, head_dim: int, length: int, layout: Layout
+    kernel: Kernel,
+    platform: str,
+    dtype: jnp.dtype,
+    head_dim: int,
+    length: int,
+    layout: Layout,
+    capability: str,
 ) -> str:
     """Explain why the kernel cannot serve, up to what would change that besides "auto"; "" if it
     can."""
@@ -111,6 +117,8 @@ def _obstacle(
                 "compute.row_length to one, or"
             )
         return ""
+    if capability and int(capability.split(".")[0]) < 8:
+        return f"it needs compute capability 8.0, and this GPU's is {capability}:"
     if layout == "packed" and length % 2:
         return (
             f"its gradient needs rows of an even number of tokens, not {length}: set "
@@ -159,10 +167,8 @@ def choose_decode(
 
 def _decode_obstacle(device: jax.Device, dtype: jnp.dtype, head_dim: int, kv_heads: int) -> str:
     """Explain why the kernel of decode steps cannot serve, as `_obstacle` does."""
-    capability = ""
-    if device.platform in ("gpu", "cuda"):
-        capability = str(getattr(device, "compute_capability", ""))  # of AMD's GPUs a name, gfx942
-    is_nvidia = capability[:1].isdigit()
+    capability = _capability(device)
+    is_nvidia = bool(capability)
     if device.platform != "tpu" and not is_nvidia:
         return (
             "that kernel needs a TPU or an NVIDIA GPU and these devices are "
@@ -181,6 +187,18 @@ def _decode_obstacle(device: jax.Device, dtype: jnp.dtype, head_dim: int, kv_hea
     return ""
 
 
+def capability_of(mesh: Mesh) -> str:
+    """Return the compute capability of the mesh's NVIDIA GPUs, as "9.0", "" of other devices."""
+    return _capability(mesh.devices.flat[0])
+
+
+def _capability(device: jax.Device) -> str:
+    if device.platform not in ("gpu", "cuda"):
+        return ""
+    capability = str(getattr(device, "compute_capability", ""))  # of AMD's GPUs a name, gfx942
+    return capability if capability[:1].isdigit() else ""
+
+
 def remat_for(setting: RematSetting, mesh: Mesh) -> Remat:
     """Choose what the backward pass recomputes. "auto": on a CPU, whose micro-batches are small,
     what linear layers give is kept; elsewhere attention's output alone."""
@@ -197,13 +215,19 @@ def platform_of(mesh: Mesh) -> str:
 def attention_for(setting: AttentionSetting, mesh: Mesh, of_rows: Layout) -> Attention:
     """Return the attention of `decoder.forward`; the shapes it is traced with decide which kernel
     it is."""
-    platform = platform_of(mesh)
+    platform, capability = platform_of(mesh), capability_of(mesh)
 
     def attention(q: Array, k: Array, v: Array, segment_ids: Segments) -> Array:
         length, dim = q.shape[1], q.shape[3]
         layout = "packed" if isinstance(segment_ids, Windowed) else of_rows
         kernel = choose(
-            setting, platform=platform, dtype=q.dtype, head_dim=dim, length=length, layout=layout
+            setting,
+            platform=platform,
+            dtype=q.dtype,
+            head_dim=dim,
+            length=length,
+            layout=layout,
+            capability=capability,
         )
         block = CPU_BLOCK if platform == "cpu" else XLA_BLOCK
         run: Attention = partial(packed_attention, block=block)

@@ -13,7 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from g2d_jax import mesh as meshes
 from g2d_jax.models import quantise
 
 Multiply = Callable[..., Array]
@@ -67,6 +69,54 @@ def wide_linear(
     """Compute `linear` in float32, not rounded to x's type. Its gradients are `linear`'s, in x's
     type."""
     return _wide(x, weight, inputs, multiply)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def sharded_linear(
+    x: Array, weight: Array, inputs: int, mesh: Mesh, axes: tuple[str, ...]
+) -> Array:
+    """Compute `linear` of rows and of a weight that are both split over the mesh's axis fsdp. axes:
+    the weight's logical ones.
+
+    Every device gathers the weight, whose gradient then goes back to its parts. XLA for TPU, left
+    to itself, computes some products as a loop over parts of the weight, and rounds each of their
+    results to bfloat16 before it adds them up.
+    """
+    return linear(x, _gathered(weight, mesh, axes), inputs)
+
+
+def _sharded_forward(
+    x: Array, weight: Array, inputs: int, mesh: Mesh, axes: tuple[str, ...]
+) -> tuple[Array, tuple[Array, Array]]:
+    return sharded_linear(x, weight, inputs, mesh, axes), (x, weight)
+
+
+def _sharded_backward(
+    inputs: int, mesh: Mesh, axes: tuple[str, ...], saved: tuple[Array, Array], gradient: Array
+) -> tuple[Array, Array]:
+    x, weight = saved
+    whole = _gathered(weight, mesh, axes)
+    _, pull = jax.vjp(lambda x, weight: linear(x, weight, inputs), x, whole)
+    to_x, to_weight = pull(gradient)
+    own = meshes.sharding(mesh, axes, weight.shape)
+    return to_x, jax.lax.with_sharding_constraint(to_weight, own)
+
+
+sharded_linear.defvjp(_sharded_forward, _sharded_backward)
+
+
+def _gathered(weight: Array, mesh: Mesh, axes: tuple[str, ...]) -> Array:
+    """Gather a weight's parts over fsdp."""
+    spec = meshes.spec(mesh, axes, weight.shape)
+    whole = PartitionSpec(*[None if part == "fsdp" else part for part in spec])
+    return jax.lax.with_sharding_constraint(weight, NamedSharding(mesh, whole))
+
+
+def is_sharded(x: Array, weight: Array, mesh: Mesh, axes: tuple[str, ...]) -> bool:
+    """Return whether rows x [B, T, *in] and a weight are both split over fsdp."""
+    rows = meshes.spec(mesh, ("rows",), x.shape[:1])[0]
+    own = meshes.spec(mesh, axes, weight.shape)
+    return mesh.shape["fsdp"] > 1 and rows is not None and "fsdp" in own
 
 
 def quantised(product: Callable[..., Array]) -> Callable[..., Array]:

@@ -134,7 +134,7 @@ def _converted(row: Param, value: Any, dtype: jnp.dtype) -> Any:
         value = quantise.decode(value, jnp.dtype(jnp.float32) if row.quantised else dtype)
     if row.quantised:
         return quantise.encode(row, value)
-    return value.astype(row.dtype(dtype))
+    return value if row.exact else value.astype(dtype)
 
 
 def weight_and_adapter(model: Decoder, name: str) -> tuple[Any, tuple[Array, ...]]:

@@ -15,7 +15,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -152,34 +152,41 @@ def write(
     shapes: Mapping[str, tuple[int, ...]],
     dtype: np.dtype,
     fetch: Callable[[str], np.ndarray],
+    float32: Collection[str] = (),
 ) -> None:
     """Write a file tensor by tensor, in the order of `shapes`; its folder must be there.
 
-    fetch: from a name to the array of that shape and dtype, one of DTYPES; it is asked for one at a
-    time. Every process must call it, to take part in fetching; the first one writes. The file is as
-    readable as its folder allows (umask). Raises OSError naming it; what was written by then stays,
-    and is not a safetensors file.
+    float32: names of tensors that are of this type and not of dtype. fetch: from a name to the array
+    of that shape and its dtype, one of DTYPES; it is asked for one at a time. Every process must
+    call it, to take part in fetching; the first one writes. The file is as readable as its folder
+    allows (umask). Raises OSError naming it; what was written by then stays, and is not a
+    safetensors file.
     """
     if jax.process_index() > 0:
         for name in shapes:
             fetch(name)
         return
-    head = _header(shapes, dtype)
+    dtypes = {name: np.dtype(np.float32) if name in float32 else dtype for name in shapes}
+    head = _header(shapes, dtypes)
     with storage.naming("write", file), epath.Path(file).open("wb") as out:
         out.write(len(head).to_bytes(8, "little") + head)
         for name, shape in shapes.items():
             array = fetch(name)
-            assert (array.shape, array.dtype) == (shape, dtype), name
+            assert (array.shape, array.dtype) == (shape, dtypes[name]), name
             out.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
-def _header(shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype) -> bytes:
-    code = next(code for code, stored_dtype in DTYPES.items() if stored_dtype == dtype)
+def _header(shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, np.dtype]) -> bytes:
+    codes = {dtype: code for code, dtype in DTYPES.items()}
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, shape in shapes.items():
-        end = at + math.prod(shape) * dtype.itemsize
-        entries[name] = {"dtype": code, "shape": list(shape), "data_offsets": [at, end]}
+        end = at + math.prod(shape) * dtypes[name].itemsize
+        entries[name] = {
+            "dtype": codes[dtypes[name]],
+            "shape": list(shape),
+            "data_offsets": [at, end],
+        }
         at = end
     text = json.dumps(entries, separators=(",", ":")).encode("ascii")
     return text + b" " * (-len(text) % _ALIGN)

@@ -6,9 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
-
-import numpy as np
+from typing import Literal
 
 from g2d_jax.models.config import ALL_LINEAR, ModelConfig
 
@@ -28,8 +26,8 @@ class Param:
     that stand for it, see quantise.py; empty: none. layers: the numbers of those that have it, whose
     arrays are stacked in one that begins with that dimension; empty: it is in no layer. experts: how
     many a layer has, whose matrices it holds, the first dimension of its shape; Hugging Face has a
-    tensor of each, {expert} in its name; 0: it is of no expert. float32: it stays so where others are
-    cast. stored: see `stored_shape`, where it does not follow from the rest.
+    tensor of each, {expert} in its name; 0: it is of no expert. stored: see `stored_shape`, where it
+    does not follow from the rest. exact: it is float32 whatever the others are.
     """
 
     shape: tuple[int, ...]
@@ -41,8 +39,8 @@ class Param:
     quantised: str = ""
     layers: tuple[int, ...] = ()
     experts: int = 0
-    float32: bool = False
     stored: tuple[int, ...] = ()
+    exact: bool = False
 
     @property
     def stacked(self) -> tuple[int, ...]:
@@ -53,10 +51,6 @@ class Param:
     def full_shape(self) -> tuple[int, ...]:
         """The array's shape, the layers' dimension included."""
         return (*self.stacked, *self.shape)
-
-    def dtype(self, dtype: Any) -> Any:
-        """Return the dtype of its array where parameters are cast to this one."""
-        return np.float32 if self.float32 else dtype
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -106,7 +100,7 @@ def _feed_forward(c: ModelConfig) -> dict[str, Param]:
     module, table = "model.layers.{layer}.mlp", {}
     if c.num_experts:
         router = _row(c, ("embed", "routes"), "normal", f"{module}.gate.weight", 1)
-        table["router"] = replace(router, float32=True)
+        table["router"] = replace(router, exact=True)
         for name, sides in (
             ("gate", ("embed", "expert_mlp")),
             ("up", ("embed", "expert_mlp")),
@@ -180,9 +174,11 @@ def _recurrent(c: ModelConfig) -> dict[str, Param]:
         size, taps = sizes[name], c.linear_conv_kernel_dim
         row = Param((*size, taps), (*heads, "taps"), "taps", f"{module}.conv1d_{name}.weight")
         table[f"conv_{name}"] = replace(row, stored=(math.prod(size), 1, taps))
-    table["decay"] = Param(values[:1], heads[:1], "decay", f"{module}.A_log")
+    # Rounded to bfloat16, A_log would slow all tokens' decay down alike, or speed it up.
+    table["decay"] = Param(values[:1], heads[:1], "decay", f"{module}.A_log", exact=True)
     table["decay_bias"] = Param(values[:1], heads[:1], "ones", f"{module}.dt_bias")
-    table["delta_norm"] = Param(values[1:], ("norm",), "ones", f"{module}.norm.weight")
+    name = f"{module}.norm.weight"
+    table["delta_norm"] = Param(values[1:], ("norm",), "ones", name, exact=True)
     return table
 
 
@@ -272,16 +268,13 @@ def fused(c: ModelConfig) -> dict[str, tuple[str, ...]]:
     """Map Hugging Face's names of tensors that hold several of `tensors` to these, in the order of
     their rows."""
     found: dict[str, tuple[str, ...]] = {}
-    recurrent = c.layers(recurrent=True)
+    names = tensors(c) if c.traits.fused else {}
     for layer in range(c.num_hidden_layers):
         for whole, parts in c.traits.fused.items():
-            own = whole.partition(".")[0]
-            if own == "linear_attn" and layer not in recurrent:
-                continue
-            module = f"model.layers.{layer}.{own}"
-            found[f"model.layers.{layer}.{whole}.weight"] = tuple(
-                f"{module}.{part}.weight" for part in parts
-            )
+            module = f"model.layers.{layer}.{whole.partition('.')[0]}"
+            own = tuple(f"{module}.{part}.weight" for part in parts)
+            if names.keys() >= set(own):
+                found[f"model.layers.{layer}.{whole}.weight"] = own
     return found
 
 

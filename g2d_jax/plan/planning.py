@@ -135,7 +135,8 @@ class Compiler:
                 continue
             outputs[program.name] = compiled.outputs
             work = program.work
-            mesh = session.sampling.devices.for_sampling if work.layers else session.mesh
+            samples = "KV cache" in work.parts
+            mesh = session.sampling.devices.for_sampling if samples else session.mesh
             sending = compiled.groups, _axes(mesh), compiled.far, compiled.collectives
             time = time_of(work, device, *sending)
             yield Entry(program, compiled, program.resident_bytes(outputs), time)

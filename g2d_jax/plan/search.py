@@ -23,7 +23,7 @@ from g2d_jax.plan.planning import Compiler, planned
 from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.topologies import Topology
 from g2d_jax.session import init_params
-from g2d_jax.session.training_programs import saved_per_token
+from g2d_jax.session.training_programs import saved_by_layer, saved_per_token
 from g2d_jax.training import optimizer
 
 CHOSEN = ("mesh.data", "mesh.fsdp", "mesh.tensor", "compute.microbatch_tokens", "compute.remat")
@@ -74,16 +74,19 @@ def train_bytes(
 
     8 bytes a trained parameter, itself and a gradient in float32, and its optimiser's where that is
     not offloaded, split over fsdp and tensor; the frozen parameters as they are stored. What the
-    layers save; one layer's own work without remat's savings; the head gathered, with its gradient
-    in float32; logits of a chunk of tokens and two more arrays of their size.
+    layers save; one layer's own work without remat's savings, and the masks of its rows, which are
+    those of splash attention (models/kernels.py): a byte for each pair of columns and each of three
+    kernels, and four more of the row under way; the head gathered, with its gradient in float32;
+    logits of a chunk of tokens and two more arrays of their size.
     """
     mesh, compute = config.mesh, config.compute
     size = 2 if config.dtype == "bfloat16" else 4
     tokens = max(compute.microbatch_tokens // row_length // (mesh.data * mesh.fsdp), 1) * row_length
     saved = saved_per_token(model, compute.remat, mesh.tensor) * tokens * size
-    layer = (
-        saved_per_token(model, "none", mesh.tensor) / model.num_hidden_layers * tokens * 2 * size
-    )
+    of_attention, recurrent = saved_by_layer(model, "none", mesh.tensor)
+    largest = max(of_attention, recurrent) if model.layers(recurrent=True) else of_attention
+    layer = largest * tokens * 2 * size
+    masks = (3 * tokens // row_length + 4) * row_length**2
     head = model.vocab_size * model.hidden_size * (size + 4)
     logits = 3 * 4 * min(tokens, chunk_of(model.vocab_size, "tpu")) * model.vocab_size
     training = config.stages_of(TrainingStage)
@@ -91,7 +94,7 @@ def train_bytes(
     state = max((optimizer.state_bytes(s.kind, s.moment_dtype) for s in settings), default=8)
     trained = 8 if compute.offload_optimizer else 8 + state
     parameters = trained * count_trained(model) + init_params.rest_bytes(config, model)
-    return parameters / (mesh.fsdp * mesh.tensor) + saved + layer + head + logits
+    return parameters / (mesh.fsdp * mesh.tensor) + saved + layer + masks + head + logits
 
 
 def search(

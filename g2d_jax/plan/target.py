@@ -17,7 +17,7 @@ from typing import Any
 
 from g2d_jax.plan.hlo import bytes_by_group, bytes_sent, collectives
 from g2d_jax.plan.topologies import Topology
-from g2d_jax.runtime import failures
+from g2d_jax.runtime import failures, flags
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # arrays of this process, of which there are none, would lie here
@@ -132,6 +132,8 @@ def prepare(topology: Topology) -> None:
             f"compiling for {topology.name} needs the package {package}", extra
         )
     os.environ.update(ENVIRONMENT)
+    if topology.device.platform == "gpu":
+        flags.sum_in_order()
     # Of the driver, which a machine that only compiles lacks.
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
     if "jax" in sys.modules:  # which read the environment when it was imported

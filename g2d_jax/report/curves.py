@@ -87,7 +87,11 @@ FOLDED: Mapping[str, Mapping[str, str]] = {
     "Updates skipped so far": {"skipped_updates": "updates"},
     "Time of an update, s": {"step_time": "time"},
     "Prompts of a call of the sampler": {"generation/prompts": "prompts"},
-    "Share of time in sampling": {"generation/share": "share"},
+    "Share of time in sampling": {
+        "generation/share": "the trainer's",
+        "generation/server_idle": "server without requests",
+    },
+    "Age of responses, updates": {"staleness": "age"},
     "Sampling, tokens a second": {"generation/tokens_per_second": "tokens a second"},
 }
 """The same of metrics that fold."""

@@ -28,7 +28,8 @@ class StageState(NamedTuple):
 
     steps: of a training stage, else "". seconds, peak_bytes (host memory): NaN where not known.
     note: the last metrics of a running stage, or which program compiles. remark: on damage, or the
-    error that is the last of its log; "" for none.
+    error that is the last of its log. sides: of a server that samples, how long it and the trainer
+    waited for each other. Each "" for none.
     """
 
     name: str
@@ -39,6 +40,7 @@ class StageState(NamedTuple):
     peak_bytes: float
     note: str
     remark: str
+    sides: str = ""
 
 
 def stage_states(workdir: epath.Path, config: Config, owner: str) -> list[StageState]:
@@ -70,8 +72,41 @@ def stage_states(workdir: epath.Path, config: Config, owner: str) -> list[StageS
             state = f"running {_reached(told, name)}"
             peak, note = number(told, "peak_memory_bytes"), str(told.get("note", ""))
         steps = str(getattr(stage, "steps", ""))
-        states.append(StageState(name, stage.kind, state, steps, seconds, peak, note, remark))
+        sides = ""
+        if config.engine.is_server:
+            sides = waits(manifest) or _newest_waits(name, partial(read_log, logged))
+        states.append(
+            StageState(name, stage.kind, state, steps, seconds, peak, note, remark, sides)
+        )
     return states
+
+
+def waits(manifest: Mapping[str, Any]) -> str:
+    """Say how long the trainer of a finished stage and the server that sampled for it waited for
+    each other; "" of a stage without a server."""
+    return _waits(manifest.get("generation", {}))
+
+
+def _newest_waits(name: str, read_log: Callable[[], Log]) -> str:
+    """Say the same of the newest window of a stage that is not finished."""
+    said = ""
+    for record in read_log():
+        if record.get("stage") == name:
+            figures = {}
+            for metric, value in record.get("metrics", {}).items():
+                figures[metric.removeprefix("generation/")] = value
+            said = _waits(figures) or said
+    return said and f"in its newest window {said}"
+
+
+def _waits(figures: Mapping[str, Any]) -> str:
+    if "server_idle" not in figures:
+        return ""
+    trainer, server = (100 * number(figures, name) for name in ("share", "server_idle"))
+    return (
+        f"the trainer waited for the server {trainer:.0f} % of the time, and the server for "
+        f"requests {server:.0f} %"
+    )
 
 
 def told_by(workdir: epath.Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from g2d_jax.report.format import Written, number, policy_name
 from g2d_jax.report.headlines import run_headline as headline
 from g2d_jax.report.page import Code, Fold, Note, Part, Report, write
 from g2d_jax.report.policies import Policy
+from g2d_jax.report.progress import waits
 from g2d_jax.report.read import read_run
 from g2d_jax.report.runs import COLLECT, EVALUATE, OFFLINE, SELECT, Run, Stage, read_parquet
 from g2d_jax.report.samples import browser
@@ -267,6 +268,9 @@ def _training(run: Run, every_metric: bool) -> Iterator[Part | None]:
             generation = manifest.get("generation", {})
             counts[name] = {**manifest.get("counts", {}), "generation": generation}
     yield tables.counts_table("What training did", counts)
+    for name, manifest in run.manifests.items():
+        if said := waits(manifest):
+            yield Note(f"{name}: {said}.")
     logged = logged_metrics(run)
     charts = curves.training(logged)
     if charts:

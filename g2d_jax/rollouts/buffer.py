@@ -6,8 +6,9 @@ sampled, and stored.
     next_batch: one batch a step ◄─ from memory, or read back from disk ◄──┴────── written in the background ◄────┘
 
 A window is sampled whole, for no second copy of the policy is kept: the updates inside it change
-the only one. A checkpoint waits for what is being written, and a stage that is killed reads back
-what it needs, so that it goes on with the same rollouts.
+the only one. (A server has one, and may begin a window earlier: rollouts/ahead.py.) A checkpoint
+waits for what is being written, and a stage that is killed reads back what it needs, so that it
+goes on with the same rollouts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -30,6 +31,7 @@ from g2d_jax.data import curriculum
 from g2d_jax.data.packing import Group
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.rollouts import batches
+from g2d_jax.rollouts.ahead import Ahead, samples_ahead, staleness
 from g2d_jax.rollouts.batches import Batch
 from g2d_jax.rollouts.external import ExternalBatches
 from g2d_jax.rollouts.generate import (
@@ -43,11 +45,12 @@ from g2d_jax.rollouts.generate import (
     on_disk,
     read_sampled,
     rewards,
+    rows_of,
 )
 from g2d_jax.rollouts.workload import Workload, workload_of
 from g2d_jax.runtime import memory, processes, storage
 from g2d_jax.session.cost import Cost
-from g2d_jax.session.extra_state import Cursor
+from g2d_jax.session.extra_state import Cursor, PlannedWindow
 from g2d_jax.session.policies import load_reference
 from g2d_jax.session.problems import train_order
 from g2d_jax.session.row_shapes import RowShape
@@ -61,8 +64,9 @@ MAX_BATCHES_IN_MEMORY = 64
 FIXED, PRESENT = "fixed", "present"
 """The policies whose log-probabilities a loss may need: that which the stage began with, and that
 which sampled."""
-USAGE = ("calls", "prompts", "sampled_tokens", "sampling_seconds")
-"""A shard's share in the figures of its call of the sampler."""
+USAGE = ("calls", "prompts", "sampled_tokens", "sampling_seconds", "serving_seconds")
+"""A shard's share in the figures of its call of the sampler. sampling_seconds: in which the trainer
+waited for it; serving_seconds: in which a server drew, which may be others."""
 
 
 def trains_off_policy(stage: Online) -> bool:
@@ -164,10 +168,11 @@ class TrainBatch:
 class RolloutBuffer:
     """The batches of an online stage's sync window, sampled ahead of their updates.
 
-    `generate_window` and `add_logprobs` at the window's first update, in this order; then
-    `next_batch` once an update, and `record_if_new` with what it gave. A stage that goes on within
-    a window calls `next_batch` alone, which finds the batches on disk. What a resumed stage has to
-    know, positions in the order of prompts and counts, is in the Trainer's extra state.
+    `resume` before the first update; `generate_window`, `sample_ahead` and `add_logprobs` at the
+    window's first update, in this order; then `next_batch` once an update, and `record_if_new` with
+    what it gave. A stage that goes on within a window calls `next_batch` alone, which finds the
+    batches on disk. What a resumed stage has to know, positions in the order of prompts and counts,
+    is in the Trainer's extra state. Close it at the end.
     """
 
     def __init__(
@@ -188,8 +193,27 @@ class RolloutBuffer:
         self.logprobs: dict[int, OtherLogprobs] = {}
         self.reference: Decoder | None = None
         self.logprob_scorer = logprob_scorer_of(self.session, stage, trainer.training.rows)
+        # None where each window is sampled when it begins.
+        self.ahead: Ahead | None = None
+        if samples_ahead(self.session, stage):
+            self.ahead = Ahead(trainer, stage)
         self._window_began = 0.0
         self._sampling_seconds = 0.0  # of that window, in this start
+        self._serving_began = 0.0  # the server's seconds by then
+
+    def close(self) -> None:
+        """End what is sampled ahead."""
+        if self.ahead is not None:
+            self.ahead.close()
+
+    def resume(self) -> None:
+        """Have a server draw again what it drew ahead when an earlier start ended."""
+        if self.ahead is None:
+            return
+        pending = self.ahead.pending()
+        if pending is not None:
+            window, plan = pending
+            self.ahead.ask_again(plan, self._planned_parts(window, plan), self.workload)
 
     def fixed_reference(self) -> Decoder:
         """Return the policy that the stage began with."""
@@ -220,7 +244,13 @@ class RolloutBuffer:
         if state.window != window.first_update:
             state.window = window.first_update
             state.before = state.after
-        cursor = replace(state.before)
+        # The prompts of its first round, where a server began it ahead.
+        plan: PlannedWindow | None = None
+        if self.ahead is not None:
+            plan = self.ahead.planned(window)
+        cursor, sampled_at = replace(state.before), window.first_update
+        if plan:
+            cursor, sampled_at = replace(plan.after), plan.step
         costs: list[Mapping[str, float]] = []
         missing = dict.fromkeys(window.batch_numbers, stage.prompts_per_step)
         # With dynamic sampling further rounds draw prompts in place of those without a signal.
@@ -229,13 +259,16 @@ class RolloutBuffer:
                 missing = {number: self._lacking(number, extra) for number in window.batch_numbers}
             if not any(missing.values()):
                 break
-            draws = self._choose(cursor, window.first_update, sum(missing.values()))
-            parts = self._parts(draws, missing, extra)
-            policy = f"{self.name}@{window.first_update}"
+            if plan is None or extra:
+                draws = self._choose(cursor, window.first_update, sum(missing.values()))
+                parts = self._parts(draws, missing, extra)
+            else:
+                parts = self._planned_parts(window, plan)
+            policy = f"{self.name}@{sampled_at}"
             # One call of the sampler; a call that an earlier start ended is read back whole.
             sampled = generate(
                 self.session,
-                self._make_sampler_params,
+                partial(self._make_sampler_params, plan),
                 list(parts.values()),
                 self.workload,
                 policy=policy,
@@ -247,7 +280,30 @@ class RolloutBuffer:
         # What the sampler had on CPUs is free, and the C library would keep it beside the updates'.
         if jax.default_backend() == "cpu":
             memory.give_back()
-        return {**_sampling_metrics(costs), **self._curriculum_metrics(window, cursor), **share}
+        return {
+            **self._sampling_metrics(costs),
+            **self._curriculum_metrics(window, cursor),
+            **share,
+        }
+
+    def sample_ahead(self, window: SyncWindow) -> None:
+        """Have a server begin the next window with the policy of this one's first update, if it
+        samples ahead."""
+        if self.ahead is None:
+            return
+        following = self.ahead.following(window)
+        if following is None:
+            return
+        plan = self.ahead.planned(following)
+        if plan is None:  # else an earlier start, that ended at this update, drew the prompts
+            cursor = replace(self.state.after)
+            count = following.batches * self.stage.prompts_per_step
+            draws = self._choose(cursor, window.first_update, count)
+            indices = [(self.index_of[problem.id], visit) for problem, visit in draws]
+            plan = PlannedWindow(following.first_update, window.first_update, indices, cursor)
+            self.ahead.plan(window, plan)
+        self.ahead.hold_present()
+        self.ahead.ask(self._planned_parts(following, plan), self.workload)
 
     def add_logprobs(self, window: SyncWindow) -> None:
         """Add the log-probabilities of other policies to all batches of a window, where the loss
@@ -319,12 +375,24 @@ class RolloutBuffer:
         """Return figures of the sampling for the manifest."""
         spent = _usage([self.state.usage])
         seconds = spent["sampling_seconds"]
-        return {
+        usage = {
             "calls": round(spent["calls"]),
             "prompts_per_call": _quotient(spent["prompts"], spent["calls"]),
-            "tokens_per_second": _quotient(spent["sampled_tokens"], seconds),
+            "tokens_per_second": _quotient(spent["sampled_tokens"], spent[self._drawing]),
             "share": _quotient(seconds, self.trainer.cost.seconds),
         }
+        if self.session.sampling.server is not None:
+            busy = _quotient(spent["serving_seconds"], self.trainer.cost.seconds)
+            usage["server_idle"] = max(1 - busy, 0.0)
+            usage["ahead"] = int(self.ahead is not None)
+        return usage
+
+    def staleness(self, train_batch: TrainBatch) -> dict[str, float]:
+        """Return the metric of how old a batch is at this update, where that may be more than 0."""
+        if self.external is not None or self.stage.sync_every == 1:
+            return {}
+        policies = [row.policy for row in rows_of(train_batch.groups)]
+        return {"staleness": staleness(self.trainer.step, policies)}
 
     # Generation
 
@@ -332,12 +400,36 @@ class RolloutBuffer:
         """Return sampling's share of the time of the window before, which ends here, if this start
         saw it begin."""
         now = time.perf_counter()
+        server, serving = self.session.sampling.server, 0.0
+        if server is not None:
+            serving = server.busy.seconds()
         share = {}
         if self._window_began:
-            share["generation/share"] = self._sampling_seconds / (now - self._window_began)
+            passed = now - self._window_began
+            share["generation/share"] = self._sampling_seconds / passed
+            if server is not None:
+                idle = 1 - (serving - self._serving_began) / passed
+                share["generation/server_idle"] = max(idle, 0.0)
         self._window_began = now
         self._sampling_seconds = 0.0
+        self._serving_began = serving
         return share
+
+    @property
+    def _drawing(self) -> str:
+        """The figure of `USAGE` that has the seconds in which responses were drawn."""
+        if self.session.sampling.server is None:
+            return "sampling_seconds"
+        return "serving_seconds"
+
+    def _sampling_metrics(self, costs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        """Return metrics of the sampling of batches with these costs."""
+        spent = _usage(costs)
+        rate = spent["sampled_tokens"] / max(spent[self._drawing], 1e-9)
+        return {
+            "generation/prompts": spent["prompts"] / max(spent["calls"], 1e-9),
+            "generation/tokens_per_second": rate,
+        }
 
     def _curriculum_metrics(self, window: SyncWindow, cursor: Cursor) -> dict[str, float]:
         """Return metrics of the choice of prompts, where a stage chooses any."""
@@ -384,6 +476,16 @@ class RolloutBuffer:
                 parts[number] = own, shard_path(self.folder, number, extra)
         return parts
 
+    def _planned_parts(
+        self, window: SyncWindow, plan: PlannedWindow
+    ) -> dict[int, tuple[Draws, epath.Path]]:
+        """Share the draws of a plan out among the batches of its window."""
+        train = self.session.problems.train
+        draws = [(train[index], visit) for index, visit in plan.draws]
+        return self._parts(
+            draws, dict.fromkeys(window.batch_numbers, self.stage.prompts_per_step), 0
+        )
+
     def _keep(self, window: SyncWindow, number: int, batch: Sampled) -> None:
         """Keep what a round sampled for a batch, and count the time of sampling it."""
         if not batch.from_disk:
@@ -391,11 +493,17 @@ class RolloutBuffer:
         if _stays_in_memory(window, number):
             self.rounds.setdefault(number, []).append(batch)
 
-    def _make_sampler_params(self) -> Any:
-        """Make the present policy ready for the engine, when the update under way is done."""
-        return self.session.sampling.engine.to_sampler_params(
-            self.trainer.finished_policy(), self.stage.sampling_weights
-        )
+    def _make_sampler_params(self, plan: PlannedWindow | None) -> Any:
+        """Make the policy that samples ready for the engine, when the update under way is done: the
+        present one, or that of a window which was begun ahead."""
+        policy = self.trainer.finished_policy()
+        if self.ahead is None:
+            return self.session.sampling.engine.to_sampler_params(
+                policy, self.stage.sampling_weights
+            )
+        if plan is None:
+            return self.ahead.hold_present()
+        return self.ahead.held(plan)
 
     def _rounds(self, number: int) -> list[Sampled]:
         """Return all that was sampled for a batch of this window."""
@@ -468,16 +576,6 @@ def _stays_in_memory(window: SyncWindow, number: int) -> bool:
     """Return whether a batch stays in memory until its updates: those far back in a long window are
     read from disk when their turn comes."""
     return number < window.first_batch + MAX_BATCHES_IN_MEMORY
-
-
-def _sampling_metrics(costs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return metrics of the sampling of batches with these costs."""
-    spent = _usage(costs)
-    rate = spent["sampled_tokens"] / max(spent["sampling_seconds"], 1e-9)
-    return {
-        "generation/prompts": spent["prompts"] / max(spent["calls"], 1e-9),
-        "generation/tokens_per_second": rate,
-    }
 
 
 def _usage(costs: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -132,6 +132,7 @@ def generate(
     tokens, of the call's time and of the rewards' cost.
     """
     bar = bar or _NoBar()
+    server = session.sampling.server
     params = None
     done = 0
     prompts = sum(len(draws) for draws, _ in batches)
@@ -159,14 +160,33 @@ def generate(
             with session.clock.doing("generation"):
                 answers = _answers(session, params, draws, workload, bar)
             seconds = time.perf_counter() - started
+            served = seconds
+            if server is not None:
+                served = server.busy.take()
             rows = _scored(session, answers, draws, policy, parts)
-        seconds = max(processes.gather(seconds))
-        sampled = split_by_batch(split, rows, cost, seconds, workload.greedy)
+        seconds, served = map(max, zip(*processes.gather([seconds, served]), strict=True))
+        usage = {"sampling_seconds": seconds, "serving_seconds": served}
+        sampled = split_by_batch(split, rows, cost, usage, workload.greedy)
         session.writer.submit(partial(write_sampled, sampled, shards, parts))
         if len(call) < len(batches):
             session.tracker.say(f"{policy}: {done:,} of {prompts:,} prompts sampled and scored")
         bar.update(answered)
         yield from sampled
+
+
+def ask_ahead(session: Session, params: Any, batches: Batches, workload: Workload) -> None:
+    """Send a server the requests of a `generate` that comes later with these batches. Those on disk
+    are left out, and all processes make the call.
+
+    params: the policy, as that `generate` will give it.
+    """
+    server = session.sampling.server
+    assert server is not None
+    for call in _calls(batches, prompts_per_call(session, workload.samples)):
+        split, shards = zip(*call, strict=True)
+        if not on_disk(session, shards):
+            draws = list(itertools.chain.from_iterable(split))
+            server.ask_ahead(params, _requests(session, draws, workload), workload.rng_stream)
 
 
 def require_finite(rollouts: Sequence[Rollout], policy: str) -> None:
@@ -220,10 +240,10 @@ def split_by_batch(
     batches: Sequence[Draws],
     rows: Sequence[ScoredRollout],
     cost: Cost,
-    seconds: float,
+    spent: Mapping[str, float],
     greedy: bool = False,
 ) -> list[Sampled]:
-    """Split one call's rows and cost by batch, the cost and the seconds of sampling by their
+    """Split one call's rows and cost by batch, the cost and the seconds spent in sampling by their
     tokens.
 
     rows: equally many of each of the call's draws, in order; greedy: whether a draw's last is its
@@ -244,8 +264,9 @@ def split_by_batch(
             "calls": len(draws) / prompts,
             "prompts": len(draws),
             "sampled_tokens": tokens,
-            "sampling_seconds": seconds * tokens / total,
         }
+        for name, seconds in spent.items():
+            usage[name] = seconds * tokens / total
         last = []
         if greedy:
             last = [_as_first(group[-1]) for group in groups]
@@ -465,6 +486,19 @@ def _in_order(rows: Iterable[Row], draws: Draws) -> list[Row]:
     )
 
 
+def _requests(session: Session, draws: Draws, workload: Workload) -> list[Request]:
+    """Return the request of each draw."""
+    requests = []
+    for problem, visit in draws:
+        ids = session.tokenizer.encode_prompt(problem)
+        requests.append(
+            Request(
+                problem.id, ids, workload.params, workload.samples, visit, greedy=workload.greedy
+            )
+        )
+    return requests
+
+
 def _answers(
     session: Session, params: Any, draws: Draws, workload: Workload, bar: Progress
 ) -> list[_Answer]:
@@ -472,12 +506,7 @@ def _answers(
     decode the others."""
     tokenizer = session.tokenizer
     samples = workload.samples
-    requests = []
-    for problem, visit in draws:
-        ids = tokenizer.encode_prompt(problem)
-        requests.append(
-            Request(problem.id, ids, workload.params, samples, visit, greedy=workload.greedy)
-        )
+    requests = _requests(session, draws, workload)
     problems = by_id(problems_of(draws))
     opened = opening_thoughts(session, problems.values())
     answers: list[_Answer] = []

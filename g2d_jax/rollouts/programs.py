@@ -16,7 +16,8 @@ from g2d_jax.models.decoder import Cache
 from g2d_jax.models.flops import attended, forward_flops, read_params
 from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.rollouts.workload import Workload
-from g2d_jax.sampler.capacity import bytes_saved
+from g2d_jax.sampler.capacity import LOGIT, bytes_saved
+from g2d_jax.sampler.sampling import readings
 from g2d_jax.sampler.simulated import Decoded
 from g2d_jax.session.program import Outputs, Program, Work, device_bytes, fixed
 from g2d_jax.session.session import Session
@@ -221,13 +222,14 @@ def _decode_work(
     sampler, shapes, model = session.sampling.sampler, workload.shapes, session.model_config
     steps = sampler.chunk
     row_steps = shapes.rows * steps
+    drawn = readings(shapes.filters) * LOGIT * row_steps * model.vocab_size / sampler.mesh.size
     share = 1 / len(sampler.decoded_widths(shapes))
     # What recurrent layers keep is read and written.
     cached = parts["KV cache"] * decoded.read / shapes.widths[-1] + 2 * parts.get(STATES, 0)
     return Work(
         share * workload.calls * decoded.steps / steps,
         forward_flops(model, row_steps, row_steps * decoded.live) / sampler.mesh.size,
-        steps * _weights(session, workload.weights, shapes.rows),
+        steps * _weights(session, workload.weights, shapes.rows) + drawn,
         parts,
         generated=share * workload.responses * workload.mean,
         responses=share * workload.responses,

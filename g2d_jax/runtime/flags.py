@@ -17,8 +17,14 @@ from g2d_jax.runtime import failures
 ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 """See `order_collectives`."""
 
-DRIVEN = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*", "/dev/dxg", "/dev/kfd")
-"""Files of TPUs, and of GPUs of NVIDIA (under WSL too) and AMD."""
+IN_ORDER = "--xla_gpu_exclude_nondeterministic_ops"
+"""See `sum_in_order`."""
+
+NVIDIA = ("/dev/nvidia[0-9]*", "/dev/dxg")
+"""Files of NVIDIA's GPUs, under WSL too."""
+
+DRIVEN = ("/dev/accel*", "/dev/vfio/[0-9]*", *NVIDIA, "/dev/kfd")
+"""Files of TPUs, and of GPUs of NVIDIA and AMD."""
 
 
 def has(flag: str) -> bool:
@@ -104,6 +110,23 @@ def take_memory() -> None:
     )
     if not any(map(os.environ.get, named)):
         os.environ[named[0]] = "0.9"
+
+
+def set_up_gpus() -> None:
+    """Call `take_memory`, and `sum_in_order` where there is a GPU. To be called before JAX looks
+    for devices, and without effect later."""
+    take_memory()
+    if any(map(glob, NVIDIA)):
+        sum_in_order()
+
+
+def sum_in_order() -> None:
+    """Have GPUs add up in one order, so that a program gives the same result every time.
+
+    The gradient of an embedding is a sum that threads add to as they come, and so is that of
+    cuDNN's attention, unless XLA is told otherwise.
+    """
+    add(IN_ORDER, "true")
 
 
 def in_tpu_cluster() -> bool:

@@ -185,8 +185,9 @@ def initialise(
     if store() is not None:
         meet_before_programs()
         return
-    flags.take_memory()
+    flags.set_up_gpus()
     if flags.simulated() > 1:
+        flags.spare_threads()
         flags.order_collectives()
     address = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     total = _integer("JAX_NUM_PROCESSES") if num_processes is None else num_processes

@@ -195,7 +195,8 @@ class Split:
         share = (others - 1) / others
         queries = config.num_attention_heads * config.head_dim
         keys = 2 * config.num_key_value_heads * config.head_dim
-        attention = len(config.layers(recurrent=False)) * (3 * queries + 2 * keys)
+        times = 5 if config.traits.recurrent else 3  # of which two are gates
+        attention = len(config.layers(recurrent=False)) * (times * queries + 2 * keys)
         of_keys = config.linear_num_key_heads * config.linear_key_head_dim
         of_values = config.linear_num_value_heads * config.linear_value_head_dim
         recurrent = len(config.layers(recurrent=True)) * (4 * of_keys + 5 * of_values)

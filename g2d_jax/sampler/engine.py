@@ -33,6 +33,7 @@ from g2d_jax.models.kernels import (
     AttentionSetting,
     DecodeKernel,
     DecodeSetting,
+    capability_of,
     choose,
     choose_decode,
     platform_of,
@@ -157,6 +158,7 @@ class Sampler:
             length=LANES,
             # Layers with a sliding window are served as packed rows are.
             layout="packed" if config.is_sliding else "sequence",
+            capability=capability_of(mesh),
         )
         self._programs = programs or Programs()
         heads = (config.num_key_value_heads,)

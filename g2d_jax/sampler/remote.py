@@ -3,6 +3,7 @@
 
     to_sampler_params: policy ─► a folder that the server sees too ─► loaded there: by folder or by adapter
     generate:          requests ─► POST /completions, one a sample with its seed, `concurrency` at a time ─► rollouts
+    ask_ahead:         the same requests, sent while the caller does something else; `generate` then has the answers
 
 The server is believed in nothing that can be checked: what breaks the contract of a Rollout is an
 EngineError, and the call's rollouts are drawn again when the run is continued. Only a connection
@@ -16,10 +17,12 @@ import http.client
 import itertools
 import json
 import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -77,6 +80,59 @@ class Served(NamedTuple):
     version: str = ""
 
 
+Answer = tuple[Served, Request, int, dict[str, Any]]
+"""The answer to one sample of a request, with what it was asked for."""
+
+
+class Busy:
+    """A clock that runs while at least one request is under way, in any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._since = 0.0
+        self._seconds = 0.0
+        self._taken = 0.0
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a block as a request."""
+        with self._lock:
+            if not self._under_way:
+                self._since = time.perf_counter()
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way -= 1
+                if not self._under_way:
+                    self._seconds += time.perf_counter() - self._since
+
+    def seconds(self) -> float:
+        """Return the seconds so far."""
+        with self._lock:
+            seconds = self._seconds
+            if self._under_way:
+                seconds += time.perf_counter() - self._since
+            return seconds
+
+    def take(self) -> float:
+        """Return the seconds since this call was made last."""
+        before, self._taken = self._taken, self.seconds()
+        return self._taken - before
+
+
+class _Asked:
+    """The requests that were sent ahead: their answers by sample, and the threads that wait for
+    them."""
+
+    def __init__(self, concurrency: int) -> None:
+        self.stopped = threading.Event()
+        self.pool = ThreadPoolExecutor(concurrency)
+        self.answers: dict[tuple[Any, ...], Future[Answer]] = {}
+
+
 @dataclass(eq=False, repr=False)
 class Remote:
     """The Engine behind engine.url. Give it its settings, checked by `check`, and where policies
@@ -84,7 +140,8 @@ class Remote:
 
     seed: of the run. dtype: of the weights that are written. needs_logprobs: whether a loss needs
     the server's log-probabilities. say: shows the user a message.
-    counts: of all calls that came to their end, in all processes: see `COUNTS`.
+    counts: of all calls that came to their end, in all processes: see `COUNTS`. busy: this
+    process's requests.
     """
 
     settings: Settings
@@ -101,6 +158,8 @@ class Remote:
         self.say = functools.cache(self.say)  # once each
         self.counts = Counter(dict.fromkeys(COUNTS, 0))
         self.ready = 0
+        self.busy = Busy()
+        self._asked = _Asked(self.settings.concurrency)
         self._own: Counter[str] = Counter()  # of this call and process
         self._key = endpoint.api_key(self.settings.url, self.settings.api_key_env)
         self._base = self.settings.url.rstrip("/")
@@ -129,27 +188,66 @@ class Remote:
                 "/models lists no models", "check that engine.url is the base of the API"
             ) from error
 
-    def to_sampler_params(self, model: Decoder, weights: str = "") -> Served:
+    def to_sampler_params(self, model: Decoder, weights: str = "", label: str = "") -> Served:
         """Have the server load a policy; all processes make the call. With sync="none" it is taken
         to hold it.
 
-        weights: "" only. Raises EngineError if it cannot be loaded.
+        weights: "" only. label: by which a later start finds what was written, see `restore`.
+        Raises EngineError if it cannot be loaded.
         """
         if weights:
             raise ValueError(f"sampling weights {weights!r} are of the library's own sampler")
         name = processes.on_leader(lambda: self.model)
         if self.settings.sync == "none":
             return Served(name)
-        version = processes.on_leader(lambda: f"{PREFIX}{uuid.uuid4().hex[:16]}")
+        labelled = _prefix(label)
+        version = processes.on_leader(lambda: f"{labelled}{uuid.uuid4().hex[:16]}")
         if self.settings.sync == "adapter":
             hf.save_adapters(model, self.folder / version, base=name, dtype=self.dtype)
         else:
             hf.save(model, self.folder / version, dtype=self.dtype, eos_ids=self.tokenizer.eos_ids)
-        processes.on_leader(lambda: self._load(version))
+        return self._loaded_as(name, version)
+
+    def restore(self, label: str) -> Served | None:
+        """Have the server load the policy that was written last, by this start or an earlier one;
+        None where it is not that of the label, or gone. All processes make the call."""
+
+        def find() -> list[str]:
+            return [place.name for place in self.folder.glob(f"{_prefix(label)}*")]
+
+        found = processes.on_leader(find)
+        if len(found) != 1:
+            return None
+        return self._loaded_as(processes.on_leader(lambda: self.model), found[0], again=True)
+
+    def _loaded_as(self, name: str, version: str, again: bool = False) -> Served:
+        """Have the server load what is in the folder of a version. name: of the model there.
+        again: whether it may have it."""
+        processes.on_leader(lambda: self._load(version, again))
         self._loaded = version
         if self.settings.sync == "adapter":
             return Served(version)
         return Served(name, version)
+
+    def ask_ahead(self, sampler_params: Served, requests: Iterable[Request], purpose: str) -> None:
+        """Send requests for a `generate` that comes later, with the same arguments: it has their
+        answers, and raises what went wrong. All processes make the call, once for each `generate`.
+
+        The threads that wait for answers take requests in their order, whatever is done in between.
+        """
+        with processes.barrier():
+            self._check_held(sampler_params)
+        asked = self._asked
+        for request, number in _jobs(_own_share(requests)):
+            asked.answers[_sample(sampler_params, purpose, request, number)] = asked.pool.submit(
+                self._draw, sampler_params, purpose, asked.stopped, request, number
+            )
+
+    def forget(self) -> None:
+        """Send no more of what was to be asked ahead, and let the answers go."""
+        self._asked.stopped.set()
+        self._asked.pool.shutdown(wait=False, cancel_futures=True)
+        self._asked = _Asked(self.settings.concurrency)
 
     def generate(
         self,
@@ -166,24 +264,30 @@ class Remote:
         the sampler's. entropies are NaN, as are log-probabilities where the server's are not those
         of the distribution that was drawn from; greedy ones are 0. Raises EngineError.
         """
-        mine = list(requests)[processes.index() :: processes.count()]
-        jobs = _jobs(mine)
+        jobs = _jobs(_own_share(requests))
         self._own.clear()
         with processes.barrier():  # the error of one process is that of all
             self._check_held(sampler_params)
             stopped = threading.Event()
             pool = ThreadPoolExecutor(self.settings.concurrency)
-            draw = functools.partial(self._draw, sampler_params, purpose, stopped)
+
+            def begin(request: Request, number: int) -> Future[Answer]:
+                name = _sample(sampler_params, purpose, request, number)
+                asked = self._asked.answers.pop(name, None)
+                if asked is not None:
+                    return asked
+                return pool.submit(self._draw, sampler_params, purpose, stopped, request, number)
+
             # As many again as are asked at once: a thread that is done finds its next request here.
             first = itertools.islice(jobs, 2 * self.settings.concurrency)
-            waiting = {pool.submit(draw, *job) for job in first}
+            waiting = {begin(*job) for job in first}
             try:
                 while waiting:
                     future = next(processes.completed_interruptible(waiting))
                     waiting.remove(future)
                     self.ready = sum(other.done() for other in waiting)
                     yield self._rollout(*future.result())
-                    waiting |= {pool.submit(draw, *job) for job in itertools.islice(jobs, 1)}
+                    waiting |= {begin(*job) for job in itertools.islice(jobs, 1)}
             finally:
                 # After an error what is under way ends, and no more is sent.
                 stopped.set()
@@ -194,12 +298,13 @@ class Remote:
 
     # The policy
 
-    def _load(self, version: str) -> None:
+    def _load(self, version: str, again: bool = False) -> None:
         """Have the server load the policy in the folder of its version; then remove those of
-        others."""
+        others. again: whether it may have it."""
         place = self.folder / version
         if self.settings.sync == "adapter":
-            self._set_adapter("load", version, lora_path=str(place))
+            if not (again and version in self._models()):
+                self._set_adapter("load", version, lora_path=str(place))
             if self._loaded:
                 self._set_adapter("unload", self._loaded)
         else:
@@ -283,7 +388,7 @@ class Remote:
 
     def _draw(
         self, served: Served, purpose: str, stopped: threading.Event, request: Request, number: int
-    ) -> tuple[Served, Request, int, dict[str, Any]]:
+    ) -> Answer:
         """Get one response from the server, in a thread."""
         params = request.params
         low, high = keys.key_data(
@@ -308,7 +413,8 @@ class Remote:
             # The text has the string, so that it can be tokenised where the server gives no ids.
             body |= {"stop": list(params.stop), "include_stop_str_in_output": True}
         tokens = len(request.prompt_ids) + params.max_new_tokens
-        answer = self._json("POST", f"{self._base}/completions", body, tokens, stopped)
+        with self.busy.request():
+            answer = self._json("POST", f"{self._base}/completions", body, tokens, stopped)
         return served, request, number, answer
 
     def _rollout(
@@ -552,6 +658,23 @@ class Remote:
             f"the server of engine.url, {self.settings.url}: {what}. To try: {advice}; then start "
             "again: rollouts on disk are kept"
         )
+
+
+def _prefix(label: str) -> str:
+    """Return the first part of the names of policies with a label."""
+    return PREFIX + f"{label}-" * bool(label)
+
+
+def _own_share(requests: Iterable[Request]) -> list[Request]:
+    """Return the requests that this process sends, of those that all processes have."""
+    return list(requests)[processes.index() :: processes.count()]
+
+
+def _sample(
+    served: Served, purpose: str, request: Request, number: int
+) -> tuple[Served, str, str, int, int]:
+    """Return what names a sample, as its seed does, and the policy it is drawn from."""
+    return served, purpose, request.problem_id, request.visit, number
 
 
 def _jobs(requests: Iterable[Request]) -> Iterator[tuple[Request, int]]:

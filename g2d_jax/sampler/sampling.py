@@ -33,6 +33,12 @@ def filters_of(params: Iterable[SamplingParams]) -> tuple[Filter, ...]:
     return tuple(name for name in FILTERS if name in used)
 
 
+def readings(filters: tuple[Filter, ...]) -> int:
+    """Count how often drawing a token reads its row's logits, about: for the log-normaliser, the
+    entropy and the noise, and with a filter twice at each step of its search."""
+    return 4 + 32 * len(filters)
+
+
 class Draw(NamedTuple):
     """token int32 [B]; logprob and entropy float32 [B], in nats, of the distribution the token was
     drawn from."""

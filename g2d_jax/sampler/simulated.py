@@ -9,7 +9,7 @@ without shards.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -95,19 +95,24 @@ def _decoded(
 
 def reader(sampler: Sampler, shapes: Shapes) -> Reader:
     """Return what a decode step of these shapes reads, by the functions by which its kernel chooses
-    it; on average over the layers, whose windows may differ."""
-    read = _of_kernel(sampler, shapes)
-    windows = Counter(sampler.config.windows(shapes.widths[-1]))
+    it; on average over the layers."""
+    windows = sampler.config.windows(shapes.widths[-1])
+    return over_layers(_of_kernel(sampler, shapes), windows)
+
+
+def over_layers(read: Reader, windows: Sequence[int]) -> Reader:
+    """Return the average over layers of these windows; none: they read alike."""
     if not windows:
         return read
+    layers = Counter(windows)
 
-    def read_layers(earlier: np.ndarray, column: np.ndarray) -> np.ndarray:
+    def average(earlier: Any, column: Any) -> Any:
         columns = np.zeros(earlier.shape)
-        for window, layers in windows.items():
-            columns += layers * read(np.minimum(earlier, window - 1), column)
-        return columns / windows.total()
+        for window, count in layers.items():
+            columns += count * read(np.minimum(earlier, window - 1), column)
+        return columns / len(windows)
 
-    return read_layers
+    return average
 
 
 def _of_kernel(sampler: Sampler, shapes: Shapes) -> Reader:

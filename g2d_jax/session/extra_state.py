@@ -28,6 +28,21 @@ class Cursor:
 
 
 @dataclass
+class PlannedWindow:
+    """A sync window whose prompts were drawn before its first update.
+
+    window: that update. step: the one at whose beginning the policy was taken that samples it.
+    draws: index in the order of prompts and visit, of the first round; after: the position behind
+    them.
+    """
+
+    window: int
+    step: int
+    draws: list[tuple[int, int]]
+    after: Cursor
+
+
+@dataclass
 class ExtraState:
     """The numbers of a stage that resume with it; those of rollouts and of early stopping are of an
     online stage.
@@ -45,6 +60,8 @@ class ExtraState:
     batches
     window: the first update of the sync window that was drawn last; before, after: positions around
     it
+    planned: windows that are sampled ahead, see rollouts/ahead.py: at most that of the present
+    update and the next
     history: what prompts got so far, for choosing among them
     """
 
@@ -63,6 +80,7 @@ class ExtraState:
     window: int = -1
     before: Cursor = field(default_factory=Cursor)
     after: Cursor = field(default_factory=Cursor)
+    planned: list[PlannedWindow] = field(default_factory=list)
     history: History = field(default_factory=History)
 
     def count_update(self, skipped: bool) -> bool:
@@ -84,4 +102,10 @@ class ExtraState:
         state.probe_cost = Cost(**record["probe_cost"])
         state.history = History.from_state(record["history"])
         state.before, state.after = Cursor(**record["before"]), Cursor(**record["after"])
+        state.planned = list(map(_planned, record.get("planned", [])))
         return state
+
+
+def _planned(record: Mapping[str, Any]) -> PlannedWindow:
+    draws = [(index, visit) for index, visit in record["draws"]]
+    return PlannedWindow(record["window"], record["step"], draws, Cursor(**record["after"]))

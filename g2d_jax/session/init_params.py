@@ -104,7 +104,8 @@ def _parameters(key: jax.Array, shape: ModelConfig, std: float, dtype: jnp.dtype
 
 
 def _parameter(key: jax.Array, name: str, row: Param, std: float, dtype: jnp.dtype) -> Any:
-    weight = decoder.fresh(name, row, key, std).astype(dtype)
+    weight = decoder.fresh(name, row, key, std)
+    weight = weight if row.exact else weight.astype(dtype)
     return quantise.encode(row, weight) if row.quantised else weight
 
 

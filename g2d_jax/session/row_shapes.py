@@ -82,6 +82,7 @@ def _kernel(session: Session, length: int) -> kernels.Kernel:
         head_dim=session.model_config.head_dim,
         length=length,
         layout="packed",
+        capability=kernels.capability_of(session.mesh),
     )
 
 

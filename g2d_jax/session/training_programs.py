@@ -261,28 +261,36 @@ def saved_per_token(config: Any, remat: str, tensor: int = 1) -> float:
     Without remat: both norms' results, queries, keys and values before and after rotation,
     attention's output, and three arrays of the feed-forward width.
     """
+    attention, recurrent = saved_by_layer(config, remat, tensor)
+    with_attention = len(config.layers(recurrent=False))
+    return with_attention * attention + (config.num_hidden_layers - with_attention) * recurrent
+
+
+def saved_by_layer(config: Any, remat: str, tensor: int = 1) -> tuple[float, float]:
+    """Count what `saved_per_token` does, of a layer with attention and of a recurrent one."""
     e, heads, kv = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+    between = e / tensor  # what lies between the layers, and between their two parts
     width = heads * config.head_dim / tensor
     key_width = kv * config.head_dim / tensor
+    gate = width if config.traits.recurrent else 0.0
     m = config.feed_forward_size
-    kept, factors = 2 * m / tensor, 3 * m / tensor
+    products, factors = 2 * m / tensor, 3 * m / tensor
     if config.num_experts:  # of every token that goes to an expert, on whatever device it lies
-        kept, factors = 0, config.num_experts_per_tok * e + 3 * m
-    each = {
-        "full": e,
-        "attention": e + width,
-        "dots": 2 * e + 2 * width + 2 * key_width + kept,
-        "none": 4 * e + 3 * width + 3 * key_width + factors,
+        products, factors = 0, config.num_experts_per_tok * e + 3 * m
+    attention = {
+        "full": between,
+        "attention": between + width,
+        "dots": 2 * between + 2 * width + gate + 2 * key_width + products,
+        "none": 2 * between + 2 * e + 3 * width + 2 * gate + 3 * key_width + factors,
     }[remat]
     values = config.linear_num_value_heads * config.linear_value_head_dim
     read = 2 * (config.linear_num_key_heads * config.linear_key_head_dim + values) / tensor
-    # Two states for every chunk.
-    states = 2 * values * config.linear_key_head_dim / CHUNK / tensor
+    # Two states for every chunk, each number of which takes the bytes of two of bfloat16.
+    states = 4 * values * config.linear_key_head_dim / CHUNK / tensor
     recurrent = {
-        "full": e,
-        "attention": e,
-        "dots": 2 * e + read + 2 * m / tensor,
-        "none": 4 * e + 3 * read + states + 3 * m / tensor,
+        "full": between,
+        "attention": between,
+        "dots": 2 * between + read + 2 * m / tensor,
+        "none": 2 * between + 2 * e + 3 * read + states + 3 * m / tensor,
     }[remat]
-    with_attention = len(config.layers(recurrent=False))
-    return with_attention * each + (config.num_hidden_layers - with_attention) * recurrent
+    return attention, recurrent

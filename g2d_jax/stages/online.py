@@ -7,6 +7,7 @@ The warm-up is this stage for K steps; so is full GRPO, and DPO on the policy's 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any, assert_never
 
@@ -17,6 +18,7 @@ from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import lora
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict, indices_by_task, pick
 from g2d_jax.rollouts import batches
+from g2d_jax.rollouts.ahead import schedule
 from g2d_jax.rollouts.buffer import (
     FIXED,
     PRESENT,
@@ -58,28 +60,36 @@ from g2d_jax.training.objectives import Compute, Objective
 def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
     """Do stage.steps updates; return the manifest's fields."""
     external = external_batches(session, name, stage)
-    with open_trainer(training_of(session, name, stage)) as trainer:
-        buffer = RolloutBuffer(trainer, stage, external)
+    with (
+        open_trainer(training_of(session, name, stage)) as trainer,
+        closing(RolloutBuffer(trainer, stage, external)) as buffer,
+    ):
         alerts.report(trainer, _alerts_of_inputs(session, stage, external))
+        if buffer.ahead is not None:
+            session.tracker.say(schedule(name, stage))
         probe = partial(
             probes.probe, trainer, stage, buffer.fixed_reference if stage.compares else None
         )
         probe()
         ended = early_stopping.ends(trainer, stage)  # perhaps in an earlier start
+        buffer.resume()
         # Meets the other processes, the last time too; False when all updates are done.
         while trainer.meet_before_update() and not ended:
             window = window_at(trainer.step, stage)
             generation: dict[str, float] = {}
-            # A synchronisation: all batches of the window are sampled now. Their cost is stored
-            # with them, and counted when a batch is first trained on.
+            # A synchronisation: all batches of the window are sampled now, or here by now if a
+            # server was ahead. Their cost is stored with them, and counted when a batch is first
+            # trained on.
             if trainer.step == window.first_update:
                 generation = buffer.generate_window(window)
+                buffer.sample_ahead(window)
                 buffer.add_logprobs(window)
             with session.track_cost(trainer.cost):
                 train_batch = buffer.next_batch(window)
                 _stop_without_signal(trainer, stage, train_batch)
                 buffer.record_if_new(train_batch)
-                metrics = {**_describe(train_batch), **train_batch.batch.metrics, **generation}
+                metrics = {**_describe(train_batch), **buffer.staleness(train_batch)}
+                metrics |= {**train_batch.batch.metrics, **generation}
                 # Launches this update, and logs the one before, whose metrics are ready by now.
                 trainer.update(train_batch.batch.groups, metrics)
             # Before the checkpoint, which has the alerts, the probes and the end that these record.

@@ -149,11 +149,11 @@ def _promoting(transform: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 def decay_mask(params: Any) -> Any:
-    """Return a tree with True for arrays that weight decay applies to: all but norms (`*norm`) and
-    biases (`*bias`)."""
+    """Return a tree with True for arrays that weight decay applies to: all but norms (`*norm`),
+    biases (`*bias`) and how fast recurrent layers forget (`decay`)."""
 
     def decays(path: Any, _: Any) -> bool:
-        return not leaf_name(path).endswith(("norm", "bias"))
+        return not leaf_name(path).endswith(("norm", "bias", "decay"))
 
     return jax.tree_util.tree_map_with_path(decays, params)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matrix import slow, some
-from plain import logits, noisy
+from plain import assert_near, logits, noisy
 
 from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder
@@ -219,6 +219,25 @@ def test_remat_gives_equal_gradients(remat: decoder.Remat) -> None:
         gradient(remat),
         gradient("none"),
     )
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2), *slow(((1, 8, 1),), ((1, 2, 4),))])
+@pytest.mark.parametrize("name", ["qwen2", *slow("qwen3_5")])
+def test_gradients_do_not_depend_on_the_mesh(name: str, sizes: tuple[int, int, int]) -> None:
+    """The gradients are those of one device, however rows, heads and weights are split."""
+    config = dataclasses.replace(CONFIGS[name], hidden_size=32, intermediate_size=48)
+    model = noisy(decoder.init(config, jax.random.key(0), std=0.2))
+    tokens = np.stack([random_tokens(24)[0]] * 8)
+    mesh = meshes.make_mesh(*sizes)
+
+    def loss(model: decoder.Decoder, mesh: jax.sharding.Mesh | None) -> jax.Array:
+        return jnp.sum(jnp.sin(logits(model, tokens, remat="full", mesh=mesh)))
+
+    gradient = jax.jit(jax.grad(loss), static_argnums=1)
+    placed = jax.device_put(model, decoder.shardings(config, mesh))
+    # One after the other: CPU devices wait for each other in threads, of which there are few.
+    expected = jax.block_until_ready(gradient(model, None))
+    assert_near(jax.block_until_ready(gradient(placed, mesh)), expected, 2e-4)
 
 
 def test_init_is_deterministic_and_each_array_has_its_own_key() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain import noisy
 
 from g2d_jax import mesh as meshes
-from g2d_jax.models import delta
+from g2d_jax.models import decoder, delta, hf, lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.delta import Inputs, Memory
 from g2d_jax.records import SEGMENT_STRIDE
@@ -148,3 +150,19 @@ def test_rows_and_heads_are_split_over_devices(sizes: tuple[int, int, int]) -> N
     expected = delta.scan(CONFIG, ids, inputs, taps)
     found = jax.jit(delta.on_devices(CONFIG, mesh))(ids, inputs, taps)
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), found, expected)
+
+
+def test_what_decides_how_fast_a_state_decays_is_never_rounded(tmp_path: Path) -> None:
+    """Published Qwen3.5 has A_log and the norm of outputs in float32; so have masters, the sampler's
+    parameters and exports."""
+    model = decoder.cast(noisy(decoder.init(CONFIG, jax.random.key(0))), jnp.dtype(jnp.bfloat16))
+    taken = lora.to_sampler_params(model, jnp.dtype(jnp.bfloat16))
+    apart = lora.to_unstacked_sampler_params(model, jnp.dtype(jnp.bfloat16))
+    hf.save(model, tmp_path / "model", dtype="bfloat16")
+    loaded = hf.load(tmp_path / "model", dtype=jnp.dtype(jnp.bfloat16))
+    for name in ("decay", "delta_norm"):
+        value = decoder.parameter(model, name)
+        assert value.dtype == jnp.float32 and model.blocks.delta_q[...].dtype == jnp.bfloat16
+        for other in (taken, loaded):
+            np.testing.assert_array_equal(decoder.parameter(other, name), value)
+        np.testing.assert_array_equal(getattr(apart.blocks[2], name)[...], value[2])

@@ -42,7 +42,8 @@ FIELDS = ("platform", "dtype", "head_dim", "length", "layout")
         (("tpu", "bfloat16", 20, 4096, "packed"), "xla"),
         (("gpu", "bfloat16", 128, 200, "sequence"), "cudnn"),
         (("cuda", "bfloat16", 64, 16, "sequence"), "cudnn"),
-        (("gpu", "bfloat16", 128, 4096, "packed"), "xla"),
+        (("gpu", "bfloat16", 128, 4096, "packed"), "cudnn"),
+        (("gpu", "bfloat16", 128, 4097, "packed"), "xla"),
         (("gpu", "float32", 128, 4096, "sequence"), "xla"),
         (("gpu", "bfloat16", 256, 4096, "sequence"), "xla"),
         (("rocm", "bfloat16", 128, 4096, "sequence"), "xla"),
@@ -219,9 +220,16 @@ def test_a_mask_for_each_row_is_xla_in_value_and_gradient() -> None:
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
-def test_cudnn_has_to_be_asked_for_in_packed_rows() -> None:
-    facts = dict(zip(FIELDS, ("gpu", "bfloat16", 128, 512, "packed"), strict=True))
-    assert choose("cudnn", **facts) == "cudnn" and choose("auto", **facts) == "xla"
+@pytest.mark.parametrize(
+    ("capability", "kernel"), [("7.5", "xla"), ("8.0", "cudnn"), ("10.0", "cudnn")]
+)
+@pytest.mark.parametrize("layout", ["packed", "sequence"])
+def test_cudnn_is_of_gpus_that_have_it(layout: str, capability: str, kernel: str) -> None:
+    facts = dict(zip(FIELDS, ("gpu", "bfloat16", 128, 512, layout), strict=True))
+    assert choose("auto", **facts, capability=capability) == kernel
+    if kernel == "xla":
+        with pytest.raises(ValueError, match=r"compute capability 8\.0, and this GPU's is 7\.5"):
+            choose("cudnn", **facts, capability=capability)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from g2d_jax.plan.hlo import Collective, bytes_sent, collectives
+from g2d_jax.plan.hlo import Collective, bytes_by_group, bytes_sent, collectives
 
 LOOPS = """HloModule jit_step, is_scheduled=true
 
@@ -118,6 +118,8 @@ def test_bytes_that_a_device_sends():
     assert sent["all-reduce"] == 2 * 0.75 * 68
     assert sent["reduce-scatter"] == 0.75 * 32
     assert sent["collective-permute"] == 8 and sent["all-to-all"] == 0
+    of_four = 0.75 * (28 * 1024 + 64 + 2 * 68 + 32)
+    assert bytes_by_group(collectives(LOOPS)) == {4: of_four, 2: 8}
 
 
 def test_a_stated_trip_count_is_used():

@@ -73,6 +73,11 @@ def test_saved_activations():
     assert saved_per_token(model, "full") == 28 * 3584
     assert saved_per_token(model, "attention") == 28 * 2 * 3584
     assert saved_per_token(model, "none") == 28 * (7 * 3584 + 3 * 512 + 3 * 18_944)
+    # Split over the axis tensor, what lies between the layers too.
+    assert saved_per_token(model, "attention", 4) == 28 * 2 * 3584 / 4
+    # 18 recurrent layers: nothing of what they give is kept; 6 with 8 heads of 256
+    mixed = shapes.shape("Qwen3.5-0.8B")
+    assert saved_per_token(mixed, "attention") == 18 * 1024 + 6 * (1024 + 2048)
 
 
 def test_what_a_train_step_needs_by_formula():
@@ -86,7 +91,8 @@ def test_what_a_train_step_needs_by_formula():
     whole, parameters = needs(), 7_615_616_512 / 16
     saved, layer = 28 * 3584 * 4096 * 2, (7 * 3584 + 3 * 512 + 3 * 18_944) * 4096 * 4
     head, logits = 152_064 * 3584 * 6, 12 * 768 * 152_064
-    assert whole == 16 * parameters + saved + layer + head + logits
+    masks = 7 * 4096**2
+    assert whole == 16 * parameters + saved + layer + masks + head + logits
     config.stages.sft = settings.sft(optimizer=settings.optimizer(1e-3, moment_dtype="bfloat16"))
     assert whole - needs() == 4 * parameters
     config.stages.sft.optimizer.update(kind="adafactor", moment_dtype="float32")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from g2d_jax.sampler.simulated import by_longest, chunks, decoded, lengths
+from g2d_jax.sampler.simulated import by_longest, chunks, decoded, lengths, over_layers
 
 
 def live(earlier, _):
@@ -44,3 +44,10 @@ def test_without_a_kernel_all_rows_read_what_the_longest_needs():
     earlier = np.array([[9, 300], [-1, 301]], np.int32)
     columns = by_longest(earlier, np.array([[300], [301]]), 1024)
     assert columns.tolist() == [[512, 512], [512, 512]]
+
+
+def test_layers_with_a_window_read_no_more_than_it():
+    earlier = np.array([[9, 99, -1]], np.int32)
+    assert over_layers(live, ())(earlier, None).tolist() == [[10, 100, 0]]
+    read = over_layers(live, (32, 32, 32, 1 << 30))(earlier, None)
+    assert read.tolist() == [[10, (3 * 32 + 100) / 4, 0]]

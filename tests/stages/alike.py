@@ -20,7 +20,15 @@ from g2d_jax.training.checkpoint import Checkpoints
 
 # "attention" is what the process has chosen kernels for so far: a resumed one for less.
 CLOCKED = (
-    *("started", "share", "tokens_per_second", "programs", "checksum", "peak_memory_bytes"),
+    *(
+        "started",
+        "share",
+        "server_idle",
+        "tokens_per_second",
+        "programs",
+        "checksum",
+        "peak_memory_bytes",
+    ),
     "attention",
 )
 

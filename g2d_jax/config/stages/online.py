@@ -157,6 +157,16 @@ class Online(TrainingStage):
         return self.compares and not self.reference_sync
 
     @property
+    def has_windows(self) -> bool:
+        """True if it samples anew after some of its updates, for several of them at once."""
+        return self.rollouts == "sample" and 1 < self.sync_every < self.steps
+
+    @property
+    def never_synchronises(self) -> bool:
+        """True if it samples for all of its updates at once."""
+        return self.rollouts == "sample" and self.sync_every == 0
+
+    @property
     def filters(self) -> bool:
         """True if other prompts take the place of some that are skipped."""
         return bool(self.dynamic_sampling) or self.targeted

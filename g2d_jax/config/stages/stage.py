@@ -104,6 +104,22 @@ class Stage(Section):
         return False
 
     @property
+    def has_windows(self) -> bool:
+        """True if it samples anew after some of its updates, for several of them at once."""
+        return False
+
+    @property
+    def never_synchronises(self) -> bool:
+        """True if it samples for all of its updates at once."""
+        return False
+
+    @property
+    def probes(self) -> bool:
+        """True if its policy is sampled while it trains, to look at it."""
+        probe = getattr(self, "probe", None)
+        return probe is not None and bool(probe.every)
+
+    @property
     def probes_float32(self) -> bool:
         """True if its probes compare with the same parameters in float32."""
         probe = getattr(self, "probe", None)  # of stages whose policy is sampled while it trains
