@@ -212,7 +212,8 @@ def docstring_lines(recipe: str, results: Results) -> list[str]:
             peak = f"{fullest.split()[0]} of {memory}"
             cells.append([row.machine, row.choice, peak, *hours, when])
     if len(cells) == 1:
-        return [f"Plan:      none yet: g2d plan --config {recipe} --topology v5e-16"]
+        machine = next(row.machine for row in rows() if row.recipe == recipe)
+        return [f"Plan:      none yet: g2d plan --config {recipe} --topology {machine}"]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     texts = [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
