@@ -90,6 +90,7 @@ def rows() -> list[Row]:
         ],
         "llama-3.1-8b": [("", "v6e-8"), ("", "h100x8"), (LORA, "h100x1")],
         "qwen3-8b": [(HALF, "v5e-16"), ("", "h100x8"), (LORA, "v6e-8")],
+        "qwen3-30b-a3b": [("", "v5p-32"), (LORA, "h100x8")],
         "qwen3-4b": [("", "v5e-16"), (LORA, "h100x1")],
         "smollm3-3b": [("", "v5e-8")],
         "olmo-3-7b": [("", "v5e-16")],
@@ -211,7 +212,8 @@ def docstring_lines(recipe: str, results: Results) -> list[str]:
             peak = f"{fullest.split()[0]} of {memory}"
             cells.append([row.machine, row.choice, peak, *hours, when])
     if len(cells) == 1:
-        return [f"Plan:      none yet: g2d plan --config {recipe} --topology v5e-16"]
+        machine = next(row.machine for row in rows() if row.recipe == recipe)
+        return [f"Plan:      none yet: g2d plan --config {recipe} --topology {machine}"]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     texts = [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

@@ -32,6 +32,9 @@ RULES: Rules = MappingProxyType(
         "kv_heads": "tensor",
         "head_dim": None,
         "mlp": "tensor",
+        "experts": "tensor",  # whole ones: a device computes those that it has, for all of its rows
+        "expert_mlp": None,
+        "routes": None,
         "norm": None,
         "rank": None,
         "taps": None,

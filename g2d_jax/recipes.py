@@ -125,6 +125,7 @@ MODELS: dict[str, Model] = {
     "qwen3-0.6b": _qwen3("0.6B"),
     "qwen3-4b": _qwen3("4B"),
     "qwen3-8b": _qwen3("8B"),
+    "qwen3-30b-a3b": _qwen3("30B-A3B"),
     "qwen3.5-0.8b": _qwen35("0.8B"),
     "qwen3.5-4b": _qwen35("4B"),
     "llama-3.2-1b": _llama("3.2-1B"),

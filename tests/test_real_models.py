@@ -62,6 +62,12 @@ MODELS = {
         None,
     ),
     "phi-4-mini": ("instruct microsoft/Phi-4-mini-instruct", 150, 600, None),
+    "qwen3-30b-a3b": (
+        "chat Qwen/Qwen3-30B-A3B, base Qwen/Qwen3-30B-A3B-Base",
+        150,
+        600,
+        False,
+    ),
     "qwen3.5-0.8b": (
         "chat Qwen/Qwen3.5-0.8B, base Qwen/Qwen3.5-0.8B-Base",
         150,
@@ -265,6 +271,10 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     toy.save_policy(folder / "llama", "Llama", toy.make_tokenizer(toy.LLAMA))
     toy.save_policy(folder / "qwen2.5", "Qwen2", toy.make_qwen2_tokenizer())
     toy.save_policy(folder / "qwen3", "Qwen3", toy.make_tokenizer(toy.QWEN), head_dim=8)
+    some = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    toy.save_policy(
+        folder / "experts", "Qwen3Moe", toy.make_tokenizer(toy.QWEN), head_dim=8, **some
+    )
     layers = {"no_rope_layer_interval": 2, "pad_token_id": 0}
     toy.save_policy(folder / "smollm3", "SmolLM3", toy.make_tokenizer(toy.QWEN), **layers)
     layers = {"head_dim": 8, "sliding_window": 24, "sliding_window_pattern": 2}
@@ -308,7 +318,8 @@ def at_toy_size(spec: str, toys: Path, train: str, test: str) -> ConfigDict:
     files = [
         f"{split}={name.partition('-')[0]}:{toys}/{name}.jsonl" for split, name in suites.items()
     ]
-    config = resolve(",".join([spec, f"path={toys}/{spec.partition('-')[0]}", *files]))
+    family = "experts" if "-a3b" in spec else spec.partition("-")[0]
+    config = resolve(",".join([spec, f"path={toys}/{family}", *files]))
     config.logging.tensorboard = False
     return config
 
@@ -316,7 +327,10 @@ def at_toy_size(spec: str, toys: Path, train: str, test: str) -> ConfigDict:
 # Every family with every method, with and without adapters; every model once at least.
 SPECS = [
     f"{models[i % len(models)]}:method={method},lora={lora}"
-    for models in (list(MODELS)[:3], list(MODELS)[3:6], list(MODELS)[6:8])
+    for models in (
+        [name for name in MODELS if name.startswith(family)]
+        for family in ("qwen2.5-", "qwen3-", "llama-")
+    )
     for i, (method, lora) in enumerate(itertools.product(METHODS, (0, 8)))
 ]
 SPECS += ["smollm3-3b:method=g2d,lora=8", "gemma-3-1b:method=g2d,lora=8"]

@@ -32,7 +32,8 @@ class Family:
     and with rope_local_base_freq. scaled_queries: by their position, as YarnRope says; config.json
     has all of it in rope_parameters. fused: tensors that Hugging Face stores as one, by its
     name, in the order of their outputs. recurrent: layers may be RECURRENT, see models/delta.py,
-    and attention's output has a gate, which the layer of queries computes beside them. ropes: the
+    and attention's output has a gate, which the layer of queries computes beside them. experts: its
+    feed-forward layers are mixtures of experts, see models/experts.py. ropes: the
     rope types that it may have; rope_entries: what its ropes say besides, which changes nothing for
     text. stated: fields of
     ModelConfig that config.json of this family has beside those of every family. fixed: what
@@ -54,6 +55,7 @@ class Family:
     scaled_queries: bool = False
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     recurrent: bool = False
+    experts: bool = False
     ropes: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
     rope_entries: tuple[str, ...] = ()
     stated: tuple[str, ...] = ()
@@ -89,6 +91,10 @@ RECURRENT_SIZES = {
 """Fields of ModelConfig that are 0 in a family without recurrent layers, and what transformers
 takes where config.json leaves them out."""
 
+EXPERT_SIZES = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+"""Fields of ModelConfig that are 0 in a family without mixtures of experts, and what transformers
+takes where config.json leaves them out."""
+
 FAMILIES = {
     "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, sliding="last"),
     "qwen3": Family(
@@ -97,6 +103,13 @@ FAMILIES = {
         sliding="last",
         stated=("attention_bias",),
         head_dim=128,
+    ),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM",
+        qk_norm="each head",
+        experts=True,
+        stated=("attention_bias", "norm_topk_prob", *EXPERT_SIZES),
+        fixed={"decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False},
     ),
     "llama": Family(
         "LlamaForCausalLM",
@@ -308,6 +321,9 @@ def recurrent_types(interval: int, layers: int) -> tuple[str, ...]:
 LINEAR = {f"{name}_proj": name for name in ("q", "k", "v", "o", "gate", "up", "down")}
 """The linear layers of a block: Hugging Face's name -> the parameter's here."""
 
+FEED_FORWARD = ("gate", "up", "down")
+"""Parameters of those that are in the feed-forward layer."""
+
 RECURRENT_LINEAR = {f"in_proj_{name}": f"delta_{name}" for name in "qkvzba"}
 RECURRENT_LINEAR["out_proj"] = "delta_o"
 """Those of a recurrent layer, beside the feed-forward layer's."""
@@ -412,6 +428,10 @@ class ModelConfig:
     linear_key_head_dim: int = 0
     linear_value_head_dim: int = 0
     linear_conv_kernel_dim: int = 0
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    norm_topk_prob: bool = False
     lora: Lora | None = None
     quantise: str = ""
 
@@ -498,7 +518,14 @@ class ModelConfig:
     def linear(self) -> dict[str, str]:
         """The linear layers that adapters may stand beside: a name of ALL_LINEAR -> the
         parameter's."""
+        if self.num_experts:
+            return {name: ours for name, ours in LINEAR.items() if ours not in FEED_FORWARD}
         return ALL_LINEAR if self.layers(recurrent=True) else LINEAR
+
+    @property
+    def feed_forward_size(self) -> int:
+        """The width of what a token's feed-forward layer computes: that of all its experts."""
+        return self.num_experts_per_tok * self.moe_intermediate_size or self.intermediate_size
 
     @property
     def base(self) -> ModelConfig:
@@ -527,6 +554,8 @@ class ModelConfig:
             *SCALARS,
             "partial_rotary_factor",
             *RECURRENT_SIZES,
+            *EXPERT_SIZES,
+            "norm_topk_prob",
         ):
             inert = 1 if name in (*SCALARS, "partial_rotary_factor") else None
             value = getattr(self, name)
@@ -592,6 +621,8 @@ class ModelConfig:
                 f"no_rope_layers must say 0 or 1 of each of {self.num_hidden_layers} layers, got "
                 f"{self.no_rope_layers}"
             )
+        if self.traits.experts:
+            self._check_experts()
         if self.lora:
             self._check_targets(self.lora)
 
@@ -602,9 +633,32 @@ class ModelConfig:
             object.__setattr__(self, "lora", every)
             return
         if wrong := [name for name in lora.targets if name not in self.linear]:
+            why = "; experts have no adapters" if self.num_experts else ""
             raise ValueError(
-                f"lora.targets: this model has no linear layer {wrong[0]!r}; there are "
+                f"lora.targets: this model has no linear layer {wrong[0]!r}{why}; there are "
                 f"{', '.join(self.linear)}"
+            )
+
+    def _check_experts(self) -> None:
+        """Fill in what a family with mixtures of experts has by default, and check it."""
+        usual = {
+            "num_experts": 8,
+            "num_experts_per_tok": min(2, self.num_experts or 2),
+            "moe_intermediate_size": self.intermediate_size,
+        }
+        for name, size in usual.items():
+            object.__setattr__(self, name, getattr(self, name) or size)
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_experts_per_tok > self.num_experts:
+            raise ValueError(
+                f"num_experts_per_tok ({self.num_experts_per_tok}) is more than num_experts "
+                f"({self.num_experts})"
+            )
+        if self.quantise:
+            raise ValueError(
+                f"the weights of experts are not held as codes ({self.quantise!r}): leave "
+                "lora.quantise and sampling_weights empty for a mixture of experts"
             )
 
     def _check_recurrent(self) -> None:

@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from g2d_jax import mesh as meshes
 from g2d_jax.config import Remat
 from g2d_jax.matmul import products_on
-from g2d_jax.models import delta, kv_codes, quantise
+from g2d_jax.models import delta, experts, kv_codes, quantise
 from g2d_jax.models.attention import (
     SAVED,
     Segments,
@@ -337,6 +337,16 @@ def mlp(c: ModelConfig, block: Block, x: Array, projected: Callable[..., Array])
     return add_residual(c, x, norm(c, block, "mlp_post_norm", y))
 
 
+def mixture_of_experts(
+    c: ModelConfig, block: Block, x: Array, router: Array, mixture: experts.Mixture
+) -> Array:
+    """Apply a layer's experts, those that the router [E, X] chooses, and add the residual."""
+    y = norm(c, block, "mlp_norm", x)
+    parts = (getattr(block, f"expert_{name}")[...] for name in ("gate", "up", "down"))
+    y = mixture(y, experts.choose(c, router, y), experts.Stacks(*parts))
+    return add_residual(c, x, norm(c, block, "mlp_post_norm", y))
+
+
 def add_residual(c: ModelConfig, x: Array, y: Array) -> Array:
     """Add to x what a part of a layer computes of it."""
     if c.residual_multiplier != 1:
@@ -383,12 +393,13 @@ def apply_block(
     rope: Rope,
     attention: Callable[[Array, Array, Array], tuple[Array, Any]],
     recurrence: delta.Recurrence,
+    mixture: experts.Mixture,
     multiply: Multiply,
     dropout: Dropout | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[Array, Any]:
     """Apply one layer. attention: of queries, keys and values, and recurrence: of `delta_inputs`;
-    each returns its output, and what of it is kept. multiply: of
+    each returns its output, and what of it is kept. mixture: `experts.on_devices`. multiply: of
     `products_on`. mesh: over which rows are split as weights are, None where they are not. Returns
     x, and what is kept."""
     stored = block
@@ -411,6 +422,9 @@ def apply_block(
             mixed = mixed * jax.nn.sigmoid(gate)
         y = projected("o", mixed, inputs=2)
     x = add_residual(c, x, norm(c, block, "attn_post_norm", y))
+    if c.num_experts:
+        router = lay_out(mesh, stored.router[...], None, None)
+        return mixture_of_experts(c, block, x, router, mixture), kept
     return mlp(c, block, x, projected), kept
 
 
@@ -478,11 +492,20 @@ def forward(
             return out, memory if keep_kv else None
 
         x, kept = apply_block(
-            c, block, x, layer_rope(c, ropes, number), attend, recur, multiply, dropped, mesh
+            c,
+            block,
+            x,
+            layer_rope(c, ropes, number),
+            attend,
+            recur,
+            mixture,
+            multiply,
+            dropped,
+            mesh,
         )
         return place(x, "rows", "columns", None), kept
 
-    recurrent = delta.on_devices(c, mesh)
+    recurrent, mixture = delta.on_devices(c, mesh), experts.on_devices(mesh)
     layer = rematerialise(layer, remat, once=c.period == c.num_hidden_layers)
     if isinstance(model.blocks, Block):
         x, outputs = scan_layers(model, layer, x)
@@ -615,6 +638,7 @@ def decode(
     )
     reached = partial(_reached, c.windows(cache.keys[0].shape[-1]), positions, jnp.max(positions))
     order = _order_of_kind(c)
+    mixture = experts.on_devices(mesh, split_width=True)
 
     def layer(
         x: Array, block: Block, cached: Any, number: Any, read: Callable
@@ -636,7 +660,9 @@ def decode(
             mixed, kept = _advance(c, memory, at, inputs, taps)
             return place(mixed, "replica_rows", None, "kv_heads", None), (pair, kept)
 
-        x, kept = apply_block(c, block, x, layer_rope(c, ropes, number), attend, recur, multiply)
+        x, kept = apply_block(
+            c, block, x, layer_rope(c, ropes, number), attend, recur, mixture, multiply
+        )
         return place(x, "replica_rows", None, "embed"), kept
 
     if isinstance(model.blocks, Block):

@@ -3,19 +3,36 @@
 A multiply-add counts as two. P_mm are the parameters that tokens are multiplied with: all but the
 embedding's rows, the head included. Attention counts the positions that each token really reads:
 itself and what comes before it, of its own sequence; a layer with a sliding window counts as one
-without. Kernels that compute masked positions too do more work than is counted here.
+without. Kernels that compute masked positions too do more work than is counted here. Of experts
+those count that a token goes to.
 """
 
 from __future__ import annotations
 
+import math
+
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import count_params
+from g2d_jax.models.table import block_params
 
 
 def matmul_params(config: ModelConfig) -> int:
-    """Count P_mm, the parameters used in matrix products, a tied head counted as the head."""
+    """Count P_mm, the parameters used in a token's matrix products, a tied head counted as the
+    head."""
+    return read_params(config, 1)
+
+
+def read_params(config: ModelConfig, tokens: float = math.inf) -> int:
+    """Count the parameters that the products of so many tokens read, as `matmul_params`: of experts
+    those that any of them goes to, of tokens that are sent to all experts alike."""
     embedding = config.vocab_size * config.hidden_size
-    return count_params(config) - (0 if config.tie_word_embeddings else embedding)
+    read = count_params(config) - (0 if config.tie_word_embeddings else embedding)
+    if not config.num_experts:
+        return read
+    rows = [row for row in block_params(config).values() if row.experts]
+    experts = sum(math.prod(row.full_shape) for row in rows)
+    untouched = (1 - config.num_experts_per_tok / config.num_experts) ** tokens
+    return read - round(untouched * experts)
 
 
 def attended(length: int, before: int = 0) -> int:

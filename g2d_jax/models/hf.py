@@ -46,7 +46,7 @@ from g2d_jax.models.hf_folder import (
     resolve,
 )
 from g2d_jax.models.safetensors_file import Stored
-from g2d_jax.models.table import PEFT, Param, expected_shapes, fused, tensors
+from g2d_jax.models.table import PEFT, Param, Place, expected_shapes, fused, tensors
 from g2d_jax.runtime import processes, storage
 
 __all__ = [
@@ -129,7 +129,7 @@ def load_parameter(row: Param, headers: Mapping[str, Stored], target: Any, dtype
     make_zeros, fill = _programs(dataclasses.replace(row, hf_name=""), dtype, target, staged)
     array = make_zeros() if row.layers else None
     for place, layer in enumerate(row.layers or (0,)):
-        array = fill(array, _read(headers[row.hf_name.format(layer=layer)], staged), place)
+        array = fill(array, _read(_stored(row, headers, layer), staged), place)
         jax.block_until_ready(array)  # or the host would read ahead and queue up layers
     return array
 
@@ -146,7 +146,7 @@ def _programs(
             # What processes read is brought to its devices in the stored dtype; the rest each does
             # with its own part.
             theirs = jax.lax.with_sharding_constraint(theirs, staged)
-        weight = (theirs.T if row.inputs else theirs).reshape(row.shape)
+        weight = (jnp.moveaxis(theirs, -1, -2) if row.inputs else theirs).reshape(row.shape)
         value = quantise.encode(row, weight) if row.quantised else weight.astype(dtype)
         if not row.layers:
             return value
@@ -158,7 +158,30 @@ def _programs(
     return zeros, jax.jit(fill, donate_argnums=0, out_shardings=target)
 
 
-def _read(stored: Stored, staged: NamedSharding | None) -> Array:
+@dataclasses.dataclass(frozen=True)
+class _Stack:
+    """Stands for the tensors of a layer's experts as one, each of them a row of it."""
+
+    experts: tuple[Stored, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.experts), *self.experts[0].shape
+
+    def rows(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Read experts [start, stop), all by default."""
+        return np.stack([expert.rows() for expert in self.experts[start:stop]])
+
+
+def _stored(row: Param, headers: Mapping[str, Stored], layer: int) -> Stored | _Stack:
+    """Return where the parameter of a layer is stored."""
+    if not row.experts:
+        return headers[row.hf_name.format(layer=layer)]
+    names = (row.hf_name.format(layer=layer, expert=expert) for expert in range(row.experts))
+    return _Stack(tuple(headers[name] for name in names))
+
+
+def _read(stored: Stored | _Stack, staged: NamedSharding | None) -> Array:
     """Read a tensor in its stored layout and dtype, each device given its part."""
     if staged is None:
         return jnp.asarray(stored.rows())
@@ -198,7 +221,7 @@ def _stored_sharding(row: Param, target: Any) -> NamedSharding | None:
     spec = (*ours.spec, *(None,) * len(row.axes))[len(row.stacked) :]
     parts = [part for axis, part in zip(row.axes, spec, strict=False) if axis != "head_dim"]
     if row.inputs:
-        parts.reverse()
+        parts = parts[:-2] + parts[:-3:-1]
     return NamedSharding(ours.mesh, PartitionSpec(*parts))
 
 
@@ -420,9 +443,9 @@ def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
     return fetch
 
 
-def _parameter(model: Decoder, name: str, place: int | None) -> Array:
+def _parameter(model: Decoder, name: str, place: Place) -> Array:
     """Return one parameter in our layout, that at a place of the stack if it belongs to the
-    layers."""
+    layers, or to an expert of one."""
     value, adapter = lora.weight_and_adapter(model, name)
     if adapter or quantise.is_quantised(value):
         assert model.config.lora is not None

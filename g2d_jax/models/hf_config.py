@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from g2d_jax.models.config import (
+    EXPERT_SIZES,
     FAMILIES,
     FULL,
     RECURRENT,
@@ -54,6 +55,11 @@ _SUPPORTED: dict[str, tuple[object, ...]] = {
     "attn_output_gate": (None,),
     "output_gate_type": (None,),
     "use_bidirectional_attention": (False, None),
+    # Layers without experts beside those that have some, and experts that every token goes to.
+    "decoder_sparse_step": (1, None),
+    "mlp_only_layers": ([], None),
+    "shared_expert_intermediate_size": (0, None),
+    "n_shared_experts": (0, None),
 }
 
 # Of a family with recurrent layers.
@@ -104,7 +110,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
             f"config.json: model_type {family!r} is not supported; supported are "
             f"{', '.join(FAMILIES)} (dense Qwen2, Qwen2.5, Qwen3, Llama 3 to 3.2, SmolLM2, "
             "Mistral, Ministral 3, SmolLM3, OLMo 2 and 3, Granite, Seed-OSS, Phi-3 and Phi-4-mini, "
-            f"Gemma 3, dense Qwen3.5), and the language model of {', '.join(_WITH_IMAGES)}"
+            f"Gemma 3, dense Qwen3.5, Qwen3-MoE), and the language model of {', '.join(_WITH_IMAGES)}"
         )
     absent = FAMILIES[family]
     _refuse_unsupported(raw, absent)
@@ -132,6 +138,8 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     if absent.recurrent:
         for name, size in RECURRENT_SIZES.items():
             of_family[name] = _field(raw, name, int, size)
+    if absent.experts:
+        of_family |= _experts(raw)
     if absent.sliding_rope:
         raw = _by_layer_type(raw)
     theta, scaling = _rope(raw, absent, positions)
@@ -248,6 +256,23 @@ def _recurrent(raw: Mapping[str, Any], family: Family, layers: int) -> tuple[str
             f"{kinds!r:.200}"
         )
     return tuple(kinds)
+
+
+def _experts(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the fields of mixtures of experts; num_experts is num_local_experts in what newer
+    versions of transformers write."""
+    name, newer = "num_experts", "num_local_experts"
+    if raw.get(newer) is not None:
+        if raw.get(name) not in (None, raw[newer]):
+            raise ValueError(
+                f"config.json: {newer} {raw[newer]!r:.200} is not {name} {raw[name]!r:.200}: leave "
+                "one of the two out"
+            )
+        raw = {**raw, name: _field(raw, newer, int)}
+    sizes: dict[str, Any] = {
+        name: _field(raw, name, int, size) for name, size in EXPERT_SIZES.items()
+    }
+    return sizes | {"norm_topk_prob": _field(raw, "norm_topk_prob", bool, False)}
 
 
 def _activation(family: Family) -> dict[str, str]:

@@ -227,10 +227,13 @@ def architecture_headers(
     headers = language_model(headers)
     if config.traits.recurrent:
         headers = {name: x for name, x in headers.items() if not _FURTHER_TOKENS.match(name)}
-    if config.num_hidden_layers > len(headers):  # before the names of a billion layers are made up
+    # Before the names of a billion layers, or experts, are made up.
+    layers, experts = config.num_hidden_layers, config.num_experts
+    if layers * max(experts, 1) > len(headers):
+        of_experts = f" of {experts} experts" if experts else ""
         raise ValueError(
-            f"{folder}: {CONFIG} says {config.num_hidden_layers} layers, the files hold "
-            f"{len(headers)} tensors"
+            f"{folder}: {CONFIG} says {layers} layers{of_experts}, the files hold {len(headers)} "
+            "tensors"
         )
     expected = expected_shapes(config) | dict(extra or {})
     allowed = dict(expected)

@@ -26,6 +26,7 @@ from g2d_jax.models.config import (
 _FAMILIES = {
     "Qwen2.5": ("qwen2", 152_064, 1e6, 1e-6),
     "Qwen3": ("qwen3", 151_936, 1e6, 1e-6),
+    "Qwen3-MoE": ("qwen3_moe", 151_936, 1e6, 1e-6),
     "Llama-3": ("llama", 128_256, 500_000.0, 1e-5),
     "SmolLM2": ("llama", 49_152, 100_000.0, 1e-5),
     "SmolLM3": ("smollm3", 128_256, 5e6, 1e-6),
@@ -127,6 +128,15 @@ def _qwen35(values: int) -> dict[str, Any]:
     }
 
 
+_128_EXPERTS = {
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
+
+
 def _scaled(factor: float) -> dict[str, Any]:
     return {"rope_scaling": Llama3Rope(factor, 1.0, 4.0, 8192)}
 
@@ -143,6 +153,7 @@ SHAPES: dict[str, ModelConfig] = {
     "Qwen3-4B": _shape("Qwen3", 2560, 9728, 36, 32, 8, 40_960, head_dim=128, **_TIED),
     "Qwen3-8B": _shape("Qwen3", 4096, 12_288, 36, 32, 8, 40_960, head_dim=128),
     "Qwen3-14B": _shape("Qwen3", 5120, 17_408, 40, 40, 8, 40_960, head_dim=128),
+    "Qwen3-30B-A3B": _shape("Qwen3-MoE", 2048, 6144, 48, 32, 4, 40_960, **_128_EXPERTS),
     "Qwen3.5-0.8B": _shape("Qwen3.5", 1024, 3584, 24, 8, 2, 262_144, **_qwen35(16)),
     "Qwen3.5-4B": _shape("Qwen3.5", 2560, 9216, 32, 16, 4, 262_144, **_qwen35(32)),
     "Llama-3-8B": _shape("Llama-3", 4096, 14_336, 32, 32, 8, 8192),

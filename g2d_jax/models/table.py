@@ -24,9 +24,10 @@ class Param:
     one per layer. inputs: how many dimensions of a linear layer, the first ones, are its inputs; 0:
     it is no linear layer. adapter: of LoRA; the name is PEFT's then. quantised: the kind of codes
     that stand for it, see quantise.py; empty: none. layers: the numbers of those that have it, whose
-    arrays are stacked in one that begins with that dimension; empty: it is in no layer. stored: see
-    `stored_shape`, where it does not follow from the rest. exact: it is float32 whatever the
-    others are.
+    arrays are stacked in one that begins with that dimension; empty: it is in no layer. experts: how
+    many a layer has, whose matrices it holds, the first dimension of its shape; Hugging Face has a
+    tensor of each, {expert} in its name; 0: it is of no expert. stored: see `stored_shape`, where it
+    does not follow from the rest. exact: it is float32 whatever the others are.
     """
 
     shape: tuple[int, ...]
@@ -37,6 +38,7 @@ class Param:
     adapter: bool = False
     quantised: str = ""
     layers: tuple[int, ...] = ()
+    experts: int = 0
     stored: tuple[int, ...] = ()
     exact: bool = False
 
@@ -52,12 +54,13 @@ class Param:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """The shape in which Hugging Face stores it, of one layer: a linear layer as [out, in],
-        and heads and head_dim always as one dimension."""
+        """The shape in which Hugging Face stores it, of one layer, and one expert: a linear layer
+        as [out, in], and heads and head_dim always as one dimension."""
         if self.stored:
             return self.stored
         if self.inputs:
-            return math.prod(self.shape[self.inputs :]), math.prod(self.shape[: self.inputs])
+            own = self.shape[bool(self.experts) :]
+            return math.prod(own[self.inputs :]), math.prod(own[: self.inputs])
         if "head_dim" in self.axes:
             return (math.prod(self.shape),)
         return self.shape
@@ -92,15 +95,28 @@ def _norms(c: ModelConfig) -> dict[str, Param]:
 
 
 def _feed_forward(c: ModelConfig) -> dict[str, Param]:
-    """Return the rows of a layer's gated feed-forward layer."""
-    table = {}
+    """Return the rows of a layer's gated feed-forward layer, or of its experts and the router that
+    chooses among them."""
+    module, table = "model.layers.{layer}.mlp", {}
+    if c.num_experts:
+        router = _row(c, ("embed", "routes"), "normal", f"{module}.gate.weight", 1)
+        table["router"] = replace(router, exact=True)
+        for name, sides in (
+            ("gate", ("embed", "expert_mlp")),
+            ("up", ("embed", "expert_mlp")),
+            ("down", ("expert_mlp", "embed")),
+        ):
+            hf_name = f"{module}.experts.{{expert}}.{name}_proj.weight"
+            row = _row(c, ("experts", *sides), "normal", hf_name, 1)
+            table[f"expert_{name}"] = replace(row, experts=c.num_experts)
+        return table
     for name, axes in (
         ("gate", ("embed", "mlp")),
         ("up", ("embed", "mlp")),
         ("down", ("mlp", "embed")),
     ):
-        hf_name = f"model.layers.{{layer}}.mlp.{name}_proj.weight"
-        table[name] = replace(_row(c, axes, "normal", hf_name, 1), quantised=c.quantise)
+        row = _row(c, axes, "normal", f"{module}.{name}_proj.weight", 1)
+        table[name] = replace(row, quantised=c.quantise)
     return table
 
 
@@ -176,6 +192,9 @@ def _row(c: ModelConfig, axes: Sequence[str], init: Init, hf_name: str, inputs: 
         "kv_heads": c.num_key_value_heads,
         "head_dim": c.head_dim,
         "mlp": c.intermediate_size,
+        "experts": c.num_experts,
+        "routes": c.num_experts,
+        "expert_mlp": c.moe_intermediate_size,
     }
     return Param(tuple(sizes[axis] for axis in axes), tuple(axes), init, hf_name, inputs)
 
@@ -218,16 +237,24 @@ def params(c: ModelConfig) -> dict[str, Param]:
     return outer_params(c) | block_params(c)
 
 
-def tensors(c: ModelConfig) -> dict[str, tuple[str, Param, int | None]]:
-    """Map Hugging Face's names to (our name, row, its place in the stack of layers or None), in
-    Hugging Face's order."""
-    table: dict[str, tuple[str, Param, int | None]] = {}
+Place = int | tuple[int, int] | None
+"""Where a tensor is in the stack of layers, of an expert in that of experts too; None: it is no part
+of one."""
+
+
+def tensors(c: ModelConfig) -> dict[str, tuple[str, Param, Place]]:
+    """Map Hugging Face's names to (our name, row, its place), in Hugging Face's order."""
+    table: dict[str, tuple[str, Param, Place]] = {}
     table |= {row.hf_name: (name, row, None) for name, row in outer_params(c).items()}
     rows = block_params(c)
     for layer in range(c.num_hidden_layers):
         for name, place in places(rows, layer).items():
             row = rows[name]
-            table[row.hf_name.format(layer=layer)] = name, row, place
+            for expert in range(row.experts):
+                hf_name = row.hf_name.format(layer=layer, expert=expert)
+                table[hf_name] = name, row, (place, expert)
+            if not row.experts:
+                table[row.hf_name.format(layer=layer)] = name, row, place
     return table
 
 

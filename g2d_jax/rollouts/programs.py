@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from g2d_jax import mesh as meshes
 from g2d_jax.models import kv_codes, lora
 from g2d_jax.models.decoder import Cache
-from g2d_jax.models.flops import attended, forward_flops, matmul_params
+from g2d_jax.models.flops import attended, forward_flops, read_params
 from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.rollouts.workload import Workload
 from g2d_jax.sampler.capacity import LOGIT, bytes_saved
@@ -230,7 +231,7 @@ def _decode_work(
     return Work(
         share * workload.calls * decoded.steps / steps,
         forward_flops(model, row_steps, row_steps * decoded.live) / sampler.mesh.size,
-        steps * _weights(session, workload.weights) + drawn,
+        steps * _weights(session, workload.weights, shapes.rows) + drawn,
         parts,
         generated=share * workload.responses * workload.mean,
         responses=share * workload.responses,
@@ -241,11 +242,11 @@ def _decode_work(
     )
 
 
-def _weights(session: Session, weights: str) -> float:
-    """Count the bytes of the matrices that one pass of the sampler reads on a device. weights: as
-    of `Sampler`."""
+def _weights(session: Session, weights: str, tokens: float = math.inf) -> float:
+    """Count the bytes of the matrices that one pass of the sampler over so many tokens reads on a
+    device. weights: as of `Sampler`."""
     mesh = session.sampling.sampler.mesh
     model = session.model_config.with_quantisation(weights)
     itemsize = session.compute.dtype.itemsize
-    read = itemsize * matmul_params(model) - bytes_saved(model, itemsize)
+    read = itemsize * read_params(model, tokens / mesh.shape["data"]) - bytes_saved(model, itemsize)
     return read / mesh.shape["tensor"] / mesh.shape["fsdp"]

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from g2d_jax.models import quantise
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import count_params
-from g2d_jax.models.flops import matmul_params
+from g2d_jax.models.flops import matmul_params, read_params
 from g2d_jax.models.table import block_params
 from g2d_jax.rates import Rates, Seconds
 
@@ -141,6 +141,7 @@ class Split:
         """Estimate how long a decode step of so many rows takes."""
         config, rates = self.config, self.rates
         numbers = matmul_params(config)
+        decoded = rows * self.ways / self.devices  # by the devices that share a copy
         # A row that decodes has, over its life, half of its columns filled; what recurrent layers
         # keep is read and written.
         token = kv_bytes(config, self.itemsize, self.kv_cache_dtype)
@@ -150,7 +151,7 @@ class Split:
         collectives = by_tensor.collectives + by_fsdp.collectives
         parts = Seconds(
             products=2 * numbers * rows / self.devices / rates.flops,
-            memory=self._weight_bytes(numbers) / rates.bandwidth,
+            memory=self._weight_bytes(read_params(config, decoded)) / rates.bandwidth,
             cache=cached / rates.bandwidth,
             links=sum(
                 sending.sent / rates.group_link(axes)
@@ -199,7 +200,9 @@ class Split:
         of_keys = config.linear_num_key_heads * config.linear_key_head_dim
         of_values = config.linear_num_value_heads * config.linear_value_head_dim
         recurrent = len(config.layers(recurrent=True)) * (4 * of_keys + 5 * of_values)
-        width = 4 * config.num_hidden_layers * config.intermediate_size + attention + recurrent
+        # Of experts each device of the axis tensor has a row for every token that goes to any.
+        feed_forward = config.feed_forward_size * (parts if config.num_experts else 1)
+        width = 4 * config.num_hidden_layers * feed_forward + attention + recurrent
         sent = share * decoded * width / parts * self.itemsize
         sent += share * decoded * config.vocab_size / parts * LOGIT
         return Sending(sent, 6 * config.num_hidden_layers + 6)

@@ -20,7 +20,7 @@ from g2d_jax.models import decoder, lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.delta import CHUNK
-from g2d_jax.models.flops import forward_flops, matmul_params, train_flops
+from g2d_jax.models.flops import forward_flops, read_params, train_flops
 from g2d_jax.runtime.program_cache import Jitted, Programs
 from g2d_jax.session import init_params
 from g2d_jax.session.cost import Cost
@@ -239,7 +239,7 @@ def mean_prompt(session: Session) -> float:
 def _weights(session: Session) -> float:
     """Count the bytes of the matrices that one pass over a micro-batch reads on a device."""
     itemsize = session.compute.dtype.itemsize
-    return itemsize * matmul_params(session.model_config) / session.mesh.shape["tensor"]
+    return itemsize * read_params(session.model_config) / session.mesh.shape["tensor"]
 
 
 def activation_bytes(session: Session, packed: Packed) -> int:
@@ -273,12 +273,15 @@ def saved_by_layer(config: Any, remat: str, tensor: int = 1) -> tuple[float, flo
     width = heads * config.head_dim / tensor
     key_width = kv * config.head_dim / tensor
     gate = width if config.traits.recurrent else 0.0
-    m = config.intermediate_size
+    m = config.feed_forward_size
+    products, factors = 2 * m / tensor, 3 * m / tensor
+    if config.num_experts:  # of every token that goes to an expert, on whatever device it lies
+        products, factors = 0, config.num_experts_per_tok * e + 3 * m
     attention = {
         "full": between,
         "attention": between + width,
-        "dots": 2 * between + 2 * width + gate + 2 * key_width + 2 * m / tensor,
-        "none": 2 * between + 2 * e + 3 * width + 2 * gate + 3 * key_width + 3 * m / tensor,
+        "dots": 2 * between + 2 * width + gate + 2 * key_width + products,
+        "none": 2 * between + 2 * e + 3 * width + 2 * gate + 3 * key_width + factors,
     }[remat]
     values = config.linear_num_value_heads * config.linear_value_head_dim
     read = 2 * (config.linear_num_key_heads * config.linear_key_head_dim + values) / tensor

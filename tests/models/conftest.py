@@ -206,6 +206,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {
+            "head_dim": 20,
+            "rope_parameters": THETA,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": True,
+        },
+    ),
     "olmo3": (
         "Olmo3Config",
         {
@@ -236,6 +247,7 @@ SLOW = (
     "gemma3-images",
     "mistral3",
     "qwen3_5-images",
+    "qwen3_moe",
 )
 
 

@@ -85,6 +85,15 @@ CONFIGS["qwen3_5"] = ModelConfig(
     layer_types=(RECURRENT, FULL, RECURRENT, FULL),
     **{**COMMON, "num_hidden_layers": 4},
 )
+CONFIGS["qwen3_moe"] = ModelConfig(
+    "qwen3_moe",
+    head_dim=6,
+    num_experts=8,
+    num_experts_per_tok=3,
+    moe_intermediate_size=12,
+    norm_topk_prob=True,
+    **COMMON,
+)
 TOLERANCE = 2e-5
 
 

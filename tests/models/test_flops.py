@@ -29,6 +29,19 @@ def test_parameters_used_in_products():
     assert flops.matmul_params(untied) == 17_568
 
 
+def test_a_token_is_multiplied_with_its_own_experts_alone():
+    """Two of eight, each of three matrices of 32 * 12; more tokens read more of them."""
+    sizes = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+    config = dataclasses.replace(TINY, family="qwen3_moe", **sizes)
+    dense = 2 * (LAYER - 3 * 32 * 48 + 2 * 8 + 32 * 8) + 32 + 64 * 32  # head norms and router
+    expert = 2 * 3 * 32 * 12
+    assert flops.matmul_params(config) == dense + 2 * expert
+    assert flops.read_params(config, 1) == dense + 2 * expert
+    assert flops.read_params(config, 2) == dense + 8 * expert * 7 // 16
+    assert flops.read_params(config) == dense + 8 * expert
+    assert flops.forward_flops(config, 10, 0) == 20 * (dense + 2 * expert)
+
+
 def test_literal_values():
     # 10 tokens that read 7 positions each: products 2 * 17,568, attention 4 * 2 layers * 4 heads *
     # 8 * 7 a token.

@@ -65,6 +65,12 @@ OWN = {
             "full_attention": YARN,
         },
     },
+    "qwen3_moe": {
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 12,
+        "norm_topk_prob": True,
+    },
     "qwen3_5_text": {
         "layer_types": ["linear_attention", "full_attention"],
         "rope_parameters": {

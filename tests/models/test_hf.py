@@ -71,6 +71,7 @@ def test_loaded_logits_equal_transformers(reference: Any) -> None:
             "mistral3",
             "qwen3_5",
             "qwen3_5-images",
+            "qwen3_moe",
         ),
     ],
 )
@@ -162,6 +163,7 @@ def test_bfloat16_file_gives_the_rounded_weights(
             ("olmo2", {"fsdp": 2, "tensor": 2, "data": -1}),
             ("phi3", {"fsdp": 2, "tensor": 2, "data": -1}),
             ("qwen3_5", {"fsdp": 2, "tensor": 2, "data": -1}),
+            ("qwen3_moe", {"fsdp": 2, "tensor": 2, "data": -1}),
         ),
         ("qwen3", {"fsdp": 1, "tensor": -1}),  # two KV heads on more devices: replicated
     ],
@@ -252,6 +254,18 @@ def test_wrong_tensor_is_named(
 
     with pytest.raises(ValueError, match=message):
         hf.load(damaged(references["llama3"], tmp_path / "model", change))
+
+
+@pytest.mark.slow
+def test_a_missing_expert_is_named(references: dict[str, Any], tmp_path: Path) -> None:
+    reference, name = references["qwen3_moe"], "model.layers.1.mlp.experts.5.up_proj.weight"
+    folder = damaged(reference, tmp_path / "model", lambda tensors: tensors.pop(name))
+    with pytest.raises(ValueError, match=f"missing: {name}"):
+        hf.load(folder)
+    config = json.loads((reference.folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_local_experts": 10**9}))
+    with pytest.raises(ValueError, match="says 3 layers of 1000000000 experts, the files hold"):
+        hf.load(folder)
 
 
 def test_truncated_file_names_the_tensor(references: dict[str, Any], tmp_path: Path) -> None:

@@ -22,6 +22,17 @@ QWEN25_7B = {
     "transformers_version": "4.40.1", "use_cache": True, "use_mrope": False, "use_sliding_window": False,
     "vocab_size": 152064,
 }  # fmt: skip
+QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 151643,
+    "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+    "initializer_range": 0.02, "intermediate_size": 6144, "max_position_embeddings": 40960, "max_window_layers": 48,
+    "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768, "norm_topk_prob": True,
+    "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+    "num_key_value_heads": 4, "output_router_logits": False, "rms_norm_eps": 1e-06, "rope_scaling": None,
+    "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "sliding_window": None, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False,
+    "vocab_size": 151936,
+}  # fmt: skip
 LLAMA31_8B = {
     "attention_bias": False, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
     "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama", "num_attention_heads": 32,
@@ -125,6 +136,7 @@ def as_transformers5(raw: dict[str, Any]) -> dict[str, Any]:
     ("raw", "name"),
     [
         (QWEN25_7B, "Qwen2.5-7B"),
+        (QWEN3_MOE, "Qwen3-30B-A3B"),
         (LLAMA31_8B, "Llama-3.1-8B"),
         (SMOLLM2_135M, "SmolLM2-135M"),
         (MISTRAL, "Mistral-7B-v0.3"),
@@ -315,8 +327,19 @@ def test_unused_window_is_accepted() -> None:
     [
         (
             QWEN25_7B,
-            {"model_type": "qwen3_moe"},
-            "model_type 'qwen3_moe' is not supported; supported are qwen2, qwen3",
+            {"model_type": "qwen2_moe"},
+            "model_type 'qwen2_moe' is not supported; supported are qwen2, qwen3",
+        ),
+        (QWEN3_MOE, {"decoder_sparse_step": 2}, "decoder_sparse_step = 2 is not supported"),
+        (QWEN3_MOE, {"mlp_only_layers": [0]}, r"mlp_only_layers = \[0\] is not supported"),
+        (QWEN3_MOE, {"num_local_experts": 64}, "num_local_experts 64 is not num_experts 128"),
+        (QWEN3_MOE, {"num_experts_per_tok": 129}, "is more than num_experts"),
+        (QWEN3_MOE, {"num_experts": 0}, "num_experts must be a positive integer"),
+        (QWEN3_MOE, {"use_sliding_window": True, "sliding_window": 64}, "sliding-window"),
+        (
+            QWEN3_MOE,
+            {"shared_expert_intermediate_size": 512},
+            "shared_expert_intermediate_size = 512 is not supported",
         ),
         (
             QWEN25_7B,

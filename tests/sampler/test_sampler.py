@@ -856,16 +856,40 @@ RECURRENT = ModelConfig(
 )
 
 
-@pytest.mark.parametrize("devices", [1, *slow(8)])
-def test_a_recurrent_model_samples_what_its_trainer_scores(devices: int) -> None:
+EXPERTS = ModelConfig(
+    "qwen3_moe",
+    vocab_size=64,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    intermediate_size=48,
+    num_experts=8,
+    num_experts_per_tok=2,
+    moe_intermediate_size=24,
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "devices", "ways"),
+    [
+        (RECURRENT, 1, 1),
+        *slow((EXPERTS, 1, 1), (RECURRENT, 8, 2), (EXPERTS, 8, 2), (EXPERTS, 8, 4)),
+    ],
+    ids=lambda value: value.family if isinstance(value, ModelConfig) else str(value),
+)
+def test_other_layers_sample_what_their_trainer_scores(
+    config: ModelConfig, devices: int, ways: int
+) -> None:
     """Rows take over from others, prompts from their own state; responses to a prompt share a
-    row."""
-    model = noisy(decoder.init(RECURRENT, jax.random.key(0), std=0.15))
+    row. Experts lie on two devices, and with four ways their width on two as well."""
+    model = noisy(decoder.init(config, jax.random.key(0), std=0.15))
     mesh = one_device()
     if devices > 1:
-        mesh = meshes.sampling(meshes.make_mesh(1, devices, 1), 2, RECURRENT.num_key_value_heads)
-        model = jax.device_put(model, decoder.shardings(RECURRENT, mesh))
-    sampler = Sampler(RECURRENT, mesh, seed=SEED, max_num_seqs=8, chunk=4, prefill_rows=4)
+        mesh = meshes.sampling(meshes.make_mesh(1, devices, 1), ways, config.num_key_value_heads)
+        model = jax.device_put(model, decoder.shardings(config, mesh))
+    sampler = Sampler(config, mesh, seed=SEED, max_num_seqs=8, chunk=4, prefill_rows=4)
     rollouts = run(sampler, model, REQUESTS[:4])
     assert len(rollouts) == 10 and sampler.usage.row_steps > 0
     compute = Compute(mesh)
