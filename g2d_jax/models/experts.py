@@ -42,7 +42,7 @@ TILES = (512, 256, 128)
 """Rows that the TPU's kernel takes at once: the first that divides them."""
 
 COLUMNS = (1024, 768)
-"""Columns of a tile of its two operands."""
+"""Columns of a tile of its two operands in bfloat16; of float32 half of them."""
 
 Way = Literal["ragged", "blocks", "every"]
 
@@ -70,9 +70,9 @@ Mixture = Callable[[Array, Routes, Stacks], Array]
 def choose(c: ModelConfig, router: Array, x: Array) -> Routes:
     """Choose each token's experts, in float32 whatever the type of x: rounded numbers would often
     rank others first. x: [B, T, E]. router: [E, X]."""
-    rows = x.astype(jnp.float32).reshape(-1, x.shape[-1])
-    logits = jnp.matmul(rows, router.astype(jnp.float32), precision="highest")
-    shares = jax.nn.softmax(logits.reshape(*x.shape[:2], -1), axis=-1)
+    wide = x.astype(jnp.float32)
+    logits = jnp.einsum("bte,ex->btx", wide, router.astype(jnp.float32), precision="highest")
+    shares = jax.nn.softmax(logits, axis=-1)
     weights, experts = jax.lax.top_k(shares, c.num_experts_per_tok)
     if c.norm_topk_prob:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
@@ -112,9 +112,11 @@ def on_devices(mesh: Mesh | None, *, split_width: bool = False) -> Mixture:
             found = mix(x, routes, stacks, first, summed, platform=platform_of(mesh))
             return found[None] if experts else found
 
+        # What is gathered is gathered again by the backward pass, whatever else is kept.
+        run_own = jax.checkpoint(own) if width and not split_width else own
         # The sum over devices is XLA's: its gradient then sends nothing.
         each = jax.shard_map(
-            own,
+            run_own,
             mesh=mesh,
             in_specs=(of_tokens, PartitionSpec(of_tokens[0]), Stacks(*of_stacks)),
             out_specs=PartitionSpec(experts, *of_tokens) if experts else of_tokens,
@@ -181,7 +183,7 @@ def way_on(platform: str, tokens: int) -> Way:
 def _weighted(gate: Array, up: Array, weights: Array) -> Array:
     """Apply the gates, and the router's weights: before the last matrix, so that its output needs
     not be kept for their gradients. weights: of all but the last dimension."""
-    gated = jax.nn.silu(gate) * up
+    gated = (jax.nn.silu(gate) * up).astype(jnp.float32)
     return (gated * weights[..., None]).astype(gate.dtype)
 
 
@@ -282,7 +284,8 @@ def kernel_gradient(
     # Pallas takes long to import.
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
-    tiling = tile, *COLUMNS
+    # Twice the bytes would not fit the kernel's memory.
+    tiling = tile, *(size * 2 // max(x.dtype.itemsize, 2) for size in COLUMNS)
     # It leaves types and ranks to JAX, which may be told to refuse that.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         return tgmm(x.T, gradient, sizes, gradient.dtype, tiling, interpret=interpret)

@@ -99,7 +99,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     """Read the contents of a config.json of a model_type in FAMILIES, or of a model with images
     whose language model is of one.
 
-    Raises ValueError naming the field for another model type (mixtures of experts, vision …),
+    Raises ValueError naming the field for another model type (other mixtures of experts, vision …),
     sliding windows in a family without them, rope types that the family does not have, biases of
     feed-forward layers, quantised weights, and for missing or misformed sizes.
     """

@@ -18,7 +18,7 @@ from g2d_jax import stages as stage_modules
 from g2d_jax.config import Config
 from g2d_jax.models import reward_model
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.models.flops import matmul_params
+from g2d_jax.models.flops import read_params
 from g2d_jax.plan.work import shape_of
 from g2d_jax.scoring.batches import columns, full_rows, make_program
 from g2d_jax.session.program import Program, Work, device_bytes, fixed
@@ -72,7 +72,7 @@ def rewards(session: Session, decode: Program) -> Iterator[Program]:
         scored = batch.share * (work.generated + work.responses * mean_prompt(session))
         flops = reward_model.score_flops(batch.config, [length] * rows) / mesh.size
         (embed,) = jax.tree.leaves(batch.model.trunk.embed)
-        read = embed.dtype.itemsize * matmul_params(batch.config) / mesh.shape["tensor"]
+        read = embed.dtype.itemsize * read_params(batch.config) / mesh.shape["tensor"]
         cost = Work(
             scored / (rows * length),
             flops,

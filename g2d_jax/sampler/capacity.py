@@ -142,6 +142,8 @@ class Split:
         config, rates = self.config, self.rates
         numbers = matmul_params(config)
         decoded = rows * self.ways / self.devices  # by the devices that share a copy
+        if rates.launches:  # a GPU multiplies few tokens with all experts (models/experts.py)
+            numbers, decoded = read_params(config), math.inf
         # A row that decodes has, over its life, half of its columns filled; what recurrent layers
         # keep is read and written.
         token = kv_bytes(config, self.itemsize, self.kv_cache_dtype)

@@ -88,6 +88,16 @@ def test_all_ways_add_up_each_tokens_experts(first: int, count: int) -> None:
     assert not np.any(gradients["blocks"][2].gate[3 - first])  # no token went there
 
 
+@pytest.mark.parametrize(("platform", "tokens"), [("cpu", 20), *slow(("gpu", 20), ("tpu", 20))])
+def test_bfloat16_is_near_float32(platform: str, tokens: int) -> None:
+    x, routes, stacks = example(tokens)
+    expected = plain_mixture(x, routes, stacks, 0)
+    narrow = jax.tree.map(lambda array: array.astype(jnp.bfloat16), (x, stacks))
+    found = experts.mix(narrow[0], routes, narrow[1], platform=platform)
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(found, np.float32), expected, atol=0.1)
+
+
 @pytest.mark.parametrize(
     ("platform", "sizes"),
     [
