@@ -125,9 +125,6 @@ MODELS: dict[str, Model] = {
     "qwen3-0.6b": _qwen3("0.6B"),
     "qwen3-4b": _qwen3("4B"),
     "qwen3-8b": _qwen3("8B"),
-    "qwen3-30b-a3b": _qwen3("30B-A3B"),
-    "qwen3.5-0.8b": _qwen35("0.8B"),
-    "qwen3.5-4b": _qwen35("4B"),
     "llama-3.2-1b": _llama("3.2-1B"),
     "llama-3.1-8b": _llama("3.1-8B"),
     "smollm3-3b": _smollm3("3B"),
@@ -135,6 +132,9 @@ MODELS: dict[str, Model] = {
     "gemma-3-4b": _gemma3("4b"),
     "olmo-3-7b": _olmo3("7B"),
     "phi-4-mini": _phi4_mini(),
+    "qwen3-30b-a3b": _qwen3("30B-A3B"),
+    "qwen3.5-0.8b": _qwen35("0.8B"),
+    "qwen3.5-4b": _qwen35("4B"),
 }
 
 TRAIN = {"gsm8k": "gsm8k:train"}
