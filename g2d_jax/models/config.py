@@ -326,7 +326,7 @@ FEED_FORWARD = ("gate", "up", "down")
 
 RECURRENT_LINEAR = {f"in_proj_{name}": f"delta_{name}" for name in "qkvzba"}
 RECURRENT_LINEAR["out_proj"] = "delta_o"
-"""Those of a recurrent layer, beside the feed-forward layer's."""
+"""Maps those that a recurrent layer has beside the feed-forward layer's in the same way."""
 
 ALL_LINEAR = LINEAR | RECURRENT_LINEAR
 

@@ -127,11 +127,9 @@ def fresh(name: str, row: Param, key: Array, std: float) -> Array:
     shape, own = row.full_shape, jax.random.fold_in(key, zlib.crc32(name.encode()))
     if row.init == "normal":
         return std * jax.random.normal(own, shape)
-    if row.init == "uniform":
-        bound = 1 / math.sqrt(math.prod(row.shape[:-1]))
-        return jax.random.uniform(own, shape, minval=-bound, maxval=bound)
-    if row.init == "taps":
-        bound = 1 / math.sqrt(row.shape[-1])
+    if row.init in ("uniform", "taps"):
+        inputs = row.shape[-1:] if row.init == "taps" else row.shape[:-1]
+        bound = 1 / math.sqrt(math.prod(inputs))
         return jax.random.uniform(own, shape, minval=-bound, maxval=bound)
     if row.init == "decay":
         return jnp.log(jax.random.uniform(own, shape, minval=0.01, maxval=16.0))

@@ -69,10 +69,11 @@ Recurrence = Callable[[Inputs, Array], tuple[Array, Memory]]
 [B, T, H * R, E], and what is kept."""
 
 
-def no_memory(c: ModelConfig, rows: int, dtype: jnp.dtype) -> Memory:
-    """Return what is kept before the first token. dtype: of the tail."""
+def no_memory(c: ModelConfig, rows: int, dtype: jnp.dtype, split: int = 1) -> Memory:
+    """Return what is kept before the first token. dtype: of the tail. split: over how many devices
+    the heads are split, of one of which it is."""
     size, value_size = c.linear_key_head_dim, c.linear_value_head_dim
-    heads, values = c.linear_num_key_heads, c.linear_num_value_heads
+    heads, values = c.linear_num_key_heads // split, c.linear_num_value_heads // split
     features = 2 * size + values // heads * value_size
     return Memory(
         state=jnp.zeros((rows, values, size, value_size), jnp.float32),
@@ -152,11 +153,8 @@ def scan(
         x = jnp.pad(x, ((0, 0), (padding, 0), *((0, 0),) * (x.ndim - 2)))
         return jnp.moveaxis(x.reshape(rows, count, chunk, *x.shape[2:]), 1, 0)
 
-    _, _, heads, features = inputs.mixed.shape
-    size, value_size = c.linear_key_head_dim, c.linear_value_head_dim
-    state = jnp.zeros((rows, inputs.decay.shape[2], size, value_size), jnp.float32)
-    tail = jnp.zeros((rows, heads, taps.shape[-1] - 1, features), inputs.mixed.dtype)
-    nothing = Memory(state, tail)
+    split = c.linear_num_key_heads // inputs.mixed.shape[2]
+    nothing = no_memory(c, rows, inputs.mixed.dtype, split)
     start = _Branch(jnp.full(rows, -1, jnp.int32), nothing, nothing)
 
     # Its backward pass keeps the states between chunks and computes the rest again.

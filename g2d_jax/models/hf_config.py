@@ -63,7 +63,10 @@ _SUPPORTED: dict[str, tuple[object, ...]] = {
 }
 
 # Of a family with recurrent layers.
-_GATES = {"attn_output_gate": (True,), "output_gate_type": ("swish", "silu")}
+_GATES: dict[str, tuple[object, ...]] = {
+    "attn_output_gate": (True, None),
+    "output_gate_type": ("swish", "silu", None),
+}
 
 _LONG_ROPE_LENGTH = 4096  # where config.json leaves it out
 
@@ -232,14 +235,16 @@ def one_or_list(ids: Sequence[int]) -> int | list[int] | None:
 
 
 def _refuse_unsupported(raw: Mapping[str, Any], family: Family) -> None:
-    activation = {name: (value,) for name, value in _activation(family).items()}
-    for name, supported in (_SUPPORTED | activation).items():
+    of_family: dict[str, tuple[object, ...]] = {
+        name: (value,) for name, value in _activation(family).items()
+    }
+    if family.recurrent:
+        of_family |= _GATES
+    for name, supported in (_SUPPORTED | of_family).items():
         if name in (*family.stated, *family.ignored_dropout):
             continue
         if name == "original_max_position_embeddings" and "longrope" in family.ropes:
             continue
-        if family.recurrent:
-            supported = (*supported, *_GATES.get(name, ()))
         if name in raw and raw[name] not in supported:
             raise ValueError(f"config.json: {name} = {raw[name]!r} is not supported")
 

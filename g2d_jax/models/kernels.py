@@ -117,8 +117,8 @@ def _obstacle(
                 "compute.row_length to one, or"
             )
         return ""
-    if capability and int(capability.split(".")[0]) < 8:
-        return f"it needs compute capability 8.0, and this GPU's is {capability}:"
+    if obstacle := _too_old(capability):
+        return obstacle
     if layout == "packed" and length % 2:
         return (
             f"its gradient needs rows of an even number of tokens, not {length}: set "
@@ -174,8 +174,8 @@ def _decode_obstacle(device: jax.Device, dtype: jnp.dtype, head_dim: int, kv_hea
             "that kernel needs a TPU or an NVIDIA GPU and these devices are "
             f"{device.device_kind!r}: run there, or"
         )
-    if is_nvidia and int(capability.split(".")[0]) < 8:
-        return f"it needs compute capability 8.0, and this GPU's is {capability}:"
+    if obstacle := _too_old(capability):
+        return obstacle
     if head_dim % 8 or (is_nvidia and head_dim > 256):
         most = " and at most 256" * is_nvidia
         return f"it needs a head_dim that is a multiple of 8{most}, and this model's is {head_dim}:"
@@ -190,6 +190,13 @@ def _decode_obstacle(device: jax.Device, dtype: jnp.dtype, head_dim: int, kv_hea
 def capability_of(mesh: Mesh) -> str:
     """Return the compute capability of the mesh's NVIDIA GPUs, as "9.0", "" of other devices."""
     return _capability(mesh.devices.flat[0])
+
+
+def _too_old(capability: str) -> str:
+    """Explain, as `_obstacle` does, why a GPU is too old for the kernels; "" if it is not."""
+    if capability and int(capability.split(".")[0]) < 8:
+        return f"it needs compute capability 8.0, and this GPU's is {capability}:"
+    return ""
 
 
 def _capability(device: jax.Device) -> str:

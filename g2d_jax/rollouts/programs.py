@@ -24,7 +24,7 @@ from g2d_jax.session.session import Session
 from g2d_jax.session.training_programs import mean_prompt, policy_shapes
 
 STATES = "recurrent states"
-"""What a cache holds beside keys and values, by the name that plans give it."""
+"""Names what a cache holds beside keys and values in plans."""
 
 
 def sampling_programs(
