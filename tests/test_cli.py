@@ -370,7 +370,10 @@ try:
     with heartbeat.watched(peer_timeout=60, hang_timeout=60):
         print("waiting", flush=True)
         for _ in range(int(sys.argv[2])):
-            time.sleep(0.01)
+            if sys.argv[3] == "waits":
+                time.sleep(0.01)
+            else:
+                print("a line", flush=True)
             processes.check_stop()
 except processes.Preempted as stopped:
     print("saved", flush=True)
@@ -381,9 +384,14 @@ print("went on", flush=True)
 """
 
 
-def test_a_terminal_that_is_closed_stops_a_run_where_it_can_be_continued(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "doing", ["waits", "prints"]
+)  # what is being printed fails before the signal
+def test_a_terminal_that_is_closed_stops_a_run_where_it_can_be_continued(
+    tmp_path: Path, doing: str
+) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", HANGING_UP, str(tmp_path / "saved"), "3000"]
+    command = [sys.executable, "-c", HANGING_UP, str(tmp_path / "saved"), "3000000", doing]
     with subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
     ) as process:
@@ -414,7 +422,7 @@ def test_a_message_on_a_terminal_is_broken_at_spaces(monkeypatch: pytest.MonkeyP
 
 def test_sighup_is_heard_unless_it_is_ignored_as_under_nohup(tmp_path: Path) -> None:
     for ignored, steps in (("", 3000), ("trap '' HUP; ", 50)):
-        command = [sys.executable, "-c", HANGING_UP, str(tmp_path / "saved"), str(steps)]
+        command = [sys.executable, "-c", HANGING_UP, str(tmp_path / "saved"), str(steps), "waits"]
         command = ["sh", "-c", ignored + 'exec "$@"', "sh", *command]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

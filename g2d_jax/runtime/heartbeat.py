@@ -11,6 +11,7 @@ the peer's number, not its host. A process that hangs gives JAX signs of life fo
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
 import json
 import os
@@ -63,6 +64,14 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
     except processes.Preempted as stopped:
         if processes.leader():
             processes.say(f"stopped by {stopped.cause}: {processes.AGAIN}")
+        raise
+    except OSError as error:
+        # A line may be on its way to a terminal that is being closed: the write fails first, and
+        # the signal follows.
+        if error.errno == errno.EIO:
+            time.sleep(_PAUSE)
+            if processes.state.cause == processes.SIGHUP:
+                raise processes.Preempted from error
         raise
     finally:  # not at the start: a command may have been told to stop before it came so far
         processes.reset_stop()
