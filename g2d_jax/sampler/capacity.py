@@ -102,7 +102,9 @@ class Split:
         """
         if memory is None:
             return UNKNOWN
-        free = (1 - SPARE) * memory - beside - self._weight_bytes(count_params(self.config))
+        weights = self._weight_bytes(count_params(self.config))
+        weights += self._whole_words(1 if self.config.tie_word_embeddings else 2)
+        free = (1 - SPARE) * memory - beside - weights
         row_bytes = self.columns * kv_bytes(self.config, self.itemsize, self.kv_cache_dtype)
         row_bytes += memory_bytes(self.config, self.itemsize)
         rows = int(max(free, 0) * self.devices / row_bytes)
@@ -149,11 +151,12 @@ class Split:
         token = kv_bytes(config, self.itemsize, self.kv_cache_dtype)
         kept = self.columns / 2 * token + 2 * memory_bytes(config, self.itemsize)
         cached = rows * kept / self.devices
+        read = self._weight_bytes(read_params(config, decoded)) + self._whole_words(1)
         by_tensor, by_fsdp = self._by_tensor(rows), self._by_fsdp(rows)
         collectives = by_tensor.collectives + by_fsdp.collectives
         parts = Seconds(
             products=2 * numbers * rows / self.devices / rates.flops,
-            memory=self._weight_bytes(read_params(config, decoded)) / rates.bandwidth,
+            memory=read / rates.bandwidth,
             cache=cached / rates.bandwidth,
             links=sum(
                 sending.sent / rates.group_link(axes)
@@ -217,6 +220,15 @@ class Split:
     def _weight_bytes(self, params: int) -> float:
         """Count the bytes of so many of the model's parameters on a device."""
         return (self.itemsize * params - bytes_saved(self.config, self.itemsize)) / self.ways
+
+    def _whole_words(self, matrices: int) -> float:
+        """Count the bytes that so many matrices of the vocabulary, embedding and head, take on a
+        device beyond their share: one that the axis tensor does not divide is whole along it."""
+        config, parts = self.config, self._split_heads
+        if config.vocab_size % parts == 0:
+            return 0.0
+        words = config.vocab_size * config.hidden_size
+        return self.itemsize * matrices * words * (parts - 1) / self.ways
 
 
 def best_ways(

@@ -42,6 +42,19 @@ def test_rows_fill_what_weights_and_training_leave():
     assert split(1, 1).rows_that_fit(None, beside) == UNKNOWN
 
 
+def test_a_vocabulary_that_no_way_divides_is_whole_on_every_device():
+    """OLMo 3 has 100,278 words, which 16 does not divide: compiled for v5e-16 the weights take 2.29
+    GiB a device, where a sixteenth of them is 0.85."""
+    olmo = shapes.shape("allenai/Olmo-3-7B")
+    sixteenth = 2 * count_params(olmo) / 16
+    whole = 2 * 2 * 100_278 * 4096 * 15 / 16
+    assert (sixteenth + whole) / GIB == pytest.approx(2.29, abs=0.01)
+    row = 3072 * kv_bytes(olmo, 2) / 16
+    rows = split(16, 16, "v5e", olmo).rows_that_fit(int(14.49 * GIB), 0)
+    taken = sixteenth + whole + rows * row
+    assert 0 <= 0.94 * 14.49 * GIB - taken < 8 * row
+
+
 def test_codes_leave_room_for_rows():
     """A byte for each number of the seven matrices of 28 layers and four for each output, in place
     of two."""
