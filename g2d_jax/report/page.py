@@ -174,6 +174,11 @@ class Report(NamedTuple):
         """The parts of all sections, in their order."""
         return list(itertools.chain.from_iterable(map(attrgetter("parts"), self.sections)))
 
+    def __repr__(self) -> str:
+        """Name the report and its sections: all of it would be hundreds of kB of text."""
+        titles = ", ".join(section.title for section in self.sections)
+        return f"Report({self.kind!r}, {self.name!r}: {titles})"
+
     def _repr_html_(self) -> str:
         """Write the page in a frame of its own, in which nothing can run, for a notebook."""
         return f'<iframe srcdoc="{escape(html(self))}" sandbox width="100%" height="600"></iframe>'
