@@ -16,7 +16,7 @@ from etils import epath
 
 from g2d_jax import __version__, pipeline
 from g2d_jax import config as settings
-from g2d_jax.config import RUNTIME, STAGES, Config
+from g2d_jax.config import STAGES, Config
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime import failures
 from g2d_jax.runtime.storage import read_json
@@ -113,7 +113,7 @@ def test_the_reference_marks_what_may_change_between_two_starts() -> None:
                 marked = "*runtime*" in cells[-1] or (
                     "*runtime*" in head and f"`{field or section}`" not in head
                 )
-                assert marked == bool({section, name} & RUNTIME), name
+                assert marked == bool({section, name} & settings.RUNTIME), name
 
 
 @pytest.mark.parametrize(
