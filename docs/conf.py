@@ -5,6 +5,8 @@ import re
 import sys
 from pathlib import Path
 
+from docutils import nodes
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from g2d_jax import __version__
@@ -48,7 +50,17 @@ def short(app, what, name, obj, options, signature, returns):
         ), returns
 
 
+def settings(app, doctree):
+    """Tell the site of the places that pages name as <a id="…">: links to them are checked then as
+    those to headings are."""
+    labels = app.env.domaindata["std"]["anonlabels"]
+    for node in doctree.findall(nodes.raw):
+        for anchor in re.findall(r'<a id="([^"]+)">', node.astext()):
+            labels[f"{app.env.docname}#{anchor}"] = (app.env.docname, anchor)
+
+
 def setup(app):
-    """Register what reads docstrings and signatures."""
+    """Register what reads docstrings, signatures and anchors."""
+    app.connect("doctree-read", settings)
     app.connect("autodoc-process-docstring", plain)
     app.connect("autodoc-process-signature", short)

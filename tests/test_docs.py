@@ -42,32 +42,54 @@ def all_settings() -> set[str]:
     return {path for values in (base, *stages) for path in fields(values)}
 
 
+REFERENCE = ROOT / "docs" / "config"
+
+
+def reference() -> dict[str, list[list[str]]]:
+    """Rows of the pages of settings by page, their cells without the anchors: fields, default,
+    meaning."""
+    pages = {}
+    for page in sorted(REFERENCE.glob("*.md")):
+        text = re.sub(r'<a id="[^"]*"></a>', "", page.read_text())
+        rows = re.findall(r"^\| (`.*) \|$", text, flags=re.MULTILINE)
+        pages[page.stem] = [row.split(" | ", 2) for row in rows]
+    return pages
+
+
 def test_every_setting_is_in_the_reference() -> None:
-    text = (ROOT / "docs" / "config.md").read_text()
-    described = set(re.findall(r"`([A-Za-z0-9_.]+)`", text))
-    assert all_settings() - described - {"stages", "data", "kind"} == set()
+    rows = [row for rows in reference().values() for row in rows]
+    described = {name for fields, *_ in rows for name in re.findall(r"`([A-Za-z0-9_.]+)`", fields)}
+    assert all_settings() - described - {"stages", "tasks", "kind"} == set()
+
+
+def test_every_setting_has_an_anchor_of_its_own_name() -> None:
+    """PAGE#FIELD leads to its row, also where a row has several; a page is named once in the
+    index."""
+    index = (ROOT / "docs" / "config.md").read_text()
+    for page in sorted(REFERENCE.glob("*.md")):
+        text = page.read_text()
+        cells = re.findall(r"^\| (<a id=.*?|`.*?) \| ", text, flags=re.MULTILINE)
+        named = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+        anchors = re.findall(r'<a id="([^"]*)"></a>`\1`', text)
+        assert named == anchors and len(set(anchors)) == len(anchors), page.name
+        assert index.count(f"(config/{page.name})") == 1, page.name
 
 
 def test_defaults_in_the_reference_are_those_of_the_code() -> None:
     """Every row has one; where there are as many as fields, and they are plain values, they are
     compared."""
-    run, stages = (ROOT / "docs" / "config.md").read_text().split("\n## ")[1:3]
-    rows = [
-        (settings.base(), *row)
-        for row in re.findall(r"^\| (`[^|]*) \| ([^|]*) \|", run, flags=re.MULTILINE)
-    ]
-    kind = ""
-    for kinds, *row in re.findall(
-        r"^\| ([^|]*) ?\| (`[^|]*) \| ([^|]*) \|", stages, flags=re.MULTILINE
-    ):
-        kind = next((name for name in STAGES if name in kinds), "online" if kinds else kind)
-        rows.append((getattr(settings, kind)(), *row))
     compared = set()
-    for config, fields, defaults in rows:
-        assert defaults.strip(), f"{fields}: without a default"
-        names = re.findall("`([^`]+)`", fields)
-        values = defaults.partition(";")[0].replace("`", "").split(", ")
-        if len(names) == len(values):
+    for page, rows in reference().items():
+        kind = "online" if page == "shared" else page
+        config = getattr(settings, kind)() if kind in STAGES else settings.base()
+        for fields, defaults, *meaning in rows:
+            if not meaning:  # of a source's fields, which have none
+                continue
+            assert defaults.strip(), f"{fields}: without a default"
+            names = re.findall("`([^`]+)`", fields)
+            values = defaults.partition(";")[0].replace("`", "").split(", ")
+            if len(names) != len(values):
+                continue
             for name, value in zip(names, values, strict=True):
                 actual = reduce(
                     lambda section, part: getattr(section, part, ...), name.split("."), config
@@ -77,6 +99,21 @@ def test_defaults_in_the_reference_are_those_of_the_code() -> None:
                     assert (plain[value] if value in plain else float(value)) == actual, name
                     compared.add(name)
     assert len(compared) > 100
+
+
+def test_the_reference_marks_what_may_change_between_two_starts() -> None:
+    """In the field's row, or for all of a page but those that it names before its first table."""
+    for page, rows in reference().items():
+        if page in {*STAGES, "shared", "sweep"}:
+            continue
+        head = (REFERENCE / f"{page}.md").read_text().partition("\n|")[0]
+        for fields, *cells in rows:
+            for name in re.findall("`([^`]+)`", fields):
+                section, _, field = name.partition(".")
+                marked = "*runtime*" in cells[-1] or (
+                    "*runtime*" in head and f"`{field or section}`" not in head
+                )
+                assert marked == bool({section, name} & settings.RUNTIME), name
 
 
 @pytest.mark.parametrize(
@@ -109,9 +146,12 @@ def test_the_names_of_trl_and_verl_lead_to_settings() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What "PAGE#…" may name: the headings in lower case, with hyphens and without punctuation."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    """What "PAGE#…" may name: the headings in lower case, with hyphens and without punctuation, and
+    anchors."""
+    text = page.read_text()
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return slugs | set(re.findall(r'<a id="([^"]*)"></a>', text))
 
 
 def test_links_and_named_files_exist() -> None:
