@@ -6,6 +6,7 @@ import functools
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from etils import epath
+from forks import Forks
 
 from g2d_jax import __version__, arguments, pipeline
 from g2d_jax import config as settings
@@ -399,6 +401,47 @@ def test_every_command_line_of_a_page_is_one(
             if line in whole or ("--config" in given and not shortened):
                 require_sound(words[1:], config_of(page, tmp_path))
     assert len(whole) > 60 and len(options) == 13
+
+
+READ_A_RUN = ("status", "report", "compare", "sample", "evaluate", "export", "push")
+# What a line of these has in it that tests lack -> what that is
+LACKING = {
+    "--watch": "a terminal",
+    "gs://": "a bucket",
+    "adapters": "a run with adapters",
+    "--as ": "the extra plan",
+    "gsm8k": "the hub",
+    "amc23": "the hub",
+    "numinamath": "the hub",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_commands_that_read_a_run_do_so(finished: Path, forks: Forks, tmp_path: Path) -> None:
+    """On a finished run, whatever the page calls it and its last policy; a push to the hub with
+    --dry-run."""
+    for run in ("mine", "other"):
+        shutil.copytree(finished, tmp_path / run)
+    done = set()
+    failed = []
+    for line in dict.fromkeys(line for page in PAGES for line in command_lines(page)[0]):
+        for words in commands_of(line):
+            command = words[1] if program(words[0]) == "g2d" else ""
+            if command not in READ_A_RUN or any(word in line for word in LACKING):
+                continue
+            places = ["mine", "other"][: 1 + (command == "compare")]
+            rest = ["dpo" if word == "best" else word for word in words[2 + len(places) :]]
+            if "--repo" in rest and "--dry-run" not in rest:
+                rest.append("--dry-run")
+            if "--output" in rest:
+                rest[rest.index("--output") + 1] = f"written-{len(done)}"
+            ran = forks.run(command, *places, *rest, cwd=tmp_path)
+            done.add((command, *rest))
+            if ran.returncode:
+                failed.append((line, ran.stderr))
+    assert failed == []
+    assert {command for command, *_ in done} == set(READ_A_RUN)
 
 
 def test_every_config_says_what_it_needs() -> None:
