@@ -19,8 +19,8 @@ their spread):
     grpo              58.1 (1.3)   38.8 (0.5)   33.6 (5.1)
     grpo, n=12        57.6 (1.2)   38.4 (0.6)   32.2 (5.9)
 
-For s5, group_dpo, combined, nll and entropy it reports no accuracy: the last four changed nothing
-substantial.
+The value 57.2 stands apart from its row in the text that it was read from. For s5, group_dpo,
+combined, nll and entropy it reports no accuracy: the last four changed nothing substantial.
 
 Choices: method; model=llama-3.1-8b-instruct|qwen2.5-7b, or path=FOLDER_OR_HUB_ID; n responses to a
 prompt; alpha of combined; entropy, the coefficient; recipe=code|paper, whose normalisers and

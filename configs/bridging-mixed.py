@@ -17,6 +17,9 @@ The paper's numbers (Llama-3.1-8B-Instruct, online DPO; the last two columns jud
     math-to-chat                      33.3 (1.6)   13.2 (4.9)   78.8            61.2
     both                              57.3 (1.4)   31.7 (6.0)   65.6            57.1
 
+Which of the last two columns' values belongs to which row was read from a text whose layout sets
+the rows of this table apart: check it against the paper before relying on it.
+
 Choices: row; start=POLICY of the two rows that go on from an earlier run, run:DIR#best or hf:PATH;
 model, path, n, steps, keep, recipe, reward as in bridging-math and bridging-chat; math=SOURCE and
 chat=SOURCE of prompts; dev=FILE of chat prompts to choose the best checkpoint on. docs/recipes.md

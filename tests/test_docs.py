@@ -2,25 +2,30 @@
 exists."""
 
 import ast
+import functools
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
-from functools import reduce
 from pathlib import Path
 
 import pytest
 from etils import epath
+from forks import Forks
 
-from g2d_jax import __version__, pipeline
+from g2d_jax import __version__, arguments, pipeline
 from g2d_jax import config as settings
 from g2d_jax.config import STAGES, Config
-from g2d_jax.config_load import resolve
+from g2d_jax.config.graph import valid_plan
+from g2d_jax.config_load import resolve, shipped
+from g2d_jax.plan.topologies import topology
 from g2d_jax.runtime import failures
 from g2d_jax.runtime.storage import read_json
 from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.sweep import points
 
 ROOT = Path(__file__).parents[1]
 
@@ -91,7 +96,7 @@ def test_defaults_in_the_reference_are_those_of_the_code() -> None:
             if len(names) != len(values):
                 continue
             for name, value in zip(names, values, strict=True):
-                actual = reduce(
+                actual = functools.reduce(
                     lambda section, part: getattr(section, part, ...), name.split("."), config
                 )
                 if isinstance(actual, float | int | bool | None) and ":" not in value:
@@ -230,11 +235,7 @@ def test_every_promise_names_tests_that_exist() -> None:
     """And says of each how much of it is run by -m slow."""
     text = (ROOT / "docs" / "reliability.md").read_text()
     promises = text.partition("## Promises")[2].partition("\n## ")[0]
-    rows = [
-        line
-        for line in promises.splitlines()
-        if line.startswith("| ") and not line.startswith("| promise")
-    ]
+    rows = [line for line in promises.splitlines() if line.startswith("- ")]
     assert len(rows) > 30
     for row in rows:
         named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`(?: \(((?:partly )?slow)\))?", row)
@@ -267,6 +268,195 @@ def test_settings_in_the_python_of_a_page_can_be_made(page: str) -> None:
     assert Config.of(config) != Config()
 
 
+# What begins a command line in a page -> what it needs that no test has; "": tests parse or run it.
+PROGRAMS = {
+    "g2d": "",
+    "python": "",
+    "python3": "",
+    "launch": "",
+    "head": "",
+    "pip": "the network",
+    "sphinx-build": "the extra docs: .ci/run",
+    "tensorboard": "a browser",
+    "hf": "the hub",
+    "vllm": "a vLLM",
+    "docker": "a container engine",
+    "kubectl": "a cluster",
+    "sbatch": "Slurm",
+    "srun": "Slurm",
+    "sky": "a cloud",
+    "gcloud": "a cloud",
+    "ssh-add": "a key",
+    "ulimit": "a shell",
+}
+OF_THE_REPOSITORY = ("benchmarks/", "configs/", "launch/", "notebooks/", "tests/")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def program(line: str) -> str:
+    """The program of PROGRAMS that a line begins with, behind variables; "" if it begins with
+    none."""
+    words = re.sub(r"^([A-Z][A-Z0-9_]*=\S* )+", "", line).split()
+    name = Path(words[0]).name if words else ""
+    name = "launch" if words and words[0].startswith("launch/") else name
+    return name if name in PROGRAMS else ""
+
+
+def command_lines(page: Path) -> tuple[list[str], list[str]]:
+    """The command lines of a page: whole ones, of its blocks, and those within its sentences.
+
+    A block is one of commands if its first line begins with a program that is known: then every
+    line has to.
+    """
+    text = page.read_text()
+    whole = re.findall(r"^ {4}(g2d .*)$", text, flags=re.MULTILINE)
+    for kind, block in re.findall(r"^```(.*)\n((?s:.*?))^```", text, flags=re.MULTILINE):
+        lines = [line for line in block.splitlines() if line.strip()]
+        whole += lines if kind in ("", "sh") and program(lines[0]) else []
+    inline = [code for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text) if program(code)]
+    return whole, [code for code in inline if " " in code]
+
+
+def all_command_lines() -> tuple[dict[str, Path], dict[str, Path]]:
+    """The command lines of all pages, whole ones and those within sentences -> a page that has
+    it."""
+    whole: dict[str, Path] = {}
+    inline: dict[str, Path] = {}
+    for page in PAGES:
+        lines, codes = command_lines(page)
+        whole |= dict.fromkeys(lines, page)
+        inline |= dict.fromkeys(codes, page)
+    return whole, inline
+
+
+def commands_of(line: str) -> list[list[str]]:
+    """The words of each command of a line, those that a scheduler or ssh starts too, without
+    variables."""
+    words = shlex.split(re.sub(r"^([A-Z][A-Z0-9_]*=\S* )+", "", line), comments=True)
+    joined = " ".join("\n" if word == "&&" else shlex.quote(word) for word in words)
+    commands = [shlex.split(part) for part in joined.split("\n")]
+    for words in list(commands):
+        commands += [shlex.split(word[word.index("=") + 1 :]) for word in words if "/g2d " in word]
+        commands += [words[words.index("g2d") :]] if "g2d" in words[1:] else []
+    return commands
+
+
+def options_of(command: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
+    """The options that `g2d COMMAND --help` names."""
+    with pytest.raises(SystemExit):
+        arguments.parse([command, "--help"])
+    return set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+
+
+def config_of(page: Path, folder: Path) -> str:
+    """Write the config file that a page shows, or the README's, and return its path."""
+    file = folder / f"{page.parent.name}_{page.stem.replace('-', '_')}.py"
+    for shown in (page, ROOT / "README.md") if not file.exists() else ():
+        blocks = re.findall(r"```python\n(.*?)```", shown.read_text(), flags=re.DOTALL)
+        if found := [block for block in blocks if "def get_config" in block]:
+            file.write_text(found[0])
+            break
+    return str(file)
+
+
+def require_sound(words: list[str], own: str) -> None:
+    """Parse the words behind g2d as the command does, and make what they name: the config with its
+    overrides, a study's points, the machine.
+
+    own: a file for a config that is not shipped. Raises SystemExit or ValueError.
+    """
+    typed, overrides = arguments.parse(words)
+    values = vars(typed)
+    spec = values.get("config") or values.get("recipe") or ""
+    if spec.startswith("benchmarks/"):  # a record's, which reads what its study left
+        return
+    if spec:
+        config = resolve(own if spec.partition(":")[0].endswith(".py") else spec, overrides)
+        if typed.command == "sweep":
+            points.with_axes(config, typed.product, typed.zip, typed.seeds)
+        else:
+            valid_plan(Config.of(config))
+    if machine := values.get("topology"):
+        topology(machine)
+
+
+def test_every_command_line_of_a_page_is_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of g2d are parsed, with their configs and overrides; of those that are shortened within
+    a sentence the options exist, as do files of the repository that any line names. What else a
+    line begins with is in PROGRAMS, with what it needs."""
+    whole, inline = all_command_lines()
+    options: dict[str, set[str]] = {}
+    for line, page in (whole | inline).items():
+        for words in commands_of(line):
+            assert program(words[0]), f"{page}: neither checked nor in PROGRAMS: {line}"
+            files = [word.partition(":")[0] for word in words if word.startswith(OF_THE_REPOSITORY)]
+            assert [file for file in files if not (ROOT / file).exists()] == [], (page, line)
+            given = {word.partition("=")[0] for word in words if word.startswith("--")}
+            if program(words[0]).startswith("python") and files and "pytest" not in words:
+                script = (ROOT / files[0]).read_text()
+                assert [option for option in given if option not in script] == [], (page, line)
+            if program(words[0]) != "g2d":
+                continue
+            if words[1] not in options:
+                options[words[1]] = options_of(words[1], capsys)
+            settings_of_a_run = {option for option in given if option.startswith("--config.")}
+            assert given - options[words[1]] <= settings_of_a_run, (page, line)
+            shortened = any(re.fullmatch("[A-Z_]{4,}|…", word) for word in words)
+            if line in whole or ("--config" in given and not shortened):
+                require_sound(words[1:], config_of(page, tmp_path))
+    assert len(whole) > 60 and len(options) == 13
+
+
+READ_A_RUN = ("status", "report", "compare", "sample", "evaluate", "export", "push")
+# What a line of these has in it that tests lack -> what that is
+LACKING = {
+    "gs://": "a bucket",
+    "adapters": "a run with adapters",
+    "--as ": "the extra plan",
+    "gsm8k": "the hub",
+    "amc23": "the hub",
+    "numinamath": "the hub",
+    '"What is': "a model that reads words",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_commands_that_read_a_run_do_so(finished: Path, forks: Forks, tmp_path: Path) -> None:
+    """On a finished run, whatever the page calls it and its last policy; a push to the hub with
+    --dry-run, and no --watch, which needs a terminal."""
+    for run in ("mine", "other"):
+        shutil.copytree(finished, tmp_path / run)
+    done = set()
+    failed = []
+    for line in all_command_lines()[0]:
+        for words in commands_of(line):
+            command = words[1] if program(words[0]) == "g2d" else ""
+            if command not in READ_A_RUN or any(word in line for word in LACKING):
+                continue
+            places = ["mine", "other"][: 1 + (command == "compare")]
+            rest = ["dpo" if word == "best" else word for word in words[2 + len(places) :]]
+            rest = [word for word in rest if word != "--watch"]
+            if "--repo" in rest and "--dry-run" not in rest:
+                rest.append("--dry-run")
+            if "--output" in rest:
+                rest[rest.index("--output") + 1] = f"written-{len(done)}"
+            ran = forks.run(command, *places, *rest, cwd=tmp_path)
+            done.add((command, *rest))
+            if ran.returncode:
+                failed.append((line, ran.stderr))
+    assert failed == []
+    assert len({command for command, *_ in done}) > 5
+
+
+def test_every_config_says_what_it_needs() -> None:
+    """A command line of a page that needs a device is told by its config."""
+    for name, file in shipped().items():
+        assert "\nHardware:  " in str(ast.get_docstring(ast.parse(file.read_text()))), name
+
+
 @pytest.fixture
 def tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the tutorial writes."""
@@ -292,8 +482,9 @@ def test_the_tutorial_makes_the_problems_it_shows_and_a_config(tutorial: Path) -
 @pytest.mark.timeout(900)
 def test_the_tutorial_ends_as_it_says(tutorial: Path, one_device: dict[str, str]) -> None:
     text = (ROOT / "docs" / "tutorial.md").read_text()
-    for command in re.findall(r"^g2d (.*?)(?: {2,}#.*)?$", text, flags=re.MULTILINE):
-        python = [sys.executable, "-m", "g2d_jax", *shlex.split(command)]
+    lines = [line for line in command_lines(ROOT / "docs" / "tutorial.md")[0] if line[:3] == "g2d"]
+    for (command,) in map(commands_of, lines):
+        python = [sys.executable, "-m", "g2d_jax", *command[1:]]
         # the suite's flags make slow programs
         subprocess.run(python, env={**one_device, "XLA_FLAGS": ""}, check=True)
     result = read_json(epath.Path("runs/first/05-evaluate/manifest.json"))["result"]
