@@ -143,7 +143,7 @@ def test_choices_are_those_a_config_can_take_quickest_first():
         "mesh.data=1",
         "mesh.fsdp=16",
         "mesh.tensor=1",
-        "compute.microbatch_tokens=65536",
+        "compute.microbatch_tokens=262144",
         "compute.remat=none",
     ]
     assert overrides(tried[0]) == first
