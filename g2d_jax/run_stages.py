@@ -166,6 +166,7 @@ def settle_micro(session: Session, *, begun: bool = True) -> None:
             lambda: list(vars(keep(session.workdir, machine, chosen, begun)).values())
         )
         session.micro = Micro(remat, tokens)
+        session.tracker.say(f"training: {session.micro}, by the memory of the devices")
 
 
 def _introduce(session: Session, order: Plan, until: str) -> None:

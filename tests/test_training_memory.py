@@ -176,6 +176,7 @@ def test_a_work_directory_keeps_the_choice_of_each_machine(tmp_path):
     assert keep(folder, eight, other, begun=True) == chosen
     assert keep(folder, four, other, begun=True) == other
     assert keep(folder, eight, other, begun=True) == kept(folder, eight) == chosen
-    assert keep(folder, eight, other, begun=False) == other  # no stage has begun: nothing rests on it
+    # No stage has begun: nothing rests on what is kept.
+    assert keep(folder, eight, other, begun=False) == other
     assert kept(folder, four) is None
     assert (folder / training_memory.KEPT).exists()

@@ -53,7 +53,7 @@ def choices(config: Config, topology: Topology) -> list[Config]:
 
     def cost(choice: Config) -> tuple[float, int]:
         tensor = choice.mesh.tensor
-        work = WORK[choice.compute.remat] * (1 + 0.15 * (tensor > 1) * tensor)
+        work = WORK[_remat(choice)] * (1 + 0.15 * (tensor > 1) * tensor)
         return work, -(choice.compute.microbatch_tokens or 0)
 
     candidates = []
@@ -74,7 +74,8 @@ def train_bytes(
 
     8 bytes a trained parameter, itself and a gradient in float32, and its optimiser's where that is
     not offloaded, split over fsdp and tensor; the frozen parameters as they are stored; what
-    `training_memory.load` counts, of the settings' micro-batch, or of one row where it is unset.
+    `training_memory.load` counts, of the settings' micro-batch and remat, where they are unset of
+    one row and "full".
     """
     mesh, compute = config.mesh, config.compute
     rows = (compute.microbatch_tokens or 0) // row_length // (mesh.data * mesh.fsdp)
@@ -92,7 +93,12 @@ def train_bytes(
         itemsize=2 if config.dtype == "bfloat16" else 4,
         tensor=mesh.tensor,
     )
-    return step.total(compute.remat, rows * row_length)
+    return step.total(_remat(config), rows * row_length)
+
+
+def _remat(config: Config) -> Remat:
+    remat = config.compute.remat
+    return "full" if remat == "auto" else remat
 
 
 def search(
