@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import host_memory
 from g2d_jax import stages as stage_modules
-from g2d_jax.config import Config, Online, places
+from g2d_jax.config import Config, Online, TrainingStage, places
 from g2d_jax.config import io as config_io
 from g2d_jax.config.graph import Plan, plan
 from g2d_jax.config.policy_name import own_stage
@@ -39,6 +39,7 @@ from g2d_jax.session.answers import (
 )
 from g2d_jax.session.problems import table
 from g2d_jax.session.session import Session
+from g2d_jax.session.training_memory import kept
 from g2d_jax.stages import alerts
 from g2d_jax.workdir import absolute, require_same_run, stage_folders
 
@@ -137,6 +138,10 @@ def _show_stages(session: Session, order: Plan, place: epath.Path) -> None:
     trained, total = count_trained(session.model_config), count_params(session.model_config)
     parts = f", {trained:,} of them trained" if trained < total else ""
     session.tracker.say(f"model: {total:,} parameters{parts}; devices: {session.mesh.size}")
+    if session.config.stages_of(TrainingStage):
+        begun = place.exists() and bool(stage_folders(place))
+        found = kept(place, session.sampling.devices.told) if begun else None
+        session.tracker.say(f"training: {found or session.micro}")
 
 
 def _show_memory(session: Session) -> None:

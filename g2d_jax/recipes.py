@@ -45,9 +45,6 @@ GRPO_STEPS = 4
 DEV = 500  # chosen: held-out training problems, to choose settings by
 SAMPLES = 4  # chosen: responses to a test problem, besides a greedy one
 NUMINAMATH_TEST = 1980  # Bridging, 3.2
-# chosen: 4k tokens a chip on 16 chips, at least one row a device on more
-MICROBATCH_TOKENS = 65_536
-REMAT = "full"  # chosen: least memory; a third more work in training
 
 
 @dataclass(frozen=True)
@@ -176,7 +173,6 @@ def recipe(name: str, arg: str) -> ConfigDict:
             f"method=grpo makes {GRPO_STEPS} * k updates: with k=0 say how many, steps=N"
         )
     config = maths(chosen.path or model.variants[chosen.variant], chosen.train, chosen.test)
-    config.compute.update(microbatch_tokens=MICROBATCH_TOKENS, remat=REMAT)
     config.name = f"{name}-{chosen.variant}-{chosen.method}"
     config.tokenizer.update(model.tokenizer)
     if chosen.lora:

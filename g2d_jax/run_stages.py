@@ -36,6 +36,7 @@ from g2d_jax.session.policies import require_elsewhere
 from g2d_jax.session.problems import described, table
 from g2d_jax.session.program import compile_programs
 from g2d_jax.session.session import Session
+from g2d_jax.session.training_memory import Micro, keep
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.workdir import (
     PROGRAMS,
@@ -44,6 +45,7 @@ from g2d_jax.workdir import (
     mark_start,
     packages,
     require_same_run,
+    stage_folders,
     without_secrets,
 )
 
@@ -141,12 +143,30 @@ def open_session(
                 processes.on_leader(lambda: claim(config, folder, own_functions))
                 # Raises for an impossible mesh, before any work.
                 _ = session.sampling.devices.for_sampling
+                settle_micro(session, begun=bool(stage_folders(folder)))
                 compiling.take_programs()  # those of an earlier run in this process
                 _introduce(session, order, until)
                 warn_of_answers(session)
                 problems = session.problems.train
                 session.scorer.start(problems[:: -(-len(problems) // 256) or 1])
                 yield session
+
+
+def settle_micro(session: Session, *, begun: bool = True) -> None:
+    """Decide in what micro-batches the session trains, or take what its work directory keeps of
+    such a machine, so that a run that continues rounds as it did. begun: as of `keep`.
+
+    All processes must call it together, before any stage.
+    """
+    devices = session.sampling.devices
+    chosen = devices.micro
+    if devices.loads:
+        machine = devices.told
+        remat, tokens = processes.on_leader(
+            lambda: list(vars(keep(session.workdir, machine, chosen, begun)).values())
+        )
+        session.micro = Micro(remat, tokens)
+        session.tracker.say(f"training: {session.micro}, by the memory of the devices")
 
 
 def _introduce(session: Session, order: Plan, until: str) -> None:
@@ -287,6 +307,7 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
         "programs": compiling.take_programs(),
         "peak_memory_bytes": held,
         "attention": dict(session.kernels),
+        **({"micro": vars(session.micro)} if stage.kind in TRAINING else {}),
         **({"unreadable": session.problems.unreadable} if session.problems.unreadable else {}),
         **fields,
     }

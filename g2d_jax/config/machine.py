@@ -39,9 +39,9 @@ class Compute(Section):
     """Settings of the programs; nothing here changes a result beyond rounding."""
 
     row_length: NonNegative = 0  # tokens of a packed training row; 0 fits the stage's longest group
-    # tokens of one forward and backward pass, over all devices
-    microbatch_tokens: Positive = 16_384
-    remat: RematSetting = "auto"  # what the backward pass recomputes; "auto" goes by the platform
+    # tokens of one forward and backward pass, over all devices; unset: what memory allows
+    microbatch_tokens: Positive | None = None
+    remat: RematSetting = "auto"  # what the backward pass recomputes; "auto": what memory asks for
     # its kernel: "xla", "splash" (TPU), "cudnn" (GPU); "auto": the platform's own
     attention: AttentionSetting = "auto"
     # its kernel in decode steps: "xla", "pallas" (TPU and GPU: models/decode_kernel*.py, compiled

@@ -29,6 +29,7 @@ from g2d_jax.session import init_params
 from g2d_jax.session.problems import Problems
 from g2d_jax.session.program import Program
 from g2d_jax.session.session import Session
+from g2d_jax.session.training_memory import Micro
 from g2d_jax.session.training_programs import mean_prompt
 
 STOPS = 2  # tokens that end a response, assumed without a tokenizer
@@ -58,12 +59,14 @@ class Entry:
 @dataclass(frozen=True)
 class Plan:
     """All programs of a run on a machine. sampling_ways: devices that the sampler's weights are
-    split over. prompt: mean tokens of a prompt."""
+    split over. micro: what training recomputes, and in what micro-batches. prompt: mean tokens of a
+    prompt."""
 
     topology: Topology
     config: Config
     model: ModelConfig
     mesh: Mapping[str, int]
+    micro: Micro
     sampling_ways: int
     entries: Sequence[Entry]
     prompt: float
@@ -217,4 +220,5 @@ def make(
         sampling = session.sampling.devices.for_sampling
         ways = sampling.size // sampling.shape["data"]
         mesh, mean = dict(session.mesh.shape), mean_prompt(session)
-        return Plan(compiler.topology, config, session.model_config, mesh, ways, entries, mean)
+        shape, micro = session.model_config, session.micro
+        return Plan(compiler.topology, config, shape, mesh, micro, ways, entries, mean)

@@ -16,14 +16,13 @@ from ml_collections import ConfigDict
 
 from g2d_jax import config_load
 from g2d_jax.config import Config, Remat, TrainingStage
-from g2d_jax.losses import chunk_of
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import count_trained
 from g2d_jax.plan.planning import Compiler, planned
 from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.topologies import Topology
 from g2d_jax.session import init_params
-from g2d_jax.session.training_programs import saved_by_layer, saved_per_token
+from g2d_jax.session.training_memory import TOKENS, WORK, load
 from g2d_jax.training import optimizer
 
 CHOSEN = ("mesh.data", "mesh.fsdp", "mesh.tensor", "compute.microbatch_tokens", "compute.remat")
@@ -49,12 +48,13 @@ def choices(config: Config, topology: Topology) -> list[Config]:
     again, few micro-batches, no tensor split."""
     devices, slices, own = topology.devices, topology.slices, config.compute
     tensors = [ways for ways in (1, 2, 4, 8) if ways <= devices // topology.hosts]
-    tokens = [own.microbatch_tokens * 2**power // 16 for power in range(7)]
+    most = own.microbatch_tokens or TOKENS[0] * devices
+    tokens = [most * 2**power // 16 for power in range(7)]
 
     def cost(choice: Config) -> tuple[float, int]:
-        again = {"none": 3.0, "dots": 3.05, "attention": 3.9, "full": 4.0}[choice.compute.remat]
         tensor = choice.mesh.tensor
-        return again * (1 + 0.15 * (tensor > 1) * tensor), -choice.compute.microbatch_tokens
+        work = WORK[_remat(choice)] * (1 + 0.15 * (tensor > 1) * tensor)
+        return work, -(choice.compute.microbatch_tokens or 0)
 
     candidates = []
     for tensor, count, remat in itertools.product(tensors, tokens, get_args(Remat)):
@@ -73,28 +73,32 @@ def train_bytes(
     all).
 
     8 bytes a trained parameter, itself and a gradient in float32, and its optimiser's where that is
-    not offloaded, split over fsdp and tensor; the frozen parameters as they are stored. What the
-    layers save; one layer's own work without remat's savings, and the masks of its rows, which are
-    those of splash attention (models/kernels.py): a byte for each pair of columns and each of three
-    kernels, and four more of the row under way; the head gathered, with its gradient in float32;
-    logits of a chunk of tokens and two more arrays of their size.
+    not offloaded, split over fsdp and tensor; the frozen parameters as they are stored; what
+    `training_memory.load` counts, of the settings' micro-batch and remat, where they are unset of
+    one row and "full".
     """
     mesh, compute = config.mesh, config.compute
-    size = 2 if config.dtype == "bfloat16" else 4
-    tokens = max(compute.microbatch_tokens // row_length // (mesh.data * mesh.fsdp), 1) * row_length
-    saved = saved_per_token(model, compute.remat, mesh.tensor) * tokens * size
-    of_attention, recurrent = saved_by_layer(model, "none", mesh.tensor)
-    largest = max(of_attention, recurrent) if model.layers(recurrent=True) else of_attention
-    layer = largest * tokens * 2 * size
-    masks = (3 * tokens // row_length + 4) * row_length**2
-    head = model.vocab_size * model.hidden_size * (size + 4)
-    logits = 3 * 4 * min(tokens, chunk_of(model.vocab_size, "tpu")) * model.vocab_size
+    rows = (compute.microbatch_tokens or 0) // row_length // (mesh.data * mesh.fsdp)
     training = config.stages_of(TrainingStage)
     settings = [stage.optimizer for name, stage in training.items() if name in (stages or training)]
-    state = max((optimizer.state_bytes(s.kind, s.moment_dtype) for s in settings), default=8)
-    trained = 8 if compute.offload_optimizer else 8 + state
-    parameters = trained * count_trained(model) + init_params.rest_bytes(config, model)
-    return parameters / (mesh.fsdp * mesh.tensor) + saved + layer + masks + head + logits
+    moments = max((optimizer.state_bytes(s.kind, s.moment_dtype) for s in settings), default=8)
+    trained = 8 if compute.offload_optimizer else 8 + moments
+    state = trained * count_trained(model) + init_params.rest_bytes(config, model)
+    ways = mesh.fsdp * mesh.tensor
+    step = load(
+        model,
+        state=state / ways,
+        parameters=init_params.float32_params(config, model) / ways,
+        row=row_length,
+        itemsize=2 if config.dtype == "bfloat16" else 4,
+        tensor=mesh.tensor,
+    )
+    return step.total(_remat(config), rows * row_length)
+
+
+def _remat(config: Config) -> Remat:
+    remat = config.compute.remat
+    return "full" if remat == "auto" else remat
 
 
 def search(

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from g2d_jax.accounting import TOKENS
-from g2d_jax.config import Evaluate, setting_of
+from g2d_jax.config import Evaluate, TrainingStage, setting_of
 from g2d_jax.models.decoder import count_params
 from g2d_jax.plan.planning import Entry, Plan
 from g2d_jax.plan.topologies import GIB
@@ -44,6 +44,8 @@ def show(
     )
     for line in assumptions(plan):
         screen.say(line)
+    if plan.config.stages_of(TrainingStage):
+        screen.say(f"training: {plan.micro}")
     if verbose:
         _show_programs(plan, screen)
 
@@ -173,12 +175,10 @@ def assumptions(plan: Plan) -> list[str]:
 
 def _show_programs(plan: Plan, screen: Screen) -> None:
     device = plan.topology.device
-    compute = plan.config.compute
     mesh = ", ".join(f"{axis}={size}" for axis, size in plan.mesh.items())
     screen.say(plan.topology.describe())
     screen.say(
         f"model: {count_params(plan.model):,} parameters; mesh {mesh}; "
-        f"microbatch_tokens={compute.microbatch_tokens}, remat={compute.remat}, "
         f"{plan.config.dtype}; the sampler's weights over {plan.sampling_ways} devices"
     )
     memory, calls, decoding = [], [], []

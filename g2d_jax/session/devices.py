@@ -1,11 +1,12 @@
-"""The devices of a run: their memory, what lies in it, and over how many of them sampling splits the
-model."""
+"""The devices of a run: their memory, what lies in it, over how many of them sampling splits the
+model, and the micro-batches that training has room for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
+from typing import Any
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -14,10 +15,21 @@ from g2d_jax import mesh as meshes
 from g2d_jax.config import Config, Online, Stage, TrainingStage
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.flops import matmul_params, read_params
+from g2d_jax.models.kernels import platform_of, remat_for
 from g2d_jax.rates import Rates, rates_of
 from g2d_jax.runtime import processes
 from g2d_jax.sampler import capacity
 from g2d_jax.session import init_params
+from g2d_jax.session.training_memory import (
+    REMATS,
+    TOKENS,
+    WITHOUT_MEMORY,
+    Load,
+    Micro,
+    choose,
+    load,
+)
 from g2d_jax.session.windows import window_at
 from g2d_jax.training import optimizer
 
@@ -81,6 +93,80 @@ class Devices:
                 each += optimizer.state_bytes(stage.optimizer.kind, stage.optimizer.moment_dtype)
             size += each * decoder.count_trained(self.model)
         return size // (self.mesh.shape["fsdp"] * self.mesh.shape["tensor"]) + self.reward_bytes
+
+    @cached_property
+    def micro(self) -> Micro:
+        """What the backward pass recomputes and the tokens of a micro-batch: as they are set, or as
+        memory allows. All processes must ask for it together the first time."""
+        compute, ways = self.config.compute, meshes.row_ways(self.mesh)
+        if not self.loads or self.memory is None:
+            remat = remat_for(compute.remat, self.mesh)
+            return Micro(remat, compute.microbatch_tokens or WITHOUT_MEMORY)
+        token, micro_batch = self._training_seconds()
+        remat, tokens = choose(
+            self.loads,
+            self.memory,
+            token=token,
+            micro_batch=micro_batch,
+            remats=REMATS if compute.remat == "auto" else (compute.remat,),
+            tokens=(compute.microbatch_tokens // ways,) if compute.microbatch_tokens else TOKENS,
+        )
+        return Micro(remat, compute.microbatch_tokens or tokens * ways)
+
+    @cached_property
+    def loads(self) -> list[Load]:
+        """What the train step of each stage takes of a device; [] where nothing is chosen by it:
+        all is set, or the devices do not tell their memory, as CPUs do not. All processes must ask
+        for it together the first time."""
+        compute, data = self.config.compute, self.config.data
+        is_set = compute.remat != "auto" and compute.microbatch_tokens
+        if is_set or platform_of(self.mesh) == "cpu" or self.memory is None:
+            return []
+        tensor = self.mesh.shape["tensor"]
+        ways = self.mesh.shape["fsdp"] * tensor
+        floats = init_params.float32_params(self.config, self.model)
+        gradients = 4 * decoder.count_trained(self.model)
+        loads = []
+        for stage in self.config.stages_of(TrainingStage).values():
+            row = stage.longest_row(data.max_prompt_length, self.config.stages)
+            found = load(
+                self.model,
+                state=self.state_bytes(stage) + gradients / ways,
+                parameters=floats / ways,
+                row=max(row, compute.row_length),
+                itemsize=self.itemsize,
+                tensor=tensor,
+            )
+            loads.append(found)
+        return loads
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What `micro` depends on, beside the memory, that may differ between two starts of a
+        run."""
+        compute = self.config.compute
+        return {
+            "devices": meshes.describe(self.mesh),
+            "mesh": dict(self.mesh.shape),
+            "row": max((each.row for each in self.loads), default=0),
+            "offload_optimizer": compute.offload_optimizer,
+            "remat": compute.remat,
+            "microbatch_tokens": compute.microbatch_tokens,
+        }
+
+    def _training_seconds(self) -> tuple[float, float]:
+        """Estimate the seconds of a token's products in a forward pass; and those in which a
+        micro-batch reads the matrices and sends them between the devices that share them, forward,
+        backward and as gradients."""
+        data, fsdp, tensor = (self.mesh.shape[axis] for axis in meshes.AXES)
+        rates, size = self.rates, self.itemsize * read_params(self.model) / tensor
+        seconds = 3 * size / rates.bandwidth
+        if fsdp > 1:
+            seconds += 3 * size / (rates.network if fsdp * tensor > self.near else rates.link)
+        if data > 1:  # the sum of a device's part of the gradients
+            far = self.mesh.size > self.near
+            seconds += 2 * size / fsdp / (rates.network if far else rates.link)
+        return 2 * matmul_params(self.model) / tensor / rates.flops, seconds
 
     @cached_property
     def for_sampling(self) -> Mesh:

@@ -62,6 +62,13 @@ def rest_bytes(config: Config, shape: ModelConfig) -> int:
     return sum(x.size * jax.dtypes.itemsize_bits(x.dtype) // 8 for x in jax.tree.leaves(rest))
 
 
+def float32_params(config: Config, shape: ModelConfig) -> int:
+    """Count the parameters that are in float32: all, or with a narrower base what is trained."""
+    if base_dtype(config) == "float32":
+        return decoder.count_params(shape)
+    return decoder.count_trained(shape)
+
+
 def base(
     config: Config, folder: storage.PathLike | None, shape: ModelConfig, mesh: Mesh
 ) -> Decoder:

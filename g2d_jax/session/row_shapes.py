@@ -92,14 +92,14 @@ def _microbatch_tokens(session: Session, batch: int) -> int:
     enough = (
         CPU_TOKENS if kernels.platform_of(session.mesh) == "cpu" else max(batch // ways // 8, 4096)
     )
-    return int(min(session.config.compute.microbatch_tokens, enough * ways))
+    return int(min(session.micro.tokens, enough * ways))
 
 
 def _layout(session: Session, rows: RowShape) -> dict[str, int]:
     """Return the arguments with which `pack` lays these rows.
 
-    A micro-batch has a multiple of the devices' parts, and no more than compute.microbatch_tokens,
-    nor than keep a device busy where that leaves few micro-batches: half of the last one is empty,
+    A micro-batch has a multiple of the devices' parts, and no more tokens than `Session.micro`, nor
+    than keep a device busy where that leaves few micro-batches: half of the last one is empty,
     on average.
     """
     ways = meshes.row_ways(session.mesh)

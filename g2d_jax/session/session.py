@@ -23,7 +23,6 @@ from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import hf
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.models.kernels import remat_for
 from g2d_jax.records import Problem
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime.memory import Peak
@@ -38,6 +37,7 @@ from g2d_jax.session.problems import load as load_problems
 from g2d_jax.session.reward_manager import RewardManager
 from g2d_jax.session.sampling import RunSampling
 from g2d_jax.session.tokenizers import run_tokenizer
+from g2d_jax.session.training_memory import Micro
 from g2d_jax.training.objectives import Compute, Objective
 
 
@@ -96,7 +96,9 @@ class Session:
         """Return this session for a config that differs in its stages only: loaded and compiled
         objects are shared."""
         other = copy.copy(self)
-        vars(other).pop("sampling", None)  # the stages decide over how many devices it splits
+        # The stages decide over how many devices it splits, and what training has room for.
+        for decided in ("sampling", "micro", "compute"):
+            vars(other).pop(decided, None)
         vars(other).update(config=config, folders=folders, tracker=tracker, **changes)
         return other
 
@@ -115,12 +117,18 @@ class Session:
         return mesh
 
     @cached_property
+    def micro(self) -> Micro:
+        """What the backward pass recomputes and the tokens of a micro-batch; a run that continues
+        has what its work directory keeps. All processes must ask for it together the first time."""
+        return self.sampling.devices.micro
+
+    @cached_property
     def compute(self) -> Compute:
         """The settings of forward passes."""
         return Compute(
             self.mesh,
             jnp.dtype(self.config.dtype),
-            remat_for(self.config.compute.remat, self.mesh),
+            self.micro.remat,
             self.config.compute.attention,
         )
 

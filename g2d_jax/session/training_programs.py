@@ -19,7 +19,6 @@ from g2d_jax.losses.logprobs import logits_kept
 from g2d_jax.models import decoder, lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.models.delta import CHUNK
 from g2d_jax.models.flops import forward_flops, read_params, train_flops
 from g2d_jax.runtime.program_cache import Jitted, Programs
 from g2d_jax.session import init_params
@@ -28,6 +27,7 @@ from g2d_jax.session.policies import reference_cast, reference_dtype
 from g2d_jax.session.program import Program, Work, device_bytes, fixed
 from g2d_jax.session.row_shapes import RowShape, pack_rows
 from g2d_jax.session.session import Session
+from g2d_jax.session.training_memory import saved_per_token
 from g2d_jax.training.dropout import with_keys
 from g2d_jax.training.objectives import Objective, split
 from g2d_jax.training.optimizer import make_optimizer, make_schedule
@@ -252,45 +252,3 @@ def activation_bytes(session: Session, packed: Packed) -> int:
     )
     logits = logits_kept(session.mesh, tokens, session.model_config.vocab_size)
     return int(tokens * saved * session.compute.dtype.itemsize) + 4 * logits
-
-
-def saved_per_token(config: Any, remat: str, tensor: int = 1) -> float:
-    """Count numbers that all layers save for each token: their input; "attention" its output too;
-    "dots" also what the linear layers give; "none" all factors.
-
-    Without remat: both norms' results, queries, keys and values before and after rotation,
-    attention's output, and three arrays of the feed-forward width.
-    """
-    attention, recurrent = saved_by_layer(config, remat, tensor)
-    with_attention = len(config.layers(recurrent=False))
-    return with_attention * attention + (config.num_hidden_layers - with_attention) * recurrent
-
-
-def saved_by_layer(config: Any, remat: str, tensor: int = 1) -> tuple[float, float]:
-    """Count what `saved_per_token` does, of a layer with attention and of a recurrent one."""
-    e, heads, kv = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
-    between = e / tensor  # what lies between the layers, and between their two parts
-    width = heads * config.head_dim / tensor
-    key_width = kv * config.head_dim / tensor
-    gate = width if config.traits.recurrent else 0.0
-    m = config.feed_forward_size
-    products, factors = 2 * m / tensor, 3 * m / tensor
-    if config.num_experts:  # of every token that goes to an expert, on whatever device it lies
-        products, factors = 0, config.num_experts_per_tok * e + 3 * m
-    attention = {
-        "full": between,
-        "attention": between + width,
-        "dots": 2 * between + 2 * width + gate + 2 * key_width + products,
-        "none": 2 * between + 2 * e + 3 * width + 2 * gate + 3 * key_width + factors,
-    }[remat]
-    values = config.linear_num_value_heads * config.linear_value_head_dim
-    read = 2 * (config.linear_num_key_heads * config.linear_key_head_dim + values) / tensor
-    # Two states for every chunk, each number of which takes the bytes of two of bfloat16.
-    states = 4 * values * config.linear_key_head_dim / CHUNK / tensor
-    recurrent = {
-        "full": between,
-        "attention": between,
-        "dots": 2 * between + read + 2 * m / tensor,
-        "none": 2 * between + 2 * e + 3 * read + states + 3 * m / tensor,
-    }[remat]
-    return attention, recurrent

@@ -145,14 +145,11 @@ def programs(
     """Yield the stage's programs as far as they are known without its pairs: as many and as long as
     there can be."""
     source = session.config.stages_of(Collect).get(stage.preferences)
-    sampling = stage.probe_sampling if source is None else source.sampling
     pairs = SCORED_AT_ONCE
     if source is not None:
         most = source.prompts * source.pairs_per_prompt
         pairs = min(most, source.max_pairs or most)
-    longest = session.config.data.max_prompt_length + 2 * sampling.max_new_tokens
-    if stage.max_length and source is None:
-        longest = 2 * stage.max_length
+    longest = stage.longest_row(session.config.data.max_prompt_length, session.config.stages)
     row_length = choose_row_length(session, longest)
     training, scorer = compiled_of(session, name, stage, pairs, row_length)
     yield from _programs(training, scorer, stage, pairs, response)

@@ -244,7 +244,7 @@ def row_shape(session: Session, stage: Online) -> RowShape:
     """
     most = stage.sampling.max_new_tokens
     keep_together = stage.is_preference_loss
-    samples = 2 if stage.loss == "dpo" else stage.num_generations
+    samples = stage.compared
     max_responses = 16
     if stage.loss == "group_dpo":
         max_responses = max(max_responses, samples + samples % 2)
@@ -264,12 +264,8 @@ def row_shape(session: Session, stage: Online) -> RowShape:
         batch(np.full(shares.shape, most)),
         batch(np.maximum(np.ceil(shares * most), 1).astype(int)),
     ]
-    in_a_row = 1
-    most_rows = stage.prompts_per_step * stage.num_generations
-    if keep_together:
-        in_a_row = samples
-        most_rows = stage.prompts_per_step
-    longest = session.config.data.max_prompt_length + in_a_row * most
+    most_rows = stage.prompts_per_step * (1 if keep_together else stage.num_generations)
+    longest = stage.longest_row(session.config.data.max_prompt_length, session.config.stages)
     length = choose_row_length(session, longest, likely, max_responses_per_row=max_responses)
     return RowShape(length, most_rows, max_responses)
 

@@ -278,6 +278,7 @@ class _Worker:
                     contents=contents,
                 )
                 kept_inputs.check_hub(self.root, session)
+                run_stages.settle_micro(session)
                 run_stages.compile_ahead(session, [node.name])
                 run_stages.run_stage(session, node.name, plan(node.config), again=True)
             except (
@@ -311,7 +312,7 @@ class _Worker:
                 node.config, self.root, self.tracker, {}, programs=self._programs
             )
             self._shared = shared
-            for name in ("mesh", "tokenizer", "model_config", "problems", "compute", "scorer"):
+            for name in ("mesh", "tokenizer", "model_config", "problems", "scorer"):
                 # loaded now, so that all contexts made from this one share it
                 getattr(self._session, name)
             # Workers must not write one journal; verdicts that were reached lie with the rollouts.

@@ -101,7 +101,7 @@ def test_what_is_assumed_is_said():
 
     def assumed(prompt, *changes):
         config = Config.of(resolve(TINY, [*SMALL, *changes]))
-        return show.assumptions(Plan(topology("v5e-4"), config, None, {}, 1, entries, prompt))
+        return show.assumptions(Plan(topology("v5e-4"), config, None, {}, None, 1, entries, prompt))
 
     longest = resolve(TINY).data.max_prompt_length
     path = "config.data.test.path=mine.jsonl"

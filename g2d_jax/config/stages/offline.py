@@ -50,6 +50,15 @@ class Offline(DPOLoss, TrainingStage):
         """The settings of its probes."""
         return self.probe_sampling
 
+    def longest_row(self, prompt: int, stages: Stages) -> int:
+        """Return the tokens of the longest pair: of a collect stage's responses, of two of
+        max_length, or, where a set made elsewhere has no such limit, of those of its probes."""
+        source = stages.get(self.preferences)
+        if self.max_length and source is None:
+            return 2 * self.max_length
+        sampling = getattr(source, "sampling", self.probe_sampling)
+        return prompt + 2 * int(sampling.max_new_tokens)
+
     def stages_read(self, stages: Stages) -> tuple[str, ...]:
         """Return the collect stage whose pairs it trains on."""
         return (self.preferences,) if self.preferences in stages else ()

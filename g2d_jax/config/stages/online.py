@@ -142,6 +142,17 @@ class Online(TrainingStage):
         """True if the loss compares the policy with a reference."""
         return bool(self.beta or (self.is_preference_loss and self.dpo.compares))
 
+    def longest_row(self, prompt: int, stages: Stages) -> int:
+        """Return the tokens of the longest group that has to lie in one row: a response, or those
+        that a loss of preferences compares."""
+        responses = self.compared if self.is_preference_loss else 1
+        return prompt + responses * self.sampling.max_new_tokens
+
+    @property
+    def compared(self) -> int:
+        """The responses to a prompt that are trained on: a pair, or all."""
+        return 2 if self.loss == "dpo" else self.num_generations
+
     @property
     def has_ratio(self) -> bool:
         """True if the loss weighs tokens by a ratio of policies, as GRPO's does.

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from g2d_jax.config.build import stage_of
 from g2d_jax.config.rewards import Source
 from g2d_jax.config.section import Bounds, NonNegative, Policy, Positive
-from g2d_jax.config.stages.stage import TrainingStage
+from g2d_jax.config.stages.stage import Stages, TrainingStage
 from g2d_jax.config.training import Optimizer
 
 
@@ -24,6 +24,10 @@ class Sft(TrainingStage):
     optimizer: Optimizer = Optimizer(learning_rate=2e-5, schedule="cosine", warmup_steps=50)
 
     shapes_from_data = True
+
+    def longest_row(self, prompt: int, stages: Stages) -> int:
+        """Return max_length, prompts included."""
+        return self.max_length
 
     def examples_path(self) -> str:
         """Return where the demonstrations are from."""

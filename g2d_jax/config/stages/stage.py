@@ -175,6 +175,11 @@ class TrainingStage(Stage):
     trains = True
     is_policy = True
 
+    def longest_row(self, prompt: int, stages: Stages) -> int:
+        """Return the tokens that a packed row must have room for, behind prompts of at most
+        `prompt`."""
+        return prompt + max((sampling.max_new_tokens for sampling in self.samplings()), default=0)
+
     def conflicts(self) -> Iterator[ValueError]:
         """Refuse a learning rate that would only rise, where settings say how many updates come."""
         yield from super().conflicts()

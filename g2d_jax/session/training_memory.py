@@ -1,0 +1,194 @@
+"""What the backward pass recomputes, and how many tokens a micro-batch has: chosen by formula from
+the memory of the devices.
+
+    a Load for each stage that trains, memory, rates ─► choose ─► Micro: remat, tokens of a device
+    compute.remat, compute.microbatch_tokens, where they are set, leave no choice
+
+A choice changes a result by rounding alone, since gradients are summed in another order. So that a
+run that continues rounds as it did, its work directory keeps the choice of each machine (`keep`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from etils import epath
+
+from g2d_jax.config import Remat
+from g2d_jax.losses.logprobs import chunk_of
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.delta import CHUNK
+from g2d_jax.runtime import storage
+
+WORK: Mapping[Remat, float] = {"none": 3.0, "dots": 3.05, "attention": 3.9, "full": 4.0}
+"""The products of a train step, in forward passes: the forward pass, a backward pass of two, and
+what is computed again."""
+
+REMATS: tuple[Remat, ...] = ("dots", "attention", "full")
+"""What is chosen from, the quickest first. Not "none": for 0.05 of a forward pass XLA keeps 1.8
+times what "dots" does, and more than the formula knows."""
+
+TOKENS = tuple(4096 * 2**power for power in range(5))
+"""Tokens of a device's micro-batch that are chosen from. Fewer do not keep a device busy; twice as
+many each time, so that a little more memory or less rarely decides."""
+
+SHARE = 0.94
+"""Share of the usable memory that the formula may ask for: peaks were compiled that are up to 6 %
+above what it says of so many tokens."""
+
+WITHOUT_MEMORY = 16_384
+"""Tokens of a micro-batch, of all devices, where these do not tell their memory."""
+
+KEPT = "compute.json"
+"""The file of a work directory that keeps the choices."""
+
+
+@dataclass(frozen=True)
+class Micro:
+    """What is chosen. tokens: of a micro-batch over all devices, at most."""
+
+    remat: Remat
+    tokens: int
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        return f"remat {self.remat}, micro-batches of at most {self.tokens:,} tokens"
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a stage's train step takes of a device, in bytes. held: whatever is chosen. per_token:
+    for each token of a micro-batch. row: tokens of the longest row, of which a micro-batch has one
+    at least."""
+
+    held: float
+    per_token: Mapping[Remat, float]
+    row: int
+
+    def total(self, remat: Remat, tokens: int) -> float:
+        """Return the bytes with micro-batches of so many tokens."""
+        return self.held + self.per_token[remat] * max(tokens, self.row)
+
+
+def choose(
+    loads: Sequence[Load],
+    memory: float,
+    *,
+    token: float,
+    micro_batch: float,
+    remats: Sequence[Remat] = REMATS,
+    tokens: Sequence[int] = TOKENS,
+) -> tuple[Remat, int]:
+    """Choose the quickest remat and tokens of a device's micro-batch with which all loads fit.
+
+    memory: usable bytes of a device. token: seconds of the products of one token in a forward pass.
+    micro_batch: seconds that each micro-batch takes besides, counted as if nothing went on
+    meanwhile. Where nothing fits, what takes least memory: a plan, or the compiler, says what is
+    missing.
+    """
+
+    def needs(choice: tuple[Remat, int]) -> float:
+        return max((load.total(*choice) for load in loads), default=0.0)
+
+    def seconds(choice: tuple[Remat, int]) -> float:
+        remat, count = choice
+        return WORK[remat] * token + micro_batch / count
+
+    choices = list(itertools.product(remats, tokens))
+    fitting = [choice for choice in choices if needs(choice) <= SHARE * memory]
+    return min(fitting, key=seconds) if fitting else min(choices, key=needs)
+
+
+def load(
+    model: ModelConfig, *, state: float, parameters: float, row: int, itemsize: int, tensor: int = 1
+) -> Load:
+    """Count a train step's bytes by formula.
+
+    state: bytes of a device's parameters, their gradients and optimiser, and of what lies beside.
+    parameters: how many of them a device has in float32, of which the layers read a copy in the
+    type of activations. row: tokens of the longest row. itemsize: bytes of an activation.
+
+    What the layers save; one layer's own work without remat's savings, and the masks of its rows,
+    which are those of splash attention (models/kernels.py): a byte for each pair of columns and
+    each of three kernels, and four more of the row under way; the head gathered, with its gradient
+    in float32; logits of a chunk of tokens and two more arrays of their size.
+    """
+    of_attention, recurrent = saved_by_layer(model, "none", tensor)
+    largest = max(of_attention, recurrent) if model.layers(recurrent=True) else of_attention
+    copy = itemsize * parameters if itemsize < 4 else 0.0
+    head = model.vocab_size * model.hidden_size * (itemsize + 4)
+    logits = 3 * 4 * chunk_of(model.vocab_size, "tpu") * model.vocab_size
+    per_token: dict[Remat, float] = {}
+    for remat in WORK:
+        saved = saved_per_token(model, remat, tensor)
+        per_token[remat] = (saved + 2 * largest) * itemsize + 3 * row
+    return Load(state + copy + 4 * row**2 + head + logits, per_token, row)
+
+
+def kept(workdir: epath.Path, machine: Mapping[str, Any]) -> Micro | None:
+    """Return what a work directory keeps for a machine, as `keep` has it, None if nothing."""
+    file = workdir / KEPT
+    for choice in storage.read_json(file) if file.exists() else []:
+        if choice["machine"] == dict(machine):
+            return Micro(choice["remat"], choice["tokens"])
+    return None
+
+
+def keep(workdir: epath.Path, machine: Mapping[str, Any], chosen: Micro, begun: bool) -> Micro:
+    """Return what a work directory keeps for a machine, or keep this choice.
+
+    machine: JSON, all that a choice depends on and two starts of a run may differ in, but for the
+    memory, which a driver may tell a little otherwise. begun: whether any stage has; before,
+    nothing rests on what is kept, and settings may still change.
+    """
+    file = workdir / KEPT
+    choices = storage.read_json(file) if begun and file.exists() else []
+    found = kept(workdir, machine) if choices else None
+    if found is None:
+        storage.write_json(file, [*choices, {"machine": dict(machine), **asdict(chosen)}])
+    return found or chosen
+
+
+def saved_per_token(config: Any, remat: str, tensor: int = 1) -> float:
+    """Count numbers that all layers save for each token: their input; "attention" its output too;
+    "dots" also what the linear layers give; "none" all factors.
+
+    Without remat: both norms' results, queries, keys and values before and after rotation,
+    attention's output, and three arrays of the feed-forward width.
+    """
+    attention, recurrent = saved_by_layer(config, remat, tensor)
+    with_attention = len(config.layers(recurrent=False))
+    return with_attention * attention + (config.num_hidden_layers - with_attention) * recurrent
+
+
+def saved_by_layer(config: Any, remat: str, tensor: int = 1) -> tuple[float, float]:
+    """Count what `saved_per_token` does, of a layer with attention and of a recurrent one."""
+    e, heads, kv = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+    between = e / tensor  # what lies between the layers, and between their two parts
+    width = heads * config.head_dim / tensor
+    key_width = kv * config.head_dim / tensor
+    gate = width if config.traits.recurrent else 0.0
+    m = config.feed_forward_size
+    products, factors = 2 * m / tensor, 3 * m / tensor
+    if config.num_experts:  # of every token that goes to an expert, on whatever device it lies
+        products, factors = 0, config.num_experts_per_tok * e + 3 * m
+    attention = {
+        "full": between,
+        "attention": between + width,
+        "dots": 2 * between + 2 * width + gate + 2 * key_width + products,
+        "none": 2 * between + 2 * e + 3 * width + 2 * gate + 3 * key_width + factors,
+    }[remat]
+    values = config.linear_num_value_heads * config.linear_value_head_dim
+    read = 2 * (config.linear_num_key_heads * config.linear_key_head_dim + values) / tensor
+    # Two states for every chunk, each number of which takes the bytes of two of bfloat16.
+    states = 4 * values * config.linear_key_head_dim / CHUNK / tensor
+    recurrent = {
+        "full": between,
+        "attention": between,
+        "dots": 2 * between + read + 2 * m / tensor,
+        "none": 2 * between + 2 * e + 3 * read + states + 3 * m / tensor,
+    }[remat]
+    return attention, recurrent
