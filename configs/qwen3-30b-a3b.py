@@ -5,7 +5,9 @@ Command:   g2d run --config qwen3-30b-a3b --workdir DIR                         
            g2d run --config qwen3-30b-a3b:method=grpo --workdir DIR              GRPO alone, 600 updates
            g2d sweep --config sweep-k:preset=qwen3-30b-a3b --workdir DIR         over K
 Hardware:  those of the plan; not run at this size
-Plan:      none yet: g2d plan --config qwen3-30b-a3b --topology v5p-32
+Plan:      machine  choice  peak GiB        hours of G2D  of GRPO  compiled
+           v5p-32           51.03 of 88.08  3.5           10.8     2026-11-26
+           (all responses at their greatest length; what is old, and the rest: docs/models.md)
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=chat|base, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;
