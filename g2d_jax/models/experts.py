@@ -75,16 +75,16 @@ Mixture = Callable[[Array, Routes, Stacks], Array]
 def choose(c: ModelConfig, router: Array, x: Array, replayed: Array | None = None) -> Routes:
     """Choose each token's experts, in float32 whatever the type of x: rounded numbers would often
     rank others first. x: [B, T, E]. router: [E, X]. replayed: int32 [B, T, k], experts that were
-    chosen before, which this router only weights; their shares are those of the logits, without a
-    quotient of shares that may both be 0."""
+    chosen before, which this router only weights: where shares are divided by their sum, as the
+    softmax of these alone, since all of them may be 0 among all experts."""
     wide = x.astype(jnp.float32)
     logits = jnp.einsum("bte,ex->btx", wide, router.astype(jnp.float32), precision="highest")
-    if replayed is not None:
+    if replayed is not None and c.norm_topk_prob:
         own = jnp.take_along_axis(logits, replayed, axis=-1)
-        among = own if c.norm_topk_prob else logits
-        total = jax.nn.logsumexp(among, axis=-1, keepdims=True)
-        return Routes(replayed, jnp.exp(own - total))
+        return Routes(replayed, jax.nn.softmax(own, axis=-1))
     shares = jax.nn.softmax(logits, axis=-1)
+    if replayed is not None:
+        return Routes(replayed, jnp.take_along_axis(shares, replayed, axis=-1))
     weights, experts = jax.lax.top_k(shares, c.num_experts_per_tok)
     if c.norm_topk_prob:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)

@@ -524,6 +524,8 @@ class _Call:
                 if sample is None:
                     continue
                 tokens, *others = (array[row - first, : counts[row]] for array in arrays)
+                # Of a token there may be hundreds: those of other rows are not kept with them.
+                others[2:] = [chosen.copy() for chosen in others[2:]]
                 self.tokens[row].append((tokens, *others))
                 if row in self.watches and (end := self.watches[row].add(tokens)) is not None:
                     ends[row] = end
