@@ -373,10 +373,22 @@ def _read_parts(
     return rows
 
 
+def _expert_type(column: pa.Field) -> pa.DataType:
+    """Return the type of a column of experts, whatever its items are called. Raises ValueError."""
+    for kind in _EXPERT_TYPES:
+        if pa.types.is_large_list(column.type) and column.type.value_type == kind.value_type:
+            return kind
+    raise ValueError(f"column {column.name} is of type {column.type}")
+
+
 def _conform(table: pa.Table, schemas: Sequence[pa.Schema]) -> pa.Table:
     """Give the table the columns and types of one of the schemas (all have the same names); raises
     if it differs."""
     names = schemas[0].names
+    replayed: tuple[str, ...] = ()
+    if names == ROLLOUTS.names and set(_EXPERTS) & set(table.column_names):
+        replayed = _EXPERTS
+        names = [*names, *replayed]
     if len(set(table.column_names)) < table.num_columns:
         raise ValueError(f"it has a column twice, of {', '.join(table.column_names)}")
     for name in _TRUNCATED:
@@ -384,17 +396,11 @@ def _conform(table: pa.Table, schemas: Sequence[pa.Schema]) -> pa.Table:
             table = table.append_column(name, pa.nulls(len(table), pa.bool_()))
     if missing := [name for name in names if name not in table.column_names]:
         raise ValueError(f"it has no column {', '.join(missing)}")
-    experts = {}
-    if names == ROLLOUTS.names and set(_EXPERTS) & set(table.column_names):
-        experts = {name: table.schema.field(name).type for name in _EXPERTS}
-        if not set(experts.values()) <= set(_EXPERT_TYPES):
-            raise ValueError(
-                f"{' and '.join(_EXPERTS)} are of type {[*map(str, experts.values())]}"
-            )
-    table = table.select([*names, *experts])
+    table = table.select(names)
     table.validate(full=True)
     nested = pa.types.is_nested(table.schema.field(0).type)  # of a prompt: a conversation
     schema = schemas[-1] if nested else schemas[0]
+    experts = {name: _expert_type(table.schema.field(name)) for name in replayed}
     table = table.cast(pa.schema([*schema, *_required(**experts)]))
     for (
         field
