@@ -66,7 +66,8 @@ class Packed:
     arrays: int32 [N, R, T] tokens, positions, segment_ids, logit_index (column whose hidden state
     predicts this token), response_index (slot of the response in its row, -1 elsewhere); float32
     [N, R, T] for every per-token value, 0 elsewhere; float32 [N, R, M] for every per-response
-    value; experts [N, R, T, S] where they are replayed. count: micro-batches that hold anything, the first ones.
+    value; experts [N, R, T, S] where they are replayed. count: micro-batches that hold anything, the
+    first ones.
     places: for each group, its responses in order. used: tokens that are not padding; attended:
     positions that these read, together, a prompt that is repeated counting as often as it is laid
     down.

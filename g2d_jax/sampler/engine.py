@@ -212,8 +212,8 @@ class Sampler:
         """Choose the shapes to compile for: so many requests and samples, with these SamplingParams
         and prompt lengths.
 
-        kv_cache_dtype, router_replay: see `Shapes`. most_rows: rows that decode together in this call at most;
-        None: max_num_seqs. On a CPU a
+        kv_cache_dtype, router_replay: see `Shapes`. most_rows: rows that decode together in this
+        call at most; None: max_num_seqs. On a CPU a
         quarter of the samples decode at once: rows that are full cost what they generate, and the
         rest wait to take the place of those that are done; where responses are long, the last of
         them go on in fewer rows. Elsewhere a step costs the same with few rows as with many.
@@ -574,8 +574,8 @@ class _Call:
 
 
 def _own_rows(*arrays: jax.Array) -> Iterator[tuple[int, list[np.ndarray]]]:
-    """Yield the parts of arrays [S, C, …] that this process answers for: first row, and each array's
-    rows from there on.
+    """Yield the parts of arrays [S, C, …] that this process answers for: first row, and each
+    array's rows from there on.
 
     Of devices with the same rows, the first one's process answers for them.
     """
