@@ -51,6 +51,7 @@ LATER: Mapping[str, Any] = {
     "probe.float32": False,
     "online.kv_cache_dtype": "",
     "collect.kv_cache_dtype": "",
+    "online.router_replay": False,
     "engine.ahead": 0,
 }
 """Settings that came later, and the value with which everything is as it was before them: with it

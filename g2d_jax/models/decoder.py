@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -68,11 +68,13 @@ KeptPair = tuple[Kept, Kept]
 class LayersKept(NamedTuple):
     """Holds what `forward` keeps. keys, values: [L, B, T, K, D] of the layers with attention.
     memories: of the recurrent ones behind the last column, each array beginning with their number;
-    None where there are none."""
+    None where there are none. experts: of each token, see `experts.to_replay`; None where they are
+    not asked for."""
 
     keys: Array
     values: Array
     memories: Memory | None
+    experts: Array | None = None
 
 
 class Parameters(nnx.Module):
@@ -211,7 +213,7 @@ def _by_layer(model: Decoder, take: Callable[[int, Any], Any]) -> Decoder:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("keys", "values", "column", "width", "memories"),
+    data_fields=("keys", "values", "column", "width", "memories", "experts"),
     meta_fields=(),
 )
 @dataclass(frozen=True)
@@ -222,7 +224,8 @@ class Cache:
     keys: [B, K, D, W] and values: [B, K, W, D] of each layer with attention, or their `Codes`; of a
     stacked model one array of all, which begins with their number. See attention.attend_cached for
     why they differ. column: int32 scalar, where the next token is written. width: int32 scalar, the
-    columns in use, no more than W. memories: of each recurrent layer, or of all of them.
+    columns in use, no more than W. memories: of each recurrent layer, or of all of them. experts: of
+    each row's newest token, [B, L * k] of `experts.to_replay`; None where nothing asks for them.
     """
 
     keys: tuple[Kept, ...]
@@ -230,6 +233,7 @@ class Cache:
     column: Array
     width: Array
     memories: tuple[Memory, ...] = ()
+    experts: Array | None = None
 
 
 def rms_norm(x: Array, weight: Array, eps: float, *, unit_offset: bool = False) -> Array:
@@ -336,13 +340,20 @@ def mlp(c: ModelConfig, block: Block, x: Array, projected: Callable[..., Array])
 
 
 def mixture_of_experts(
-    c: ModelConfig, block: Block, x: Array, router: Array, mixture: experts.Mixture
-) -> Array:
-    """Apply a layer's experts, those that the router [E, X] chooses, and add the residual."""
+    c: ModelConfig,
+    block: Block,
+    x: Array,
+    router: Array,
+    mixture: experts.Mixture,
+    replayed: Array | None = None,
+) -> tuple[Array, Array]:
+    """Apply a layer's experts, those that the router [E, X] chooses or that are replayed, and add
+    the residual. Returns x and the experts, int32 [B, T, k]."""
     y = norm(c, block, "mlp_norm", x)
     parts = (getattr(block, f"expert_{name}")[...] for name in ("gate", "up", "down"))
-    y = mixture(y, experts.choose(c, router, y), experts.Stacks(*parts))
-    return add_residual(c, x, norm(c, block, "mlp_post_norm", y))
+    routes = experts.choose(c, router, y, replayed)
+    y = mixture(y, routes, experts.Stacks(*parts))
+    return add_residual(c, x, norm(c, block, "mlp_post_norm", y)), routes.experts
 
 
 def add_residual(c: ModelConfig, x: Array, y: Array) -> Array:
@@ -395,11 +406,12 @@ def apply_block(
     multiply: Multiply,
     dropout: Dropout | None = None,
     mesh: Mesh | None = None,
-) -> tuple[Array, Any]:
+    replayed: Array | None = None,
+) -> tuple[Array, Any, Array | None]:
     """Apply one layer. attention: of queries, keys and values, and recurrence: of `delta_inputs`;
     each returns its output, and what of it is kept. mixture: `experts.on_devices`. multiply: of
-    `products_on`. mesh: over which rows are split as weights are, None where they are not. Returns
-    x, and what is kept."""
+    `products_on`. mesh: over which rows are split as weights are, None where they are not.
+    replayed: as of `experts.choose`. Returns x, what is kept, and each token's experts."""
     stored = block
     block = jax.tree.map(
         lambda p: p if quantise.is_quantised(p) else p.astype(x.dtype),
@@ -422,8 +434,9 @@ def apply_block(
     x = add_residual(c, x, norm(c, block, "attn_post_norm", y))
     if c.num_experts:
         router = lay_out(mesh, stored.router[...], None, None)
-        return mixture_of_experts(c, block, x, router, mixture), kept
-    return mlp(c, block, x, projected), kept
+        x, chosen = mixture_of_experts(c, block, x, router, mixture, replayed)
+        return x, kept, chosen
+    return mlp(c, block, x, projected), kept, None
 
 
 def gated_norm(c: ModelConfig, block: Block, x: Array, gate: Array) -> Array:
@@ -456,6 +469,8 @@ def forward(
     attention: Attention = packed_attention,
     mesh: Mesh | None = None,
     dropout: Array | None = None,
+    keep_experts: bool = False,
+    replayed: Array | None = None,
 ) -> tuple[Array, LayersKept | None]:
     """Compute hidden states after the final norm, [B, T, E] in dtype.
 
@@ -465,7 +480,9 @@ def forward(
     rows, and by columns over `tensor`, as the backward pass keeps it (Korthikanti et al. 2022,
     arXiv:2205.05198, section 4.2.2); left to itself XLA splits it like the weights, by width, and
     gathers the rows of all devices. dropout: keys of the tokens' sequences, uint32 [B, T, 2], for
-    the dropout of adapters in training; None: none is dropped.
+    the dropout of adapters in training; None: none is dropped. keep_experts: whether what keep_kv
+    returns has each token's experts too. replayed: experts that tokens go to in place of those that
+    the routers choose, [B, T, L * k] of `experts.to_replay`.
     """
     c = model.config
     multiply = products_on(mesh).multiply
@@ -489,7 +506,7 @@ def forward(
             out, memory = recurrent(segment_ids, inputs, taps)
             return out, memory if keep_kv else None
 
-        x, kept = apply_block(
+        x, kept, chosen = apply_block(
             c,
             block,
             x,
@@ -500,8 +517,9 @@ def forward(
             multiply,
             dropped,
             mesh,
+            experts.replayed_in(c, replayed, number),
         )
-        return place(x, "rows", "columns", None), kept
+        return place(x, "rows", "columns", None), (kept, chosen if keep_experts else None)
 
     recurrent, mixture = delta.on_devices(c, mesh), experts.on_devices(mesh)
     layer = rematerialise(layer, remat, once=c.period == c.num_hidden_layers)
@@ -567,16 +585,27 @@ def _all_kept(c: ModelConfig, outputs: list[Any]) -> LayersKept:
     """Put together what the layers of a period keep, in the order of the layers. outputs: as
     `scan_layers` returns them."""
     recurrent = c.layers(recurrent=True)
+    of_layers, chosen = zip(*outputs, strict=True)
+    pairs = [output for layer, output in enumerate(of_layers) if layer not in recurrent]
+    memories = [output for layer, output in enumerate(of_layers) if layer in recurrent]
+    keys, values = _in_order(pairs)
+    return LayersKept(
+        keys, values, _in_order(memories) if memories else None, _all_experts(c, chosen)
+    )
 
-    def in_order(own: list[Any]) -> Any:
-        return jax.tree.map(
-            lambda *parts: jnp.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:]), *own
-        )
 
-    pairs = [output for layer, output in enumerate(outputs) if layer not in recurrent]
-    memories = [output for layer, output in enumerate(outputs) if layer in recurrent]
-    keys, values = in_order(pairs)
-    return LayersKept(keys, values, in_order(memories) if memories else None)
+def _in_order(outputs: Sequence[Any]) -> Any:
+    """Put together what the layers of a period give, each array beginning with the periods."""
+    return jax.tree.map(
+        lambda *parts: jnp.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:]), *outputs
+    )
+
+
+def _all_experts(c: ModelConfig, chosen: Sequence[Any]) -> Array | None:
+    """Put together the experts of the layers of a period as `experts.to_replay` does; None of
+    None."""
+    together = _in_order(chosen)
+    return None if together is None else experts.to_replay(c, together)
 
 
 def lay_out(mesh: Mesh | None, x: Array, *axes: str | None) -> Array:
@@ -640,7 +669,7 @@ def decode(
 
     def layer(
         x: Array, block: Block, cached: Any, number: Any, read: Callable
-    ) -> tuple[Array, Any]:
+    ) -> tuple[Array, Any, Array | None]:
         pair, memory = cached
         at = number if c.period == 1 else jnp.asarray(order)[number]
 
@@ -658,21 +687,23 @@ def decode(
             mixed, kept = _advance(c, memory, at, inputs, taps)
             return place(mixed, "replica_rows", None, "kv_heads", None), (pair, kept)
 
-        x, kept = apply_block(
+        x, kept, chosen = apply_block(
             c, block, x, layer_rope(c, ropes, number), attend, recur, mixture, multiply
         )
-        return place(x, "replica_rows", None, "embed"), kept
+        x = place(x, "replica_rows", None, "embed")
+        return x, kept, None if cache.experts is None else chosen
 
     if isinstance(model.blocks, Block):
         read = partial(_read_ring, cache.column, mesh, kernel)
 
-        def scanned(carry: Any, own: tuple[Block, Array]) -> tuple[Any, None]:
+        def scanned(carry: Any, own: tuple[Block, Array]) -> tuple[Any, Array | None]:
             x, cached = carry
-            return layer(x, own[0], cached, own[1], read), None
+            x, kept, chosen = layer(x, own[0], cached, own[1], read)
+            return (x, kept), chosen
 
         memory = cache.memories[0] if cache.memories else None
         start = x, ((cache.keys[0], cache.values[0]), memory)
-        (x, (pair, memory)), _ = scan_layers(model, scanned, start)
+        (x, (pair, memory)), choices = scan_layers(model, scanned, start)
         pairs, memories = [pair], [memory] if cache.memories else []
     else:
         ages = (cache.column - jnp.arange(cache.keys[0].shape[-1])) % cache.width
@@ -682,18 +713,23 @@ def decode(
             read = partial(_read_own_columns, cache.column, mesh)
         pairs, memories = list(zip(cache.keys, cache.values, strict=True)), list(cache.memories)
         recurrent = c.layers(recurrent=True)
+        choices = []
         for number, block in enumerate(model.blocks):
             at = int(order[number])
             is_recurrent = number in recurrent
             cached = (None, memories[at]) if is_recurrent else (pairs[at], None)
-            x, (pair, memory) = layer(x, block, cached, number, read)
+            x, (pair, memory), chosen = layer(x, block, cached, number, read)
+            choices.append(jax.tree.map(lambda array: array[None], chosen))
             if is_recurrent:
                 memories[at] = memory
             else:
                 pairs[at] = pair
     keys, values = zip(*pairs, strict=True)
     column = (cache.column + 1) % cache.width
-    advanced = Cache(keys, values, column, cache.width, tuple(memories))
+    newest = _all_experts(c, choices)
+    if newest is not None:
+        newest = place(newest[:, 0], "rows", None)
+    advanced = Cache(keys, values, column, cache.width, tuple(memories), newest)
     return last_norm(model, x)[:, 0], advanced
 
 

@@ -140,13 +140,11 @@ def _grpo(stage: Online, draws: Draws, groups: Groups) -> list[Group]:
         responses = []
         for row, token in zip(group, group_tokens, strict=True):
             if token["weight"] and (always or token["advantage"]):
-                responses.append(Response(row.rollout.token_ids, token))
+                responses.append(_response(row, token, {}))
         if responses:
-            loss_groups.append(Group(group[0].rollout.prompt_ids, responses))
+            loss_groups.append(_group(group, responses))
     if not loss_groups:
-        loss_groups = [
-            Group(groups[0][0].rollout.prompt_ids, [_without_gradient(groups, tokens[0][0], {})])
-        ]
+        loss_groups = [_group(groups[0], [_without_gradient(groups, tokens[0][0], {})])]
     return _with_entropy(stage, loss_groups)
 
 
@@ -157,7 +155,23 @@ def _without_gradient(
     schedule."""
     if token:
         token = {**token, "weight": 0.0, "advantage": 0.0}
-    return Response(groups[0][0].rollout.token_ids, token, sequence)
+    return _response(groups[0][0], token, sequence)
+
+
+def _response(
+    row: ScoredRollout, token: Mapping[str, Any], sequence: Mapping[str, float]
+) -> Response:
+    """Make the response of a rollout, which has its experts if they are to be replayed."""
+    return Response(row.rollout.token_ids, token, sequence, row.rollout.experts)
+
+
+def _group(
+    rows: Sequence[ScoredRollout], responses: list[Response], keep_together: bool = False
+) -> Group:
+    """Make a group of responses to the prompt of these rows. A prompt that several devices
+    prefilled has the experts of the first row's."""
+    first = rows[0].rollout
+    return Group(first.prompt_ids, responses, keep_together, first.prompt_experts)
 
 
 def _grpo_tokens(stage: Online, draws: Draws, groups: Groups) -> list[list[dict[str, Any]]]:
@@ -235,10 +249,9 @@ def _dpo(stage: Online, groups: Groups, sides: Sequence[Sides]) -> list[Group]:
 
 def as_pair(chosen: ScoredRollout, rejected: ScoredRollout, weight: float) -> Group:
     """Put both sides in one row, behind one copy of their prompt."""
-    responses = []
-    for row in (chosen, rejected):
-        responses.append(Response(row.rollout.token_ids, {}, {"weight": weight}))
-    return Group(chosen.rollout.prompt_ids, responses, keep_together=True)
+    rows = (chosen, rejected)
+    responses = [_response(row, {}, {"weight": weight}) for row in rows]
+    return _group(rows, responses, keep_together=True)
 
 
 def _group_dpo(stage: Online, draws: Draws, groups: Groups, sides: Sequence[Sides]) -> list[Group]:
@@ -259,15 +272,25 @@ def _group_dpo(stage: Online, draws: Draws, groups: Groups, sides: Sequence[Side
             if side or (token.get("weight") and (token["advantage"] or stage.beta)):
                 weight = abs(side) * float(weights[number])
                 sequence = {"side": side, "prompt": float(number), "pair_weight": weight}
-                responses.append(Response(row.rollout.token_ids, token, sequence))
+                responses.append(_response(row, token, sequence))
         if responses:
-            loss_groups.append(Group(group[0].rollout.prompt_ids, responses, keep_together=True))
+            loss_groups.append(_group(group, responses, keep_together=True))
     if loss_groups:
         return loss_groups
     nothing = _without_gradient(
         groups, tokens[0][0], dict.fromkeys(("side", "prompt", "pair_weight"), 0.0)
     )
-    return [Group(groups[0][0].rollout.prompt_ids, [nothing], keep_together=True)]
+    return [_group(groups[0], [nothing], keep_together=True)]
+
+
+def without_experts(groups: Sequence[Group]) -> list[Group]:
+    """Return groups whose tokens go where a model's own routers send them: a reference is another
+    policy than the one that sampled."""
+    own = []
+    for group in groups:
+        responses = [replace(response, experts=None) for response in group.responses]
+        own.append(replace(group, responses=responses, experts=None))
+    return own
 
 
 def _with_entropy(stage: Online, groups: list[Group]) -> list[Group]:
@@ -324,6 +347,6 @@ def fill(
                 sequence["reference"] = float(reference[span].sum(dtype=np.float32))
             if reference is not None and stage.beta:
                 token["ref_logprob"] = reference[span]
-            responses.append(Response(response.token_ids, token, sequence))
+            responses.append(replace(response, token=token, sequence=sequence))
         filled.append(replace(group, responses=responses))
     return filled

@@ -540,7 +540,8 @@ class RolloutBuffer:
             for policy, params in policies.items():
                 names = [name for name, under in needed.items() if under == policy]
                 if names:
-                    scored = self._logprobs_under(params, groups, cost)
+                    routed = batches.without_experts(groups) if policy == FIXED else groups
+                    scored = self._logprobs_under(params, routed, cost)
                     logprobs |= dict.fromkeys(names, scored)
         part = cost.part()
         if _stays_in_memory(window, number):

@@ -235,6 +235,7 @@ def test_a_ratio_needs_the_logprobs_that_a_dump_has(warmup, tmp_path, opened, lo
         ),
         ({"drop_solved": {"after": 2}}, "leave dynamic_sampling, drop_solved and difficulty"),
         ({"stream": "mine"}, "stream is set, but rollouts='mine' samples nothing"),
+        ({"router_replay": True}, "router_replay is set, but rollouts='mine' samples nothing"),
         (
             {"rollouts": "sample", "reward_column": "accuracy"},
             "is a column of a dump, and rollouts is 'sample'",
