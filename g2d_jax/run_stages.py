@@ -307,10 +307,12 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
         "programs": compiling.take_programs(),
         "peak_memory_bytes": held,
         "attention": dict(session.kernels),
-        **({"micro": vars(session.micro)} if stage.kind in TRAINING else {}),
-        **({"unreadable": session.problems.unreadable} if session.problems.unreadable else {}),
         **fields,
     }
+    if stage.kind in TRAINING:
+        manifest["micro"] = vars(session.micro)
+    if session.problems.unreadable:
+        manifest["unreadable"] = session.problems.unreadable
     if stage.kind not in TRAINING:  # training stages log it with every update
         session.tracker.log(name, 0, goodput(fields), kind="goodput")
     session.tracker.flush()

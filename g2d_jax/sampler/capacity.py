@@ -103,7 +103,7 @@ class Split:
         if memory is None:
             return UNKNOWN
         weights = self._weight_bytes(count_params(self.config))
-        weights += self._whole_words(1 if self.config.tie_word_embeddings else 2)
+        weights += self._whole_words(2 - self.config.tie_word_embeddings)
         free = (1 - SPARE) * memory - beside - weights
         row_bytes = self.columns * kv_bytes(self.config, self.itemsize, self.kv_cache_dtype)
         row_bytes += memory_bytes(self.config, self.itemsize)

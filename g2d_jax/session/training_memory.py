@@ -99,7 +99,9 @@ def choose(
 
     choices = list(itertools.product(remats, tokens))
     fitting = [choice for choice in choices if needs(choice) <= SHARE * memory]
-    return min(fitting, key=seconds) if fitting else min(choices, key=needs)
+    if not fitting:
+        return min(choices, key=needs)
+    return min(fitting, key=seconds)
 
 
 def load(
