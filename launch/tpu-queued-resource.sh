@@ -11,7 +11,7 @@
 # 75 and keeps the slice. Stopping this script (Ctrl-C) leaves g2d running on the slice; the same command joins it again.
 # --dry-run prints the commands in the order of an undisturbed run.
 #
-# ZONE, TYPE            where, and which accelerator type
+# ZONE, TYPE            where, and which accelerator type: v5litepod-16 (or v5e-16), v5p-32, v6e-16 …
 # PROJECT               gcloud's own setting
 # RUNTIME               the software version of the TPU VMs, by TYPE
 # KEEP                  failed: the slice, and its cost, stay unless g2d is done; always; never
@@ -40,13 +40,14 @@ fi
 name=$1
 shift
 
+TYPE=${TYPE/#v5e-/v5litepod-} # Cloud TPU's own name of a v5e
 case ${RUNTIME:=}$TYPE in
   v6e-*) RUNTIME=v2-alpha-tpuv6e ;;
   v5p-*) RUNTIME=v2-alpha-tpuv5 ;;
   v5litepod-*) RUNTIME=v2-alpha-tpuv5-lite ;;
   v4-* | v3-* | v2-*) RUNTIME=tpu-ubuntu2204-base ;;
 esac
-[[ -n $RUNTIME ]] || usage
+[[ -n $RUNTIME ]] || refuse "TYPE=$TYPE is none of v5litepod-N, v5e-N, v5p-N, v6e-N, v4-N, v3-N and v2-N: mend it, or set RUNTIME too"
 case ${KEEP:=failed} in
   failed | always | never) ;;
   *) refuse "KEEP is failed, always or never, got $KEEP" ;;

@@ -28,6 +28,7 @@ if [[ $# -lt 2 || -z ${CLUSTER:-} || -z ${PROJECT:-} || -z ${ZONE:-} || -z ${TYP
   sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2
   exit 2
 fi
+TYPE=${TYPE/#v5e-/v5litepod-} # Cloud TPU's own name of a v5e
 name=$1
 shift
 [[ $name =~ ^[a-z][-a-z0-9]*$ ]] || refuse "NAME is of small letters, digits and -, and begins with a letter, got $name"

@@ -36,6 +36,13 @@ def test_shell_is_sound(script: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_a_v5e_goes_by_the_name_that_plans_have_too(tmp_path: Path) -> None:
+    env = environment(tmp_path, ZONE="z", TYPE="v5e-16", G2D_PACKAGE="p")
+    arguments = ("--config", "demo", "--workdir", "gs://b/r")
+    done = launch("tpu-queued-resource.sh", "--dry-run", "mine", *arguments, env=env)
+    assert "--accelerator-type=v5litepod-16 --runtime-version=v2-alpha-tpuv5-lite" in done.stdout
+
+
 def test_dry_run_of_the_tpu_slice(tmp_path: Path) -> None:
     config = tmp_path / "mine.py"
     config.touch()
