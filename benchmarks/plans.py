@@ -37,7 +37,7 @@ MARK = "<!-- written by benchmarks/plans.py -->\n"
 METHODS = ("g2d", "grpo")
 COMPILERS = {"tpu": ["libtpu"], "gpu": ["jax-cuda12-plugin", "jax-cuda13-plugin"]}
 LORA = "lora=32"
-HALF = "moments=bfloat16"  # for 8B on 16 chips of 16 GB
+HALF = "moments=bfloat16"  # for 8B on 16 chips of 16 GB, and 4B on eight
 
 HEAD = (
     "config",
@@ -97,7 +97,7 @@ def rows() -> list[Row]:
         "gemma-3-4b": [("", "v5e-16")],
         "phi-4-mini": [("", "v5e-16")],
         "gemma-3-1b": [("", "v5e-8")],
-        "qwen3.5-4b": [("", "v5e-8"), (LORA, "h100x1")],
+        "qwen3.5-4b": [(HALF, "v5e-8"), (LORA, "h100x1")],
         "qwen3.5-0.8b": [("", "v5e-8"), ("", "h100x1")],
         "qwen2.5-1.5b": [*small, ("", "h100x8")],
     }

@@ -414,6 +414,7 @@ def test_prompts_are_those_of_the_papers_figures(
             assert session.tokenizer.render(problem) == text.format(said)
 
 
+@pytest.mark.slow
 def test_other_test_sets(
     run: Callable[[str], Run], toys: Path, process: ProcessPoolExecutor
 ) -> None:

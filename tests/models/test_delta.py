@@ -152,6 +152,7 @@ def test_rows_and_heads_are_split_over_devices(sizes: tuple[int, int, int]) -> N
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), found, expected)
 
 
+@pytest.mark.slow
 def test_what_decides_how_fast_a_state_decays_is_never_rounded(tmp_path: Path) -> None:
     """Published Qwen3.5 has A_log and the norm of outputs in float32; so have masters, the sampler's
     parameters and exports."""

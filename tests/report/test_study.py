@@ -467,6 +467,7 @@ def test_ranks_share_ties_and_what_has_none_is_left_out():
     ]
 
 
+@pytest.mark.slow
 def test_the_files_have_the_same_bytes_every_time(root, study):
     shown = []
     paths = [
@@ -700,8 +701,8 @@ def test_the_notebook_reads_a_study(root: Path, monkeypatch: pytest.MonkeyPatch)
         (Path(__file__).parents[2] / "notebooks" / "study.ipynb").read_text("utf-8")
     )["cells"]
     names: dict[str, Any] = {}
-    for cell in cells:
-        if cell["cell_type"] == "code":
-            exec("".join(cell["source"]), names)
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    for source in code[1:]:  # the first one installs
+        exec(source, names)
     assert {"g2d", "grpo, learning rate 0.1"} <= set(names["points"]["arm"]) and names["axes"].lines
     assert report(names["study"])._repr_html_().startswith('<iframe srcdoc="&lt;!DOCTYPE html')

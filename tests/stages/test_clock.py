@@ -124,6 +124,7 @@ def test_time_in_no_activity_is_that_of_the_program_that_runs():
     assert clock.since(found)["training_seconds"] == 0 and time.perf_counter() - started >= 0.02
 
 
+@pytest.mark.slow
 def test_an_update_is_dispatched_before_the_one_before_it_is_done(config, opened, tmp_path):
     """After an update has returned its program still runs, and what it measured is fetched with the
     next one."""

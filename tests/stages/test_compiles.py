@@ -189,6 +189,7 @@ class Stages:
         patch.setattr(Jitted, "__call__", calls)
 
 
+@pytest.mark.slow
 def test_every_kind_of_stage_gives_the_programs_that_it_runs(
     config, tmp_path, compiled_by, monkeypatch
 ):

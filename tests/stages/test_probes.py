@@ -54,6 +54,7 @@ def trained(session: Session) -> tuple[Trainer, dict[str, Any]]:
         return trainer, trainer.finish({})
 
 
+@pytest.mark.slow
 def test_divergence_from_float32(small, tmp_path, opened):
     """Of what samples in bfloat16: the same tokens scored with float32 activations."""
     small.dtype = "bfloat16"
