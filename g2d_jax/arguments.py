@@ -302,7 +302,9 @@ def _outputs_arguments(parser: argparse.ArgumentParser) -> None:
 def _status_arguments(parser: argparse.ArgumentParser) -> None:
     _workdir(parser, "of the run, or of studies")
     parser.add_argument(
-        "--watch", action="store_true", help="on a terminal: show it again every two seconds while it runs"
+        "--watch",
+        action="store_true",
+        help="on a terminal: show it again every two seconds while it runs",
     )
 
 

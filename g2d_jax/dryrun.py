@@ -3,6 +3,7 @@ refuse."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from g2d_jax.config.graph import Plan, plan
 from g2d_jax.config.policy_name import own_stage
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.kernels import platform_of
-from g2d_jax.records import Problem
+from g2d_jax.records import Problem, Verdict
 from g2d_jax.rewards.extract import in_form
 from g2d_jax.rewards.verify import reading
 from g2d_jax.rollouts.ahead import schedule
@@ -161,7 +162,7 @@ def _show_memory(session: Session) -> None:
     largest = max((estimate.size for estimate in found), default=0)
     if most is not None and largest > most:
         session.tracker.say(
-            f"warning: the run needs about {largest / memory.GIB:.1f} GiB of memory, and "
+            f"WARNING: the run needs about {largest / memory.GIB:.1f} GiB of memory, and "
             f"{most / memory.GIB:.1f} are here: the system will end it. To try: lora.rank, a "
             "smaller "
             "compute.microbatch_tokens or compute.max_num_seqs, a smaller model, a larger machine"
@@ -211,10 +212,14 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
     scores = session.scorer.score_local(tried_problems, texts, [np.zeros(1, np.int32)] * len(texts))
     rows = []
     rewards: dict[tuple[str, str], float] = {}
+    misjudged: list[str] = []
     for (problem, kind, text), score in zip(tried, scores, strict=True):
         shown = "" if problem.answer is None else kind
         rows.append([problem.id, shown, text, score.reward, score.verdict.value])
         rewards[problem.id, kind] = score.reward or 0.0
+        unexpected = {"right": Verdict.INCORRECT, "wrong": Verdict.CORRECT}.get(shown)
+        if score.verdict == unexpected:
+            misjudged.append(f"a {kind} answer to {problem.id} ({score.reward:g})")
     title = f"the reward of {task}, tried; answers are read by the rule {reward.answers!r}"
     session.tracker.table(title, ["problem", "", "response", "reward", "verdict"], rows)
     alike = [
@@ -223,9 +228,38 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
         if problem.answer is not None
         and not rewards[problem.id, "right"] > rewards[problem.id, "wrong"]
     ]
-    if alike and session.config.verifiable[task]:
+    if not session.config.verifiable[task]:
+        return
+    if misjudged and not alike:
         session.tracker.say(
-            f"warning: the reference answer of {' and '.join(alike)} gets no more, in "
+            f"WARNING: correct is what gets more than {reward.correct_above} "
+            f"(reward.correct_above), and so {', '.join(misjudged)} counts as the opposite of what "
+            "it is: in accuracies, pass rates and pairs",
+            "yellow",
+        )
+    _warn_of_short(session, [text for _, kind, text in tried if kind == "right"])
+    if alike:
+        session.tracker.say(
+            f"WARNING: the reference answer of {' and '.join(alike)} gets no more, in "
             f"{write('').strip()}, "
             "than a wrong one: look at it as it was parsed, and at how the reward reads responses"
         )
+
+
+def _warn_of_short(session: Session, texts: Sequence[str]) -> None:
+    """Say which stages sample responses that are too short for any of these right ones."""
+    lengths: list[int] = []
+    for text in texts:
+        with contextlib.suppress(ValueError):  # a form that this tokenizer cannot write
+            lengths.append(len(session.tokenizer.encode_completion(text)))
+    if not lengths:
+        return
+    least = min(lengths)
+    for name, stage in session.config.stages.items():
+        for sampling in stage.samplings():
+            if sampling.max_new_tokens < least:
+                session.tracker.say(
+                    f"WARNING: {name}: max_new_tokens is {sampling.max_new_tokens}, and the shortest "
+                    f"right response tried has {least} tokens",
+                    "yellow",
+                )

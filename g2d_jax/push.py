@@ -33,6 +33,11 @@ _ANSWERS = {
     412: "the repository was changed meanwhile: run the same command again",
 }
 
+_UNREACHED = (
+    "and nothing was uploaded: check the network (HF_HUB_OFFLINE, HTTPS_PROXY), or write the same "
+    "files with --output FOLDER and upload them elsewhere"
+)
+
 
 def push(
     workdir: storage.PathLike,
@@ -277,7 +282,7 @@ def _asking(repo: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # network, authentication and storage each raise their own kinds
-        reason = without_secrets(storage.hub_reason(error, _ANSWERS)).replace(
+        reason = without_secrets(storage.hub_reason(error, _ANSWERS, _UNREACHED)).replace(
             get_token() or "\0", "***"
         )
         raise ValueError(f"{repo}: {reason}") from None

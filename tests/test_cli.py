@@ -118,7 +118,8 @@ def test_a_run_leaves_its_results_and_status_tells_how_far_each_stage_is(
     said = g2d("status", begun)
     assert "|\ncollect last stopped with: no preference pair\nfrom 8 prompts\n" in said
     assert said.endswith(
-        "no process works on it: the same command with the same --workdir continues\n"
+        "no process works on it: the same command with the same --workdir continues, once the cause "
+        "is mended. A config that would give another result needs another --workdir\n"
     )
 
 
@@ -155,7 +156,7 @@ def test_dry_run_tries_the_form_that_the_prompt_shows(
     settings.append("--config.data.max_prompt_length=32")
     shown = g2d("run", "--config", TINY, "--dry-run", *settings)
     assert len(re.findall(paid, shown)) == 2, shown
-    assert ("warning" in shown) == (warned is not None)
+    assert ("WARNING" in shown) == (warned is not None)
     assert warned is None or warned in shown
 
 
@@ -526,6 +527,44 @@ def test_other_settings_are_refused_for_the_same_workdir(work: Path, g2d: G2D) -
     assert "data.test.limit: 16 -> 8" in said
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "told"),
+    [
+        (
+            0.5,
+            0.0,
+            "so a right answer to .* \\(0.5\\), a right answer to .* counts as the opposite",
+        ),
+        (
+            1.0,
+            0.6,
+            "so a wrong answer to .* \\(0.6\\), a wrong answer to .* counts as the opposite",
+        ),
+        (1.0, 0.0, ""),
+    ],
+)
+def test_dry_run_says_where_a_reward_and_its_threshold_disagree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, g2d: G2D, right: float, wrong: float, told: str
+) -> None:
+    name = f"scaled_{right}_{wrong}".replace(".", "_")
+    code = """
+def graded(completions, answer, **columns):
+    pairs = zip(completions, answer, strict=True)
+    return [RIGHT if f"{{{expected}}}" in text else WRONG for text, expected in pairs]
+"""
+    code = code.replace("RIGHT", str(right)).replace("WRONG", str(wrong))
+    (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    verifiable = "--config.reward.verifiable=true"
+    function = f"--config.reward.function={name}:graded"
+    short = "--config.stages.collect.sampling.max_new_tokens=2"
+    shown = g2d("run", "--config", TINY, "--dry-run", function, verifiable, short)
+    assert bool(told) == ("counts as the opposite" in shown)
+    assert re.search(told, shown)
+    assert "WARNING: collect: max_new_tokens is 2, and the shortest right response tried" in shown
+    assert "WARNING: warmup: max_new_tokens" not in shown
+
+
 @pytest.mark.quick
 def test_dry_run_shows_what_decides_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, g2d: G2D
@@ -565,7 +604,7 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     assert "| right           | <answer>" in shown and "read by the rule 'tags'" in shown
     assert re.search(r"\| right, as asked \| \\boxed\{\S+ +\| +0.0 \| no_answer", shown)
     assert (
-        "warning: the prompt asks for \\boxed{x}, where main reads answers by the rule 'tags'"
+        "WARNING: the prompt asks for \\boxed{x}, where main reads answers by the rule 'tags'"
         in shown
     )
     assert "gets no more" not in shown
@@ -577,11 +616,11 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     stops = [f"--config.stages.{place}.stop={texts}" for place, texts in chosen.items()]
     shown = g2d("run", "--config", TINY, "--dry-run", *stops)
     assert (
-        "warning: stages.warmup.sampling.stop has '}', which ends 80 of 80 right responses early:"
+        "WARNING: stages.warmup.sampling.stop has '}', which ends 80 of 80 right responses early:"
         in shown
     )
     assert (
-        "warning: stages.collect.sampling.stop has ' ', which ends a response at its first space\n"
+        "WARNING: stages.collect.sampling.stop has ' ', which ends a response at its first space\n"
         in shown
     )
     assert (

@@ -48,5 +48,5 @@ def test_a_large_model_needs_its_state_and_gradients_and_is_warned_of(config, ca
     # parameters, and those that are sampled from
     assert found["collect"] == pytest.approx(8 * weights / GIB, rel=0.02)
     assert re.search(
-        r"warning: the run needs about [\d.,]+ GiB of memory, and [\d.]+ are here", said
+        r"WARNING: the run needs about [\d.,]+ GiB of memory, and [\d.]+ are here", said
     )

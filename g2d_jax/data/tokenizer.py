@@ -216,7 +216,7 @@ class PromptTokenizer:
             if ends:
                 way = "leave the string out, for that token ends a response by itself"
             return (
-                f"warning: {setting} has {string!r}, and responses are read without the special "
+                f"WARNING: {setting} has {string!r}, and responses are read without the special "
                 f"token {name!r}, so that the string never ends one at it: {way}"
             )
         return ""

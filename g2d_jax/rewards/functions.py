@@ -72,9 +72,9 @@ def load_reward(path: str, folder: str | None = None) -> RewardFunction:
         module = _import_file(module_name, file) if file else importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"reward {path!r}: cannot import {module_name!r} ({error}); install it, or put the "
-            "folder it lies in on PYTHONPATH; of a file beside the config g2d run, plan and sweep "
-            "know where it is"
+            f"reward {path!r}: cannot import {module_name!r} ({error}); install it, or give the "
+            "folder it lies in: PYTHONPATH=FOLDER g2d … (g2d run, plan and sweep find a file beside "
+            "the config by themselves; the other commands run no code that a work directory names)"
         ) from error
     except _STOPPED:
         raise

@@ -134,13 +134,21 @@ HUB_ANSWERS = {
 }
 
 
+HUB_UNREACHED = (
+    "and it was not downloaded before: check the network (HF_HUB_OFFLINE, HTTPS_PROXY), or download "
+    "it on another machine and give the path"
+)
+
+
 def hub_reason(
-    error: BaseException, meanings: Mapping[int, str] = MappingProxyType(HUB_ANSWERS)
+    error: BaseException,
+    meanings: Mapping[int, str] = MappingProxyType(HUB_ANSWERS),
+    otherwise: str = HUB_UNREACHED,
 ) -> str:
     """Say why the Hugging Face hub did not do what it was asked for, and what to do, in a line.
 
     error: whatever the hub's libraries raised; its causes are looked at too. meanings: of HTTP
-    statuses.
+    statuses. otherwise: what to do where the hub cannot be reached.
     """
     from huggingface_hub import errors
 
@@ -158,11 +166,7 @@ def hub_reason(
         return meanings[answers[0]]
     silent = (ConnectionError, TimeoutError, socket.gaierror, errors.LocalEntryNotFoundError)
     if not answers and any(isinstance(each, silent) for each in chain):
-        return (
-            "the hub cannot be reached from here, and it was not downloaded before: check the "
-            "network (HF_HUB_OFFLINE, "
-            "HTTPS_PROXY), or download it on another machine and give the path"
-        )
+        return f"the hub cannot be reached from here, {otherwise}"
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]:.300}"
 
 

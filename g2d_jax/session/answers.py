@@ -72,7 +72,7 @@ def _warn_of_form(session: Session, task: str, asked: Form) -> None:
     rule = session.config.all_tasks[task].reward.answers
     rules = " or ".join(map(repr, readers(asked)))
     session.tracker.say(
-        f"warning: the prompt asks for {asked.write('x')}, where {task} reads answers by the rule "
+        f"WARNING: the prompt asks for {asked.write('x')}, where {task} reads answers by the rule "
         f"{rule!r}, by which that is none: let tokenizer.prompt_template, or the data's prompts, "
         f"ask for {in_form('x', rule)}, or set reward.answers={rules}"
     )
@@ -91,7 +91,7 @@ def _warn_of_stops(session: Session, task: str, problems: Sequence[Problem]) -> 
     )
     of_kind = {"right responses": answers, "worked examples of the template": examples}
     for setting, string in stops:
-        where = f"warning: {setting} has {string!r}, which ends"
+        where = f"WARNING: {setting} has {string!r}, which ends"
         ends_any = False
         for kind, texts in of_kind.items():
             ended = [text for text in texts if string in text]

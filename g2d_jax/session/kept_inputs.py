@@ -148,7 +148,7 @@ def _differences(
         old = _with_parts(workdir, name, kept[name])
         line = f"{name}{f' ({new.place})' if new.place else ''}: {difference(old, new)}"
         if name.endswith("reward.function"):
-            say(f"warning: {line}. Rewards from now on may not be those of earlier stages")
+            say(f"WARNING: {line}. Rewards from now on may not be those of earlier stages")
         elif not _has_grown(name, old, new, settings):
             yield line
 

@@ -3,6 +3,7 @@ run, "hf:PATH"."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -40,15 +41,24 @@ def load_policy(session: Session, name: str) -> Decoder:
         steps = processes.on_leader(checkpoints.steps)
         chosen = max(steps, default=None) if step is None else step
         if chosen is None or chosen not in steps:
-            listed = ", ".join(map(str, steps))
-            why = (
-                f"of that step in {folder} (there: {listed}); see stages.*.keep"
-                if listed
-                else f"in {folder} yet"
-            )
-            raise ValueError(f"policy {name!r}: no checkpoint {why}")
+            raise ValueError(f"policy {name!r}: {_missing(session, folder, steps)}")
         like, _ = lora.partition(decoder.abstract_on(session.model_config, session.mesh))
         return lora.combine(checkpoints.restore_params(chosen, like), rest)
+
+
+def _missing(session: Session, folder: epath.Path, steps: Sequence[int]) -> str:
+    """Say why a checkpoint is not in a stage's folder, which has those of these steps."""
+    if steps:
+        listed = ", ".join(map(str, steps))
+        return f"no checkpoint of that step in {folder} (there: {listed}); see stages.*.keep"
+    others: list[str] = []
+    for name, own in session.folders.items():
+        if storage.finished(own) and any((own / "checkpoints").glob("*")):
+            others.append(name)
+    there = f". Finished policies: {', '.join(others) or 'none'}"
+    if storage.finished(folder.parent):
+        return f"the stage is finished, and {folder} has no checkpoint any more{there}"
+    return f"the stage is not finished, and {folder} has no checkpoint yet{there}"
 
 
 def load_reference(session: Session, policy: str) -> Decoder:

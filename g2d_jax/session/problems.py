@@ -292,10 +292,16 @@ def _answered(problems: list[Problem], label: str, say: Say) -> list[Problem]:
 
 
 def _warn(label: str, report: LoadReport, say: Say) -> None:
-    for name in ("duplicates", "conflicts", "broken"):
-        count = getattr(report, name)
-        if count:
-            say(f"{label}: {count} rows of {report.source} are {name}")
+    rows = f"rows of {report.source}"
+    if report.duplicates:
+        say(f"{label}: {report.duplicates} {rows} are duplicates")
+    if report.conflicts:
+        say(
+            f"WARNING: {label}: {report.conflicts} of the duplicates have another answer than the "
+            "first row of their problem, which is kept"
+        )
+    if report.broken:
+        say(f"{label}: {report.broken} {rows} are broken")
     if report.filtered:
         listed = ", ".join(f"{count} {reason}" for reason, count in report.filtered.items())
         say(f"{label}: rows of {report.source} left out: {listed}")

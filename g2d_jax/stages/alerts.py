@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from g2d_jax.config import Offline, Online, Sampling
+from g2d_jax.config import Offline, Online, Sampling, TrainingStage
 from g2d_jax.models.config import LongRope
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import Trainer
@@ -61,6 +61,7 @@ HALFWAY = 100  # steps of an online stage from which on this is done halfway, to
 LEAST_RISE = 0.1  # of a reward from 0 to 1 over a stage: less than this is hardly any …
 HIGH_REWARD = 0.9  # … but there is little left to rise above this
 DISPLACED = 0.2  # nats a token that chosen responses lose
+HIGHEST_RATE = 0.05  # learning rate above which a slip of the pen is likelier than a wish
 SAFE_EPSILON = 1e-4  # of Adam, as the paper has it for verifiable tasks
 
 SIGNAL_ADVICE = (
@@ -187,6 +188,38 @@ def position_alerts(
 
 
 # Rules
+
+
+def unlikely(stage: TrainingStage) -> list[Alert]:
+    """Warn of settings that do what hardly anyone wants: a learning rate that changes nothing or
+    everything, and what an online stage asks for behind its last step."""
+    found = []
+    rate = stage.optimizer.learning_rate
+    if rate == 0:
+        text = "optimizer.learning_rate is 0: the stage trains nothing"
+        found.append(Alert("rate", text, {"learning_rate": rate}))
+    if rate > HIGHEST_RATE:
+        text = (
+            f"optimizer.learning_rate is {rate:g}, and every update moves each parameter by about "
+            "that much, which ruins a model. To try: 1e-6 for all parameters, 1e-5 for adapters, "
+            "1e-4 to 1e-3 for a tiny model"
+        )
+        found.append(Alert("rate", text, {"learning_rate": rate}))
+    if not isinstance(stage, Online) or not stage.steps:
+        return found
+    beyond = [step for step in stage.keep if step > stage.steps]
+    if beyond:
+        listed = ", ".join(map(str, beyond))
+        text = f"keep has {listed}, and the stage ends with step {stage.steps}: they come with more steps"
+        found.append(Alert("keep", text, {"steps": stage.steps}))
+    if stage.steps <= stage.sync_every and stage.sync_every > stage.num_iterations:
+        text = (
+            f"sync_every is {stage.sync_every}, and the stage has {stage.steps} steps: all its "
+            "responses are drawn from the policy that it begins with, as with sync_every=0, which "
+            "is offline. To try: a smaller sync_every, or more steps"
+        )
+        found.append(Alert("sync", text, {"sync_every": stage.sync_every, "steps": stage.steps}))
+    return found
 
 
 def too_few_problems(what: Drawn, count: int, batch: int, steps: int) -> list[Alert]:

@@ -84,6 +84,7 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
         if trainer.step == 0 and stage.compares:
             trainer.cost = scoring
         alerts.report(trainer, alerts.few_updates(steps, batch_size, count))
+        alerts.report(trainer, alerts.unlikely(stage))
         alerts.report(trainer, positions_exceeded(session, stage, pairs))
         probe = partial(probes.probe, trainer, stage, lambda: load_reference(session, stage.policy))
         probe()
@@ -136,7 +137,7 @@ def alerts_ahead(session: Session, name: str, stage: Offline) -> list[alerts.Ale
     if stage.preferences not in session.config.stages:
         pairs = read(session, stage)
         _show_pair(session, name, pairs)
-    return positions_exceeded(session, stage, pairs)
+    return [*alerts.unlikely(stage), *positions_exceeded(session, stage, pairs)]
 
 
 def programs(

@@ -123,15 +123,16 @@ def alerts_ahead(session: Session, name: str, stage: Online) -> list[alerts.Aler
 def _alerts_of_inputs(
     session: Session, stage: Online, external: ExternalBatches | None
 ) -> list[alerts.Alert]:
-    """Return what may be wrong with the number of problems, the dump, and the lengths of
-    responses."""
+    """Return what may be wrong with the settings, the number of problems, the dump, and the lengths
+    of responses."""
     problems = len(session.problems.train)
-    too_few = alerts.too_few_problems("problems", problems, stage.prompts_per_step, stage.steps)
+    found = alerts.too_few_problems("problems", problems, stage.prompts_per_step, stage.steps)
+    found += alerts.unlikely(stage)
     if external is None:
-        return [*too_few, *alerts.position_alerts(session, stage.sampling)]
+        return [*found, *alerts.position_alerts(session, stage.sampling)]
     unweighed = alerts.unweighed(external.without_logprobs, external.rows)
     sampling = stage.sampling if stage.probe.every else None  # only probes sample
-    return [*too_few, *unweighed, *alerts.position_alerts(session, sampling, external.pairs)]
+    return [*found, *unweighed, *alerts.position_alerts(session, sampling, external.pairs)]
 
 
 def programs(

@@ -38,6 +38,7 @@ def run(session: Session, name: str, stage: Sft) -> dict[str, Any]:
             trainer,
             alerts.too_few_problems("examples", len(demonstrations), stage.batch_size, stage.steps),
         )
+        alerts.report(trainer, alerts.unlikely(stage))
         alerts.report(trainer, alerts.position_alerts(session, pairs=demonstrations))
         while trainer.meet_before_update():
             with session.track_cost(trainer.cost):
@@ -53,7 +54,7 @@ def alerts_ahead(session: Session, name: str, stage: Sft) -> list[alerts.Alert]:
     encoded, _ = examples(session, name, stage)
     row_length(session, stage, encoded)
     scarce = alerts.too_few_problems("examples", len(encoded), stage.batch_size, stage.steps)
-    return [*scarce, *alerts.position_alerts(session, pairs=encoded)]
+    return [*scarce, *alerts.unlikely(stage), *alerts.position_alerts(session, pairs=encoded)]
 
 
 def programs(
@@ -101,7 +102,7 @@ def examples(session: Session, name: str, stage: Sft) -> tuple[list[Encoded], di
     too_long = len(distinct) - len(fits)
     if too_long:
         session.tracker.say(
-            f"{data.path}: {too_long} examples longer than max_length {stage.max_length} dropped"
+            f"{data.path}: {too_long} of {len(distinct)} examples longer than max_length {stage.max_length} dropped"
         )
     if not fits:
         raise ValueError(

@@ -218,7 +218,7 @@ def test_a_stop_string_that_the_text_of_responses_never_has_is_told(make, string
     assert bool(said) == (way is not None)
     if way is not None:
         assert (
-            said.startswith(f"warning: stages.a.sampling.stop has {string!r}, and") and way in said
+            said.startswith(f"WARNING: stages.a.sampling.stop has {string!r}, and") and way in said
         )
     ids = tokenizer.encode_text(string)
     # the warning is true

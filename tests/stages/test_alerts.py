@@ -7,7 +7,7 @@ import pytest
 from ml_collections import ConfigDict
 from worlds import only, run, training
 
-from g2d_jax.config import Offline, Online, Optimizer
+from g2d_jax.config import Offline, Online, Optimizer, Sft, TrainingStage
 from g2d_jax.config.io import to_dict
 from g2d_jax.report.page import text as markdown
 from g2d_jax.report.read import read_run
@@ -28,6 +28,29 @@ def small(config: ConfigDict) -> ConfigDict:
 
 def causes(found: list[alerts.Alert]) -> list[str]:
     return [alert.cause for alert in found]
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        (Online(steps=20, keep=(0, 20), sync_every=10), []),
+        (
+            Online(steps=20, optimizer=Optimizer(0.0)),
+            ["learning_rate is 0: the stage trains nothing"],
+        ),
+        (Sft(optimizer=Optimizer(1e3)), ["learning_rate is 1000, and every update moves each"]),
+        (Offline(optimizer=Optimizer(5e-3)), []),
+        (Online(steps=20, keep=(5, 40)), ["keep has 40, and the stage ends with step 20"]),
+        (Online(steps=10, sync_every=10), ["sync_every is 10, and the stage has 10 steps"]),
+        (Online(steps=4, sync_every=4, num_iterations=4), []),  # one rollout each time is meant
+        (Online(steps=10, sync_every=0), []),
+        (Online(steps=1, sync_every=1), []),
+    ],
+)
+def test_settings_that_hardly_anyone_wants(stage: TrainingStage, expected: list[str]) -> None:
+    found = [alert.text for alert in alerts.unlikely(stage)]
+    assert len(found) == len(expected)
+    assert all(words in text for words, text in zip(expected, found, strict=True))
 
 
 def falling(first: float, last: float, steps: int = 60, noise: float = 0.1) -> list[float]:

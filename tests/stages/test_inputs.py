@@ -419,9 +419,9 @@ def test_of_a_reward_function_that_changed_a_run_is_warned_once(
     capsys.readouterr()
     start(config, workdir)
     said = capsys.readouterr().out
-    assert "warning: reward.function (" in said and "my_own.py): of 1 files 1 changed" in said
+    assert "WARNING: reward.function (" in said and "my_own.py): of 1 files 1 changed" in said
     start(config, workdir)
-    assert "warning: reward.function" not in capsys.readouterr().out
+    assert "WARNING: reward.function" not in capsys.readouterr().out
     # the function is given it
     edit_rows(place / "train.jsonl", lambda rows: rows[0].update(note="read"))
     with pytest.raises(ValueError, match=r"data\.train \(\S+\): of 20 problems 1 changed"):
@@ -549,7 +549,7 @@ def test_commands_do_not_put_a_policy_together_from_what_it_was_not_made_of(
     config.tokenizer.chat = False
     config.lora.rank = 2
     begin(config, workdir)
-    with pytest.raises(ValueError, match=r"no checkpoint in \S+/01-sft/checkpoints yet"):
+    with pytest.raises(ValueError, match=r"\S+/01-sft/checkpoints has no checkpoint any more"):
         commands.export(workdir, tmp_path / "model", policy="sft")
     parquet(place / "test.parquet", ROWS[21:23])
     with pytest.raises(
