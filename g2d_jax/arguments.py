@@ -281,7 +281,7 @@ def _sample_arguments(parser: argparse.ArgumentParser) -> None:
     _shared(parser, "--policy")
     what = "a problem; default: typed one after the other on a terminal, else test problems"
     parser.add_argument("--prompt", help=what)
-    count = "samples of a problem, or test problems"
+    count = "samples of --prompt (of temperature 0 one), or test problems; default: 4"
     parser.add_argument("--count", type=int, default=4, help=count)
     _shared(parser, "--temperature", default=1.0)
 

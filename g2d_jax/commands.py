@@ -441,8 +441,8 @@ def sample(
     count: int = 4,
     temperature: float = 1.0,
 ) -> list[str]:
-    """Show, and return, a policy's answers: `count` to each prompt, or one to each of `count` test
-    problems.
+    """Show, and return, a policy's answers: `count` to each prompt, greedily one, or one to each of
+    `count` test problems.
 
     prompts: may be an iterator that waits for what is typed: each is answered before the next is
     asked for. Answers to test problems are shown with their reward. Each problem is shown once,
@@ -472,6 +472,8 @@ def sample(
             return _answers(
                 session, chosen, view, params, session.problems.by_split["test"][:count], 1
             )
+        if temperature == 0:
+            count = 1  # greedy answers are all the same
         texts = []
         for prompt in [prompts] if isinstance(prompts, str) else prompts:
             problem = Problem(problem_id(prompt), prompt)

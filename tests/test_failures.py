@@ -120,6 +120,15 @@ def wrapped(error: Exception, cause: Exception) -> Exception:
             RuntimeError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer"),
             "what the processes compute",
         ),
+        (
+            ImportError("Please install gcsfs to access Google Storage"),
+            "Please install gcsfs to access Google Storage: pip install '.[gcs]' in the folder",
+        ),
+        (
+            ImportError("Install s3fs to access S3"),
+            "Install s3fs to access S3: pip install '.[s3]'",
+        ),
+        (ImportError("another package"), ""),
         (RuntimeError("a fault of ours"), ""),
         (ValueError("data.train is not set"), ""),
     ],

@@ -29,6 +29,7 @@ _ADVICE = {
     errno.ENOSPC: _MAKE_ROOM,
     errno.EDQUOT: _MAKE_ROOM,
 }
+_STORES = {"gcsfs": "gcs", "s3fs": "s3"}  # packages that another one asks for, by their names
 _GLOO = re.compile(r"\bGloo [\w -]+ failed: ")
 _LESS = (
     "end other programs, raise the limit (ulimit -v, ulimit -u, a container's), or take less: "
@@ -43,6 +44,10 @@ def line(error: BaseException) -> str:
         return _full_disk(error)
     if isinstance(error, OSError) and error.filename is not None and error.errno in _ADVICE:
         return f"{error.strerror}: {error.filename!r}; {_ADVICE[error.errno]}"
+    if isinstance(error, ImportError):
+        for package, extra in _STORES.items():
+            if package in str(error):
+                return f"{error}: {install_command(extra)}"
     if isinstance(error, MemoryError):
         said = " ".join(str(error).split())[:300]  # numpy's says how much, and for which array
         what = f" ({said})" if said else ""
