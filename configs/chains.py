@@ -26,6 +26,6 @@ def get_config(arg: str = "") -> ConfigDict:
         config.stages.sft.steps = 2000
         config.data.dev.limit = 512
         config.data.test.limit = 1024
-        config.stages.warmup.keep = (0, 10)
+        config.stages.warmup.keep = tuple(step for step in (0, 10) if step <= chosen.K)
         config.stages.evaluate.update(num_generations=4, pass_at=(1, 2, 4))
     return config

@@ -256,8 +256,9 @@ def _warn_of_short(session: Session, texts: Sequence[str]) -> None:
         return
     least = min(lengths)
     for name, stage in session.config.stages.items():
+        draws = getattr(stage, "rollouts", "sample") == "sample" and getattr(stage, "steps", 1)
         for sampling in stage.samplings():
-            if sampling.max_new_tokens < least:
+            if draws and sampling.max_new_tokens < least:
                 session.tracker.say(
                     f"WARNING: {name}: max_new_tokens is {sampling.max_new_tokens}, and the shortest "
                     f"right response tried has {least} tokens",

@@ -166,7 +166,10 @@ def settle_micro(session: Session, *, begun: bool = True) -> None:
             lambda: list(vars(keep(session.workdir, machine, chosen, begun)).values())
         )
         session.micro = Micro(remat, tokens)
-        session.tracker.say(f"training: {session.micro}, by the memory of the devices")
+        why = "by the memory of the devices"
+        if session.micro != chosen:
+            why = "as when this run began on such a machine"
+        session.tracker.say(f"training: {session.micro}, {why}")
 
 
 def _introduce(session: Session, order: Plan, until: str) -> None:

@@ -168,6 +168,21 @@ def test_the_longest_row_of_a_stage(stage, row):
     assert made["trains"].longest_row(100, made) == row
 
 
+def test_pairs_of_an_archive_are_as_long_as_what_was_sampled():
+    config = settings.base()
+    config.stages.warmup = settings.online(policy="init", sampling=settings.sampling(8192))
+    config.stages.collect = settings.collect(policy="warmup", rollouts="archive")
+    config.stages.dpo = settings.offline(policy="warmup")
+    made = Config.of(config).stages
+    assert made["dpo"].longest_row(100, made) == 100 + 2 * 8192
+
+
+def test_a_micro_batch_may_be_set_below_a_token_a_device(devices):
+    config = resolve("qwen2.5-1.5b")
+    config.compute.microbatch_tokens = 4
+    assert devices(Config.of(config), 80 * GIB).micro.tokens == 4
+
+
 def test_a_work_directory_keeps_the_choice_of_each_machine(tmp_path):
     folder, chosen, other = epath.Path(tmp_path), Micro("dots", 65_536), Micro("full", 32_768)
     eight, four = {"devices": "8 devices (H100)"}, {"devices": "4 devices (H100)"}

@@ -109,7 +109,9 @@ class Devices:
             token=token,
             micro_batch=micro_batch,
             remats=REMATS if compute.remat == "auto" else (compute.remat,),
-            tokens=(compute.microbatch_tokens // ways,) if compute.microbatch_tokens else TOKENS,
+            tokens=(max(compute.microbatch_tokens // ways, 1),)
+            if compute.microbatch_tokens
+            else TOKENS,
         )
         return Micro(remat, compute.microbatch_tokens or tokens * ways)
 

@@ -41,24 +41,29 @@ def load_policy(session: Session, name: str) -> Decoder:
         steps = processes.on_leader(checkpoints.steps)
         chosen = max(steps, default=None) if step is None else step
         if chosen is None or chosen not in steps:
-            raise ValueError(f"policy {name!r}: {_missing(session, folder, steps)}")
+            there = "" if PolicyName.parse(name).origin == OF_RUN else _trained(session)
+            raise ValueError(f"policy {name!r}: {_missing(folder, steps)}{there}")
         like, _ = lora.partition(decoder.abstract_on(session.model_config, session.mesh))
         return lora.combine(checkpoints.restore_params(chosen, like), rest)
 
 
-def _missing(session: Session, folder: epath.Path, steps: Sequence[int]) -> str:
+def _missing(folder: epath.Path, steps: Sequence[int]) -> str:
     """Say why a checkpoint is not in a stage's folder, which has those of these steps."""
     if steps:
         listed = ", ".join(map(str, steps))
         return f"no checkpoint of that step in {folder} (there: {listed}); see stages.*.keep"
-    others: list[str] = []
-    for name, own in session.folders.items():
-        if storage.finished(own) and any((own / "checkpoints").glob("*")):
-            others.append(name)
-    there = f". Finished policies: {', '.join(others) or 'none'}"
     if storage.finished(folder.parent):
-        return f"the stage is finished, and {folder} has no checkpoint any more{there}"
-    return f"the stage is not finished, and {folder} has no checkpoint yet{there}"
+        return f"the stage is finished, and {folder} has no checkpoint any more"
+    return f"the stage is not finished, and {folder} has no checkpoint yet"
+
+
+def _trained(session: Session) -> str:
+    """List the stages that have finished and kept a policy."""
+    names: list[str] = []
+    for name, folder in session.folders.items():
+        if storage.finished(folder) and any((folder / "checkpoints").glob("*")):
+            names.append(name)
+    return f". Finished, with checkpoints: {', '.join(names) or 'none'}"
 
 
 def load_reference(session: Session, policy: str) -> Decoder:

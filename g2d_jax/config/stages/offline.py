@@ -7,6 +7,7 @@ from typing import Literal
 
 from g2d_jax.config.build import stage_of
 from g2d_jax.config.section import Policy, Positive, Preferences
+from g2d_jax.config.stages.collect import drawn_with
 from g2d_jax.config.stages.dpo import DPOLoss
 from g2d_jax.config.stages.stage import NeededFiles, Stages, TrainingStage, successive
 from g2d_jax.config.training import Optimizer, Probe, Sampling
@@ -53,11 +54,13 @@ class Offline(DPOLoss, TrainingStage):
     def longest_row(self, prompt: int, stages: Stages) -> int:
         """Return the tokens of the longest pair: of a collect stage's responses, of two of
         max_length, or, where a set made elsewhere has no such limit, of those of its probes."""
-        source = stages.get(self.preferences)
-        if self.max_length and source is None:
+        if self.preferences in stages:
+            sampling = drawn_with(self.preferences, stages).sampling
+        elif self.max_length:
             return 2 * self.max_length
-        sampling = getattr(source, "sampling", self.probe_sampling)
-        return prompt + 2 * int(sampling.max_new_tokens)
+        else:
+            sampling = self.probe_sampling
+        return prompt + 2 * sampling.max_new_tokens
 
     def stages_read(self, stages: Stages) -> tuple[str, ...]:
         """Return the collect stage whose pairs it trains on."""
