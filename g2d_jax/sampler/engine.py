@@ -230,7 +230,9 @@ class Sampler:
                 tail = max(rows // 4, MIN_TAIL)
         column_step = LANES if self.kernel == "splash" else 16
         columns = _columns(lengths, column_step)
-        fitting = max(PREFILL_TOKENS // columns[-1], 1)
+        # Each device of the axis tensor has a row of work for every token that goes to any of them.
+        together = self.mesh.shape["tensor"] if self.config.num_experts else 1
+        fitting = max(PREFILL_TOKENS // (columns[-1] * together), 1)
         widest = columns[-1] + round_up(longest, 16)
         if self.stacked:
             step = COLUMN_BLOCK if widest > COLUMN_BLOCK else 16

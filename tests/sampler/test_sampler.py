@@ -871,6 +871,19 @@ EXPERTS = ModelConfig(
 )
 
 
+def test_devices_that_share_experts_prefill_as_many_tokens_together_as_one_would() -> None:
+    many = [SamplingParams(8)]
+    prompts = {}
+    none = {"num_experts": 0, "num_experts_per_tok": 0, "moe_intermediate_size": 0}
+    for config in (EXPERTS, dataclasses.replace(EXPERTS, family="qwen3", **none)):
+        mesh = meshes.sampling(meshes.make_mesh(1, 8, 1), 2, config.num_key_value_heads)
+        assert mesh.shape["tensor"] == 2
+        shapes = Sampler(config, mesh, seed=SEED, prefill_rows=64).shapes(64, 64, many, [2048])
+        prompts[config.num_experts] = shapes.prompts
+    # Four groups of two devices, rows of 2,048 columns, 8,192 tokens a group at most.
+    assert prompts == {0: 16, 8: 8}
+
+
 @pytest.mark.parametrize(
     ("config", "devices", "ways"),
     [
