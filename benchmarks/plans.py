@@ -97,7 +97,7 @@ def rows() -> list[Row]:
         "gemma-3-4b": [("", "v5e-16")],
         "phi-4-mini": [("", "v5e-16")],
         "gemma-3-1b": [("", "v5e-8")],
-        "qwen3.5-4b": [(HALF, "v5e-8"), (LORA, "h100x1")],
+        "qwen3.5-4b": [(HALF, "v5e-8"), (LORA, "v5e-8"), (LORA, "h100x1")],
         "qwen3.5-0.8b": [("", "v5e-8"), ("", "h100x1")],
         "qwen2.5-1.5b": [*small, ("", "h100x8")],
     }
