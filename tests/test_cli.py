@@ -669,6 +669,8 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
             ["--config.stages.collect.rollouts=MODEL/single.jsonl"],
             "has one response to each of its 2 prompts, and a pref",
         ),
+        (["--config.stages.warmup.keep=-1"], "keep has steps, from 0 on, got -1"),
+        (["--config.data.train.path=."], "is a folder: give a file in it that ends in .jsonl"),
         (
             ["--config.stages.collect.num_generations=1"],
             "num_generations is 1, and a preference pair takes two respon",

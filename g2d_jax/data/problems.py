@@ -24,6 +24,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from etils import epath
@@ -222,6 +223,10 @@ def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[R
         return name, file_rows(rest)
     if source.lower().endswith(SUFFIXES):
         return epath.Path(source).name, file_rows(source)
+    if Path(source).is_dir():
+        raise ValueError(
+            f"data source {source!r} is a folder: give a file in it that ends in {', '.join(SUFFIXES)}"
+        )
     if _HUB_ID.fullmatch(source) and not _FILE.search(source):
         raise ValueError(
             f"unknown data source {source!r}: a data set on the Hugging Face hub is written "

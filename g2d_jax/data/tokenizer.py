@@ -458,7 +458,10 @@ def _load_hugging_face(
     except Exception as error:
         reason = storage.hub_reason(error)
         if is_folder:
-            reason = f"{type(error).__name__}: {error!s:.1000}"
+            reason = (
+                f"{type(error).__name__}: {error!s:.1000}. Its tokenizer.json, or a file beside it, is "
+                "cut off or none of a tokenizer: put a whole copy there"
+            )
         raise ValueError(f"tokenizer {name!r} cannot be loaded: {reason}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ValueError(f"tokenizer {name!r} has no fast version (tokenizer.json)")

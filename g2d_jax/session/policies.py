@@ -43,6 +43,8 @@ def load_policy(session: Session, name: str) -> Decoder:
         if chosen is None or chosen not in steps:
             there = "" if PolicyName.parse(name).origin == OF_RUN else _trained(session)
             raise ValueError(f"policy {name!r}: {_missing(folder, steps)}{there}")
+        if step is None and not storage.finished(folder.parent):
+            session.say_once(f"WARNING: {name} is not finished: this is its step {chosen}")
         like, _ = lora.partition(decoder.abstract_on(session.model_config, session.mesh))
         return lora.combine(checkpoints.restore_params(chosen, like), rest)
 
@@ -53,7 +55,10 @@ def _missing(folder: epath.Path, steps: Sequence[int]) -> str:
         listed = ", ".join(map(str, steps))
         return f"no checkpoint of that step in {folder} (there: {listed}); see stages.*.keep"
     if storage.finished(folder.parent):
-        return f"the stage is finished, and {folder} has no checkpoint any more"
+        return (
+            f"the stage is finished, and {folder} has no checkpoint any more: put a copy back, or move "
+            "the stage's folder, and those of the stages made from it, out of the work directory"
+        )
     return f"the stage is not finished, and {folder} has no checkpoint yet"
 
 

@@ -201,6 +201,8 @@ class Online(TrainingStage):
                 "sampling.temperature",
                 "must be above 0: greedy responses to a prompt are all the same",
             )
+        if min(self.keep, default=0) < 0:
+            yield FieldError("keep", f"has steps, from 0 on, got {min(self.keep)}")
         yield from super().conflicts()
         yield from self._window_conflicts()
         if self.stop == "budget" and not self.budget.amount > 0:
