@@ -8,7 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from g2d_jax.models import decoder
+from g2d_jax.models.config import ModelConfig
 from g2d_jax.records import SEGMENT_STRIDE
+
+MIXTURE = ModelConfig(
+    "qwen3_moe",
+    vocab_size=61,
+    hidden_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=6,
+    intermediate_size=40,
+    num_experts=8,
+    num_experts_per_tok=3,
+    moe_intermediate_size=12,
+    norm_topk_prob=True,
+)
+"""The shape of a small mixture of experts."""
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:

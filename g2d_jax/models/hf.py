@@ -264,8 +264,7 @@ def save(
     dtype: "float32" or "bfloat16"; rows that are `exact` stay float32. Files beyond max_shard_bytes
     are split, with an index. generation_entries are added to generation_config.json. config.json is
     written last: a folder without it is an unfinished export. Write tokenizer and model card before
-    calling this. Every
-    process must call it; the first one writes. Raises ValueError when the folder already holds a
+    calling this. Every process must call it; the first one writes. Raises ValueError when the folder already holds a
     finished model or adapters; Preempted between two files of a watched process.
     """
     place, stored = epath.Path(folder), jnp.dtype(dtype)

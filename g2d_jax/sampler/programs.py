@@ -121,7 +121,7 @@ class Emitted(NamedTuple):
 
     @property
     def by_row(self) -> list[Array]:
-        """What each row has of its own: [S, C] or [S, C, L * k]."""
+        """Give what each row has of its own: [S, C] or [S, C, L * k]."""
         return [*self[:3], *(() if self.experts is None else (self.experts,))]
 
 

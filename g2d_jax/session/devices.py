@@ -96,8 +96,8 @@ class Devices:
 
     @cached_property
     def micro(self) -> Micro:
-        """What the backward pass recomputes and the tokens of a micro-batch: as they are set, or as
-        memory allows. All processes must ask for it together the first time."""
+        """Choose what the backward pass recomputes and the tokens of a micro-batch: as they are set,
+        or as memory allows. All processes must ask for it together the first time."""
         compute, ways = self.config.compute, meshes.row_ways(self.mesh)
         if not self.loads or self.memory is None:
             remat = remat_for(compute.remat, self.mesh)
@@ -117,7 +117,7 @@ class Devices:
 
     @cached_property
     def loads(self) -> list[Load]:
-        """What the train step of each stage takes of a device; [] where nothing is chosen by it:
+        """Count what the train step of each stage takes of a device; [] where nothing is chosen by it:
         all is set, or the devices do not tell their memory, as CPUs do not. All processes must ask
         for it together the first time."""
         compute, data = self.config.compute, self.config.data
@@ -144,7 +144,7 @@ class Devices:
 
     @property
     def told(self) -> dict[str, Any]:
-        """What `micro` depends on, beside the memory, that may differ between two starts of a
+        """Tell what `micro` depends on, beside the memory, that may differ between two starts of a
         run."""
         compute = self.config.compute
         return {

@@ -118,7 +118,7 @@ class Session:
 
     @cached_property
     def micro(self) -> Micro:
-        """What the backward pass recomputes and the tokens of a micro-batch; a run that continues
+        """Tell what the backward pass recomputes and the tokens of a micro-batch; a run that continues
         has what its work directory keeps. All processes must ask for it together the first time."""
         return self.sampling.devices.micro
 

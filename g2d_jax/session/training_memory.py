@@ -1,4 +1,4 @@
-"""What the backward pass recomputes, and how many tokens a micro-batch has: chosen by formula from
+"""Choose what the backward pass recomputes, and how many tokens a micro-batch has, by formula from
 the memory of the devices.
 
     a Load for each stage that trains, memory, rates ─► choose ─► Micro: remat, tokens of a device
@@ -28,7 +28,7 @@ WORK: Mapping[Remat, float] = {"none": 3.0, "dots": 3.05, "attention": 3.9, "ful
 what is computed again."""
 
 REMATS: tuple[Remat, ...] = ("dots", "attention", "full")
-"""What is chosen from, the quickest first. Not "none": for 0.05 of a forward pass XLA keeps 1.8
+"""Choices of remat, the quickest first. Not "none": for 0.05 of a forward pass XLA keeps 1.8
 times what "dots" does, and more than the formula knows."""
 
 TOKENS = tuple(4096 * 2**power for power in range(5))
@@ -48,7 +48,7 @@ KEPT = "compute.json"
 
 @dataclass(frozen=True)
 class Micro:
-    """What is chosen. tokens: of a micro-batch over all devices, at most."""
+    """Holds what is chosen. tokens: of a micro-batch over all devices, at most."""
 
     remat: Remat
     tokens: int
@@ -60,7 +60,7 @@ class Micro:
 
 @dataclass(frozen=True)
 class Load:
-    """What a stage's train step takes of a device, in bytes. held: whatever is chosen. per_token:
+    """Holds what a stage's train step takes of a device, in bytes. held: whatever is chosen. per_token:
     for each token of a micro-batch. row: tokens of the longest row, of which a micro-batch has one
     at least."""
 
@@ -147,11 +147,11 @@ def keep(workdir: epath.Path, machine: Mapping[str, Any], chosen: Micro, begun: 
     nothing rests on what is kept, and settings may still change.
     """
     file = workdir / KEPT
+    if begun and (found := kept(workdir, machine)):
+        return found
     choices = storage.read_json(file) if begun and file.exists() else []
-    found = kept(workdir, machine) if choices else None
-    if found is None:
-        storage.write_json(file, [*choices, {"machine": dict(machine), **asdict(chosen)}])
-    return found or chosen
+    storage.write_json(file, [*choices, {"machine": dict(machine), **asdict(chosen)}])
+    return chosen
 
 
 def saved_per_token(config: Any, remat: str, tensor: int = 1) -> float:

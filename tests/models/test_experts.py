@@ -12,27 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matrix import slow
-from plain import assert_near, logits, noisy
+from plain import MIXTURE, assert_near, logits, noisy
 
 from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder, experts, lora
 from g2d_jax.models.config import Lora, ModelConfig
 from g2d_jax.models.experts import Routes, Stacks
-
-CONFIG = ModelConfig(
-    "qwen3_moe",
-    vocab_size=61,
-    hidden_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=6,
-    intermediate_size=40,
-    num_experts=8,
-    num_experts_per_tok=3,
-    moe_intermediate_size=12,
-    norm_topk_prob=True,
-)
 
 
 def plain_mixture(x: Any, routes: Routes, stacks: Stacks, first: int = 0) -> jax.Array:
@@ -153,7 +138,7 @@ def test_devices_that_share_experts_compute_the_same(sizes: dict[str, int]) -> N
     mesh = meshes.make_mesh(
         **{"data": 1, "fsdp": 1, **sizes}, devices=jax.devices()[: int(np.prod([*sizes.values()]))]
     )
-    model = noisy(decoder.init(CONFIG, jax.random.key(0), std=0.2))
+    model = noisy(decoder.init(MIXTURE, jax.random.key(0), std=0.2))
     tokens = np.random.default_rng(0).integers(0, 61, (4, 12))
 
     def loss(model: decoder.Decoder, where: Any) -> Any:
@@ -162,11 +147,11 @@ def test_devices_that_share_experts_compute_the_same(sizes: dict[str, int]) -> N
 
     run = jax.jit(jax.grad(loss, has_aux=True), static_argnums=1)
     expected, found = run(model, None)
-    gradients, split = run(jax.device_put(model, decoder.shardings(CONFIG, mesh)), mesh)
+    gradients, split = run(jax.device_put(model, decoder.shardings(MIXTURE, mesh)), mesh)
     np.testing.assert_allclose(split, found, atol=1e-4)
     assert_near(gradients, expected, 1e-4)
     if mesh.shape["fsdp"] * mesh.shape["tensor"] == 4:
-        placed = decoder.shardings(CONFIG, mesh).blocks.expert_gate.get_value()
+        placed = decoder.shardings(MIXTURE, mesh).blocks.expert_gate.get_value()
         assert placed.shard_shape((2, 8, 24, 12)) == (
             2,
             8 // mesh.shape["tensor"],
@@ -178,7 +163,7 @@ def test_devices_that_share_experts_compute_the_same(sizes: dict[str, int]) -> N
 def test_routes_are_those_of_float32() -> None:
     """Of two experts that bfloat16 cannot tell apart the better one is chosen, also by a policy
     that is cast for sampling."""
-    c = dataclasses.replace(CONFIG, num_experts_per_tok=1)
+    c = dataclasses.replace(MIXTURE, num_experts_per_tok=1)
     model = decoder.init(c, jax.random.key(0))
     router = jnp.ones((2, 24, 8)).at[:, :, 5].add(1e-4)
     model.blocks.router.set_value(router)
@@ -199,18 +184,18 @@ def test_weights_are_shares_of_all_experts_unless_they_are_normalised() -> None:
     router = jax.random.normal(jax.random.key(0), (24, 8))
     x = jax.random.normal(jax.random.key(1), (1, 5, 24))
     shares = np.sort(np.asarray(jax.nn.softmax(x[0] @ router)))[:, :-4:-1]
-    plain = dataclasses.replace(CONFIG, norm_topk_prob=False)
+    plain = dataclasses.replace(MIXTURE, norm_topk_prob=False)
     np.testing.assert_allclose(experts.choose(plain, router, x).weights[0], shares, atol=1e-5)
     normalised = shares / shares.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(experts.choose(CONFIG, router, x).weights[0], normalised, atol=1e-5)
+    np.testing.assert_allclose(experts.choose(MIXTURE, router, x).weights[0], normalised, atol=1e-5)
 
 
 def test_adapters_stand_beside_attention() -> None:
-    config = dataclasses.replace(CONFIG, lora=Lora(2, 4.0))
+    config = dataclasses.replace(MIXTURE, lora=Lora(2, 4.0))
     assert config.lora is not None
     assert config.lora.targets == ("q_proj", "k_proj", "v_proj", "o_proj")
     with pytest.raises(ValueError, match="no linear layer 'up_proj'; experts have no adapters"):
-        dataclasses.replace(CONFIG, lora=Lora(2, 4.0, ("q_proj", "up_proj")))
+        dataclasses.replace(MIXTURE, lora=Lora(2, 4.0, ("q_proj", "up_proj")))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +209,7 @@ def test_adapters_stand_beside_attention() -> None:
 )
 def test_wrong_settings(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        dataclasses.replace(CONFIG, **change)
+        dataclasses.replace(MIXTURE, **change)
 
 
 def test_from_scratch_there_are_eight_experts_and_two_for_each_token() -> None:

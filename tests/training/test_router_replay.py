@@ -12,32 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matrix import slow
-from plain import assert_near, noisy
+from plain import MIXTURE, assert_near, noisy
 
 from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import Group, Packed, Response, pack
 from g2d_jax.models import decoder, experts
-from g2d_jax.models.config import ModelConfig
 from g2d_jax.records import EXPERTS, Request, Rollout, SamplingParams
 from g2d_jax.sampler.engine import Sampler
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute
 from g2d_jax.training.step import make_scorer, put_batch
 
-CONFIG = ModelConfig(
-    "qwen3_moe",
-    vocab_size=61,
-    hidden_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=6,
-    intermediate_size=40,
-    num_experts=8,
-    num_experts_per_tok=3,
-    moe_intermediate_size=12,
-    norm_topk_prob=True,
-)
 ONE = meshes.make_mesh(devices=jax.devices()[:1])
 SCORE = make_scorer(Compute(ONE))
 PARAMS = SamplingParams(6, stop_ids=tuple(range(0, 61, 7)))
@@ -51,7 +36,7 @@ REQUESTS = [
 def model() -> decoder.Decoder:
     """Random, with routers in pairs that are nearly equal: a token's three experts are a pair, and
     one of another pair."""
-    return with_router(noisy(decoder.init(CONFIG, jax.random.key(0), std=0.15)), 1e-4)
+    return with_router(noisy(decoder.init(MIXTURE, jax.random.key(0), std=0.15)), 1e-4)
 
 
 def with_router(model: decoder.Decoder, lead: float) -> decoder.Decoder:
@@ -66,7 +51,7 @@ def with_router(model: decoder.Decoder, lead: float) -> decoder.Decoder:
 def sampled(
     model: decoder.Decoder, mesh: jax.sharding.Mesh = ONE, **settings: Any
 ) -> list[Rollout]:
-    sampler = Sampler(CONFIG, mesh, seed=3, max_num_seqs=4, chunk=4, prefill_rows=2, **settings)
+    sampler = Sampler(MIXTURE, mesh, seed=3, max_num_seqs=4, chunk=4, prefill_rows=2, **settings)
     lengths = [len(request.prompt_ids) for request in REQUESTS]
     shapes = sampler.shapes(3, 6, [PARAMS], lengths, router_replay=True)
     found = sampler.generate(sampler.to_sampler_params(model), REQUESTS, "test", shapes)
@@ -135,7 +120,7 @@ def test_replayed_experts_are_weighted_by_the_trainers_router(norm_topk_prob, ex
     """Logits log(1, 2, 4, 8), by which it would choose the last two; with none of them near the
     largest shares are still those among themselves."""
     c = dataclasses.replace(
-        CONFIG, num_experts=4, num_experts_per_tok=2, norm_topk_prob=norm_topk_prob
+        MIXTURE, num_experts=4, num_experts_per_tok=2, norm_topk_prob=norm_topk_prob
     )
     router = jnp.log(jnp.array([[1.0, 2.0, 4.0, 8.0]]))
     x, replayed = jnp.ones((1, 1, 1)), jnp.array([[[0, 1]]])
@@ -158,12 +143,12 @@ def test_a_layer_applies_replayed_experts_with_its_own_router(model):
     router, mixture = block.router[...], experts.on_devices(None)
 
     def apply(router: jax.Array, replayed: Any = None) -> tuple[jax.Array, jax.Array]:
-        return decoder.mixture_of_experts(CONFIG, block, x, router, mixture, replayed)
+        return decoder.mixture_of_experts(MIXTURE, block, x, router, mixture, replayed)
 
     found, chosen = apply(router, jnp.asarray(replayed))
     np.testing.assert_array_equal(chosen, replayed)
     assert not np.array_equal(apply(router)[1], replayed)
-    y = np.asarray(decoder.norm(CONFIG, block, "mlp_norm", x))
+    y = np.asarray(decoder.norm(MIXTURE, block, "mlp_norm", x))
     gate, up, down = (
         np.asarray(getattr(block, f"expert_{n}")[...]) for n in ("gate", "up", "down")
     )
@@ -230,14 +215,14 @@ def test_experts_lie_beside_their_tokens():
 def test_eight_devices_hand_out_and_replay_what_one_does(model, rollouts, ways):
     """Rows on four or two parts, experts on two of tensor's; with four ways widths on two too."""
     mesh = meshes.make_mesh(1, 4, 2)
-    sampling = meshes.sampling(mesh, ways, CONFIG.num_key_value_heads)
-    spread = jax.device_put(model, decoder.shardings(CONFIG, sampling))
+    sampling = meshes.sampling(mesh, ways, MIXTURE.num_key_value_heads)
+    spread = jax.device_put(model, decoder.shardings(MIXTURE, sampling))
     found = sampled(spread, sampling)
     for rollout, other in zip(found, rollouts, strict=True):
         np.testing.assert_array_equal(rollout.token_ids, other.token_ids)
         for name in ("experts", "prompt_experts"):
             own, theirs = (getattr(r, name).reshape(-1, 2, 3) for r in (rollout, other))
             np.testing.assert_array_equal(np.sort(own), np.sort(theirs))
-    trained = jax.device_put(with_router(model, -1e-4), decoder.shardings(CONFIG, mesh))
+    trained = jax.device_put(with_router(model, -1e-4), decoder.shardings(MIXTURE, mesh))
     logprobs = np.concatenate([rollout.logprobs for rollout in rollouts])
     np.testing.assert_allclose(scored(trained, packed(found, 4), mesh), logprobs, atol=3e-4)
