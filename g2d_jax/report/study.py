@@ -288,6 +288,8 @@ def results(study: Study) -> Table:
         }
         if arms and row.first.kind == ONLINE:
             line["s"] = str(paired.sync_every(row.first) or "∞")
+            if row.first.manifest.get("generation", {}).get("ahead"):
+                line["s"] += ", ahead"  # up to twice as old
             line["loss"] = paired.loss_of(row.first)
         if other is not None and other is not row:
             line[over] = _of_seeds(paired.difference(row, other), row)

@@ -127,9 +127,9 @@ class Ahead:
             # The folder of the policy before goes: what was drawn from it has to be on disk.
             self.session.writer.wait()
             policy = self.trainer.finished_policy()
-            self._served = self.server.to_sampler_params(
-                policy, label=self._label(self.trainer.step)
-            )
+            label = self._label(self.trainer.step)
+            with self.session.track_cost(self.trainer.cost):
+                self._served = self.server.to_sampler_params(policy, label=label)
             self._step = self.trainer.step
         return self._served
 
@@ -152,7 +152,9 @@ class Ahead:
 
     def ask_again(self, plan: PlannedWindow, parts: Parts, workload: Workload) -> None:
         """Have the server begin a window that an earlier start began, unless it is on disk."""
-        if on_disk(self.session, [shard for _, shard in parts.values()]):
+        # Further rounds, which dynamic sampling may draw when the window begins, are of its weights.
+        is_whole = not self.stage.dynamic_sampling
+        if is_whole and on_disk(self.session, [shard for _, shard in parts.values()]):
             return
         if not self._restored(plan):
             self.session.tracker.say(
@@ -171,7 +173,8 @@ class Ahead:
 
     def _restored(self, plan: PlannedWindow) -> bool:
         """Have the server load the policy of a plan; return whether it was there."""
-        self._served = self.server.restore(self._label(plan.step))
+        with self.session.track_cost(self.trainer.cost):
+            self._served = self.server.restore(self._label(plan.step))
         self._step = plan.step
         return self._served is not None
 

@@ -402,7 +402,7 @@ class RolloutBuffer:
         now = time.perf_counter()
         server, serving = self.session.sampling.server, 0.0
         if server is not None:
-            serving = server.busy.seconds()
+            serving = max(processes.gather(server.busy.seconds()))
         share = {}
         if self._window_began:
             passed = now - self._window_began
@@ -498,9 +498,10 @@ class RolloutBuffer:
         present one, or that of a window which was begun ahead."""
         policy = self.trainer.finished_policy()
         if self.ahead is None:
-            return self.session.sampling.engine.to_sampler_params(
-                policy, self.stage.sampling_weights
-            )
+            with self.session.track_cost(self.trainer.cost):
+                return self.session.sampling.engine.to_sampler_params(
+                    policy, self.stage.sampling_weights
+                )
         if plan is None:
             return self.ahead.hold_present()
         return self.ahead.held(plan)

@@ -182,11 +182,13 @@ def ask_ahead(session: Session, params: Any, batches: Batches, workload: Workloa
     """
     server = session.sampling.server
     assert server is not None
+    calls = []
     for call in _calls(batches, prompts_per_call(session, workload.samples)):
         split, shards = zip(*call, strict=True)
         if not on_disk(session, shards):
             draws = list(itertools.chain.from_iterable(split))
-            server.ask_ahead(params, _requests(session, draws, workload), workload.rng_stream)
+            calls.append(_requests(session, draws, workload))
+    server.ask_ahead(params, calls, workload.rng_stream)
 
 
 def require_finite(rollouts: Sequence[Rollout], policy: str) -> None:

@@ -21,8 +21,8 @@ import time
 import uuid
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -36,6 +36,7 @@ from g2d_jax.data.stops import Watch
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import hf
 from g2d_jax.models.decoder import Decoder
+from g2d_jax.models.hf_folder import ADAPTERS
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime import endpoint, processes
 from g2d_jax.runtime.threads import in_daemons
@@ -218,10 +219,16 @@ class Remote:
 
     def restore(self, label: str) -> Served | None:
         """Have the server load the policy that was written last, by this start or an earlier one;
-        None where it is not that of the label, or gone. All processes make the call."""
+        None where it is not that of the label, of another kind than `sync` asks for, or gone. All
+        processes make the call."""
+
+        whole = "config.json"
+        if self.settings.sync == "adapter":
+            whole = ADAPTERS
 
         def find() -> list[str]:
-            return [place.name for place in self.folder.glob(f"{_prefix(label)}*")]
+            places = self.folder.glob(f"{_prefix(label)}*")
+            return [place.name for place in places if (place / whole).exists()]
 
         found = processes.on_leader(find)
         if len(found) != 1:
@@ -242,11 +249,14 @@ class Remote:
             return Served(version)
         return Served(name, version)
 
-    def ask_ahead(self, sampler_params: Served, requests: Iterable[Request], purpose: str) -> None:
-        """Send requests for a `generate` that comes later, with the same arguments: it has their
-        answers, and raises what went wrong. All processes make the call, once for each `generate`.
+    def ask_ahead(
+        self, sampler_params: Served, calls: Iterable[Sequence[Request]], purpose: str
+    ) -> None:
+        """Send the requests of calls of `generate` that come later, with the same arguments: they
+        have their answers, and raise what went wrong. All processes make the call.
 
-        The threads that wait for answers take requests in their order, whatever is done in between.
+        The threads that wait for answers take requests in the order of the calls, whatever is done
+        in between.
         """
         with processes.barrier():
             self._check_held(sampler_params)
@@ -256,7 +266,9 @@ class Remote:
             served, request, number, answer = self._draw(sampler_params, purpose, stopped, *job)
             return served, request, number, zlib.compress(json.dumps(answer).encode(), 1)
 
-        jobs = list(_jobs(_own_share(requests)))
+        jobs: list[tuple[Request, int]] = []
+        for requests in calls:
+            jobs += _jobs(_own_share(requests))
         futures = in_daemons(draw, jobs, self.settings.concurrency)
         for job, future in zip(jobs, futures, strict=True):
             self._asked.answers[_sample(sampler_params, purpose, *job)] = future
@@ -436,9 +448,17 @@ class Remote:
             # The text has the string, so that it can be tokenised where the server gives no ids.
             body |= {"stop": list(params.stop), "include_stop_str_in_output": True}
         tokens = len(request.prompt_ids) + params.max_new_tokens
-        with self._places, self.busy.request():
-            answer = self._json("POST", f"{self._base}/completions", body, tokens, stopped)
-        return served, request, number, answer
+        url = f"{self._base}/completions"
+
+        def ask(_: int) -> bytes:
+            with self.busy.request():  # and not in the pauses between attempts
+                return self._attempt("POST", url, body, tokens)
+
+        with self._places:
+            if stopped.is_set():  # while it waited for its place
+                raise CancelledError
+            data = self._again(ask, stopped)
+        return served, request, number, self._object(url, data)
 
     def _rollout(
         self, served: Served, request: Request, number: int, answer: dict[str, Any]
@@ -601,16 +621,12 @@ class Remote:
 
     # Requests
 
-    def _json(
-        self,
-        method: str,
-        url: str,
-        body: Any = None,
-        tokens: int = 0,
-        stopped: threading.Event | None = None,
-    ) -> dict[str, Any]:
+    def _json(self, method: str, url: str, body: Any = None) -> dict[str, Any]:
         """Return the JSON object of an answer."""
-        data = self._bytes(method, url, body, tokens, stopped)
+        return self._object(url, self._bytes(method, url, body))
+
+    def _object(self, url: str, data: bytes) -> dict[str, Any]:
+        """Read an answer as a JSON object."""
         try:
             answer = json.loads(data)
         except (ValueError, RecursionError):
@@ -622,16 +638,9 @@ class Remote:
             )
         return answer
 
-    def _bytes(
-        self,
-        method: str,
-        url: str,
-        body: Any = None,
-        tokens: int = 0,
-        stopped: threading.Event | None = None,
-    ) -> bytes:
+    def _bytes(self, method: str, url: str, body: Any = None) -> bytes:
         """Return the answer to a request, tried again where there was none. Raises EngineError."""
-        return self._again(lambda _: self._attempt(method, url, body, tokens), stopped)
+        return self._again(lambda _: self._attempt(method, url, body))
 
     def _again(self, attempt: Callable[[int], T], stopped: threading.Event | None = None) -> T:
         """Return what an attempt, given its number from 0, returns: the first one that is not

@@ -598,6 +598,14 @@ ARMS = {
 }
 
 
+def test_an_arm_whose_server_samples_ahead_says_so(tmp_path):
+    fake = Fake(tmp_path)
+    fake.arm("s1", 0, online("dpo", 1), [1, 1, 1, 1], generation={"calls": 4})
+    fake.arm("s10", 0, online("dpo", 10), [1, 1, 0, 0], generation={"ahead": 1})
+    found = lines(results(fake.study()))
+    assert [found[arm]["s"] for arm in ("s1", "s10")] == ["1", "10, ahead"]
+
+
 def test_arms_go_from_offline_to_online_and_to_other_losses(tmp_path):
     fake = Fake(tmp_path)
     for seed in (0, 1):

@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,11 @@ from g2d_jax.data.tokenizer import load_tokenizer
 from g2d_jax.records import Request, SamplingParams
 from g2d_jax.report.progress import stage_states
 from g2d_jax.rollouts.ahead import schedule
+from g2d_jax.rollouts.buffer import shard_path
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import Tracker, read_metrics
-from g2d_jax.sampler.remote import Remote
+from g2d_jax.sampler.remote import PAUSE, Remote
 
 STAGE = {"steps": 6, "keep": (), "sync_every": 2, "importance_cap": 2.0}
 
@@ -112,12 +114,12 @@ def test_what_was_asked_ahead_is_asked_once_and_used_for_its_own_policy(tmp_path
         assert policy == other  # sync="none": there is one
         expected = drawn(remote, policy, "a", "b", "c")
         before = len(server.completions())
-        remote.ask_ahead(policy, requests_of("a", "b"), "purpose")
+        remote.ask_ahead(policy, [requests_of("a", "b")], "purpose")
         assert drawn(remote, policy, "a", "b", "c") == expected
         assert len(server.completions()) - before == 6
         assert drawn(remote, policy, "a") == expected[:2]  # asked anew
         assert len(server.completions()) - before == 8
-        remote.ask_ahead(policy, requests_of("a"), "another purpose")
+        remote.ask_ahead(policy, [requests_of("a")], "another purpose")
         assert drawn(remote, policy, "a") == expected[:2]
         remote.forget()
     assert remote.busy.seconds() > 0
@@ -133,7 +135,8 @@ def test_what_is_forgotten_is_not_sent(tmp_path: Path) -> None:
 
     with serving(held) as server:
         remote = remote_of(server, tmp_path)
-        remote.ask_ahead(remote.to_sampler_params(None), requests_of(*"abcdef"), "purpose")
+        policy = remote.to_sampler_params(None)
+        remote.ask_ahead(policy, [requests_of(problem) for problem in "abcdef"], "purpose")
         here.wait(20)
         began = time.perf_counter()
         remote.forget()
@@ -141,6 +144,64 @@ def test_what_is_forgotten_is_not_sent(tmp_path: Path) -> None:
         on.set()
         time.sleep(0.1)
         assert len(server.completions()) <= 2
+
+
+def test_calls_are_asked_in_their_order_by_as_many_threads_as_one(tmp_path: Path) -> None:
+    at_once, most = 0, 0
+    lock = threading.Lock()
+
+    def slow(body: dict[str, Any], number: int) -> Any:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        time.sleep(0.02)
+        with lock:
+            at_once -= 1
+        return choice([1])
+
+    problems = "abcdef"
+    calls = []
+    for token, problem in enumerate(problems, 10):
+        prompt = np.array([token], np.int32)
+        calls.append([replace(request, prompt_ids=prompt) for request in requests_of(problem)])
+    with serving(slow) as server:
+        remote = remote_of(server, tmp_path)
+        policy = remote.to_sampler_params(None)
+        remote.ask_ahead(policy, calls, "purpose")
+        assert sum(t.name == "g2d-daemon" for t in threading.enumerate()) == 2
+        for call in calls:
+            assert len(list(remote.generate(policy, call, "purpose"))) == 2
+        asked = [body["prompt"][0] for body in server.completions()]
+    assert most == 2
+    # Two at once may overtake each other, and no later call a whole one.
+    assert all(abs(token - 10 - place // 2) <= 1 for place, token in enumerate(asked))
+
+
+def test_pauses_of_a_server_that_is_down_are_not_its_work(tmp_path: Path) -> None:
+    def down(body: dict[str, Any], number: int) -> Any:
+        if number == 1:
+            return 503, b"busy"
+        return choice([1])
+
+    with serving(down) as server:
+        remote = remote_of(server, tmp_path)
+        remote.settings = replace(remote.settings, retries=1)
+        began = time.perf_counter()
+        (request,) = requests_of("a")
+        list(remote.generate(remote.to_sampler_params(None), [request], "purpose"))
+        assert time.perf_counter() - began > PAUSE > remote.busy.seconds()
+
+
+def test_a_policy_of_another_kind_than_is_asked_for_is_none(tmp_path: Path) -> None:
+    (tmp_path / "g2d-warmup@3-0123").mkdir()
+    (tmp_path / "g2d-warmup@3-0123/config.json").write_text("{}")
+    with serving(by_seed) as server:
+        remote = remote_of(server, tmp_path)
+        remote.settings = replace(remote.settings, sync="adapter")
+        assert remote.restore("warmup@3") is None
+        remote.settings = replace(remote.settings, sync="folder")
+        assert remote.restore("warmup@3") == ("served", "g2d-warmup@3-0123")
 
 
 @pytest.mark.parametrize(
@@ -210,6 +271,28 @@ def test_a_run_killed_again_and_again_ends_like_one_that_never_was(
     told = [body for path, body in policy_server.asked if path == "/update_weight_version"]
     versions = [body["new_version"] for body in told]
     assert len(versions) > len({*versions})  # a start that went on had them loaded again
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_weights_that_are_gone_stop_no_run_that_may_draw_further_rounds(
+    runs: Runs, tmp_path: Path
+) -> None:
+    """It is killed when a window's first round is on disk, and loses the server's weights."""
+    with serving(by_seed) as server:
+        asked = job(server, dynamic_sampling=1)
+        runs(tmp_path / "run", -9, **asked, call=("KILL", "RolloutBuffer._make_sampler_params", 3))
+        shutil.rmtree(tmp_path / "run/engine")
+        said = runs(tmp_path / "run", **asked)["text"]
+    assert "the policy of update 0, which the window at update 3 was to be drawn from" in said
+    drawn_by: dict[int, set[str]] = {}
+    for number in (0, 1):  # the first round, and what was drawn in place of some of it
+        drawn_by[number] = set()
+        for batch in (3, 4, 5):
+            shard = shard_path(epath.Path(tmp_path / "run/02-warmup"), batch, number)
+            if shard.exists():
+                drawn_by[number] |= {row.policy for row in read_rollouts(shard)}
+    assert drawn_by == {0: {"warmup@0"}, 1: {"warmup@3"}}
 
 
 @pytest.mark.slow
