@@ -133,15 +133,18 @@ class Ahead:
             self._step = self.trainer.step
         return self._served
 
-    def held(self, plan: PlannedWindow) -> Served:
-        """Return the policy that a window is drawn from, which the server holds. Raises ValueError
-        if it was held in an earlier start and is gone."""
+    def hold(self, plan: PlannedWindow) -> Served:
+        """Have the server hold the policy that a window is drawn from: if an earlier start held it,
+        and it is gone, the present one, and the run is told."""
         if self._served is None and not self._restored(plan):
-            raise ValueError(
-                f"a part of the window at update {plan.window} is on disk, and the policy that "
-                f"drew it, of update {plan.step}, is gone from {self.server.folder}: start this "
-                "stage anew"
+            self.session.tracker.say(
+                f"{self.trainer.name}: the policy of update {plan.step}, which the window at "
+                f"update {plan.window} was to be drawn from, is gone from {self.server.folder}: "
+                f"what is not on disk of it is drawn from that of update {self.trainer.step}, so the run's numbers are "
+                "not those that it would have had; put engine.folder where it stays"
             )
+            plan.step = self.trainer.step
+            self.hold_present()
         assert self._served is not None
         return self._served
 
@@ -152,20 +155,9 @@ class Ahead:
 
     def ask_again(self, plan: PlannedWindow, parts: Parts, workload: Workload) -> None:
         """Have the server begin a window that an earlier start began, unless it is on disk."""
-        # Further rounds, which dynamic sampling may draw when the window begins, are of its weights.
-        is_whole = not self.stage.dynamic_sampling
-        if is_whole and on_disk(self.session, [shard for _, shard in parts.values()]):
-            return
-        if not self._restored(plan):
-            self.session.tracker.say(
-                f"{self.trainer.name}: the policy of update {plan.step}, which the window at "
-                f"update {plan.window} was to be drawn from, is gone from {self.server.folder}: "
-                f"what is not on disk of it is drawn from that of update {self.trainer.step}, so the run's numbers are "
-                "not those that it would have had; put engine.folder where it stays"
-            )
-            plan.step = self.trainer.step
-            self.hold_present()
-        self.ask(parts, workload)
+        if not on_disk(self.session, [shard for _, shard in parts.values()]):
+            self.hold(plan)
+            self.ask(parts, workload)
 
     def close(self) -> None:
         """Send no further request."""

@@ -248,9 +248,7 @@ class RolloutBuffer:
         plan: PlannedWindow | None = None
         if self.ahead is not None:
             plan = self.ahead.planned(window)
-        cursor, sampled_at = replace(state.before), window.first_update
-        if plan:
-            cursor, sampled_at = replace(plan.after), plan.step
+        cursor = replace(plan.after if plan else state.before)
         costs: list[Mapping[str, float]] = []
         missing = dict.fromkeys(window.batch_numbers, stage.prompts_per_step)
         # With dynamic sampling further rounds draw prompts in place of those without a signal.
@@ -264,6 +262,9 @@ class RolloutBuffer:
                 parts = self._parts(draws, missing, extra)
             else:
                 parts = self._planned_parts(window, plan)
+            sampled_at = window.first_update
+            if plan:
+                sampled_at = self._planned_step(plan, parts)
             policy = f"{self.name}@{sampled_at}"
             # One call of the sampler; a call that an earlier start ended is read back whole.
             sampled = generate(
@@ -504,7 +505,17 @@ class RolloutBuffer:
                 )
         if plan is None:
             return self.ahead.hold_present()
-        return self.ahead.held(plan)
+        return self.ahead.hold(plan)
+
+    def _planned_step(
+        self, plan: PlannedWindow, parts: Mapping[int, tuple[Draws, epath.Path]]
+    ) -> int:
+        """Return the update before which the policy of a window that was begun ahead was taken,
+        once the server holds it, if a part of a round is to be drawn."""
+        assert self.ahead is not None
+        if not on_disk(self.session, [shard for _, shard in parts.values()]):
+            self.ahead.hold(plan)
+        return plan.step
 
     def _rounds(self, number: int) -> list[Sampled]:
         """Return all that was sampled for a batch of this window."""
