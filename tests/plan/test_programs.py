@@ -15,6 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from matrix import slow
 
 from g2d_jax import cli
 from g2d_jax.config import Config
@@ -465,7 +466,8 @@ with planning.planned(Config.of(resolve({tiny!r}, {overrides!r})), compiler) as 
 
 @needs_libtpu
 @pytest.mark.parametrize(
-    ("tensor", "kernel", "weights"), [(4, "xla", ""), (8, "pallas", ""), (4, "xla", "int8")]
+    ("tensor", "kernel", "weights"),
+    [(8, "pallas", ""), (4, "xla", "int8"), *slow((4, "xla", ""))],
 )
 def test_the_sampler_on_a_tpu_of_four_hosts(tensor, kernel, weights):
     """No program copies the cache, insert sends nothing, and decode does not send the cache, with 4
