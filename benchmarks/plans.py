@@ -219,7 +219,7 @@ def docstring_lines(recipe: str, results: Results) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in cells
     ]
-    note = "(all responses at their greatest length; what is old, and the rest: docs/models.md)"
+    note = "(all responses at their greatest length; the rest: docs/models.md)"
     return [f"Plan:      {texts[0]}", *(f"           {text}" for text in (*texts[1:], note))]
 
 

@@ -5,9 +5,9 @@ Command:   g2d run --config gemma-3-1b --workdir DIR                          G2
            g2d run --config gemma-3-1b:method=grpo --workdir DIR              GRPO alone, 600 updates
            g2d sweep --config sweep-k:preset=gemma-3-1b --workdir DIR         over K
 Hardware:  those of the plan; not run at this size
-Plan:      machine  choice  peak GiB       hours of G2D  of GRPO  compiled
-           v5e-8            4.95 of 14.49  4.0           9.5      until 2026-11-25
-           (all responses at their greatest length; what is old, and the rest: docs/models.md)
+Plan:      machine  choice  peak GiB        hours of G2D  of GRPO  compiled
+           v5e-8            13.97 of 14.49  1.8           5.1      2026-11-26
+           (all responses at their greatest length; the rest: docs/models.md)
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=instruct|base, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

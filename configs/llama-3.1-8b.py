@@ -6,10 +6,10 @@ Command:   g2d run --config llama-3.1-8b --workdir DIR                        G2
            g2d sweep --config sweep-k:preset=llama-3.1-8b --workdir DIR       over K
 Hardware:  those of the plan; not run at this size
 Plan:      machine  choice   peak GiB        hours of G2D  of GRPO  compiled
-           v6e-8             26.91 of 28.75  15.7          54.1     until 2026-11-25
-           h100x8            32.56 of 66.21  9.8           34.5     until 2026-11-25
-           h100x1   lora=32  63.31 of 66.21  79.8          267.1    until 2026-11-25
-           (all responses at their greatest length; what is old, and the rest: docs/models.md)
+           v6e-8             26.91 of 28.75  20.9          71.9     2026-11-26
+           h100x8            43.65 of 66.21  16.0          55.9     2026-11-26
+           h100x1   lora=32  65.27 of 66.21  102.3         339.5    2026-11-26
+           (all responses at their greatest length; the rest: docs/models.md)
 
 Result:    report.html in DIR. The G2D paper's, on MATH-500: 49.4 % with K = 500, above its GRPO.
 Choices:   variant=instruct|base, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

@@ -6,10 +6,10 @@ Command:   g2d run --config llama-3.2-1b --workdir DIR                        G2
            g2d sweep --config sweep-k:preset=llama-3.2-1b --workdir DIR       over K
 Hardware:  those of the plan; not run at this size
 Plan:      machine  choice  peak GiB        hours of G2D  of GRPO  compiled
-           v5e-4            13.91 of 14.49  18.3          63.9     until 2026-11-25
-           v5e-8            6.99 of 14.49   9.6           33.8     until 2026-11-25
-           h100x1           63.66 of 66.21  15.9          55.0     until 2026-11-25
-           (all responses at their greatest length; what is old, and the rest: docs/models.md)
+           v5e-4            11.85 of 14.49  12.7          43.2     2026-11-26
+           v5e-8            9.92 of 14.49   6.8           23.2     2026-11-26
+           h100x1           53.19 of 66.21  20.9          71.4     2026-11-26
+           (all responses at their greatest length; the rest: docs/models.md)
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=instruct|base, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

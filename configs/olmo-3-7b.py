@@ -7,7 +7,7 @@ Command:   g2d run --config olmo-3-7b --workdir DIR                          G2D
 Hardware:  those of the plan; not run at this size
 Plan:      machine  choice  peak GiB        hours of G2D  of GRPO  compiled
            v5e-16           13.60 of 14.49  15.8          38.0     2026-11-26
-           (all responses at their greatest length; what is old, and the rest: docs/models.md)
+           (all responses at their greatest length; the rest: docs/models.md)
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=instruct|base, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

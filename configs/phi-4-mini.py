@@ -7,7 +7,7 @@ Command:   g2d run --config phi-4-mini --workdir DIR                          G2
 Hardware:  those of the plan; not run at this size
 Plan:      machine  choice  peak GiB        hours of G2D  of GRPO  compiled
            v5e-16           13.23 of 14.49  5.1           13.2     2026-11-26
-           (all responses at their greatest length; what is old, and the rest: docs/models.md)
+           (all responses at their greatest length; the rest: docs/models.md)
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=instruct, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

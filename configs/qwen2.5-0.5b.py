@@ -6,10 +6,10 @@ Command:   g2d run --config qwen2.5-0.5b --workdir DIR                        G2
            g2d sweep --config sweep-k:preset=qwen2.5-0.5b --workdir DIR       over K
 Hardware:  those of the plan; not run at this size
 Plan:      machine  choice  peak GiB        hours of G2D  of GRPO  compiled
-           v5e-4            4.41 of 14.49   3.0           8.1      until 2026-11-25
-           v5e-8            2.56 of 14.49   1.5           4.1      until 2026-11-25
-           h100x1           16.84 of 66.21  2.5           6.5      until 2026-11-25
-           (all responses at their greatest length; what is old, and the rest: docs/models.md)
+           v5e-4            10.70 of 14.49  2.0           5.1      2026-11-26
+           v5e-8            7.61 of 14.49   1.1           3.1      2026-11-26
+           h100x1           51.62 of 66.21  3.5           9.1      2026-11-26
+           (all responses at their greatest length; the rest: docs/models.md)
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=base|instruct, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

@@ -6,11 +6,11 @@ Command:   g2d run --config qwen2.5-1.5b --workdir DIR                        G2
            g2d sweep --config sweep-k:preset=qwen2.5-1.5b --workdir DIR       over K
 Hardware:  those of the plan; not run at this size
 Plan:      machine  choice  peak GiB        hours of G2D  of GRPO  compiled
-           v5e-4            13.87 of 14.49  7.6           21.4     until 2026-11-25
-           v5e-8            7.38 of 14.49   3.6           10.1     until 2026-11-25
-           h100x1           63.41 of 66.21  6.6           18.1     until 2026-11-25
-           h100x8           24.58 of 66.21  1.4           3.9      2026-11-26
-           (all responses at their greatest length; what is old, and the rest: docs/models.md)
+           v5e-4            12.54 of 14.49  6.1           16.8     2026-11-26
+           v5e-8            12.54 of 14.49  3.1           8.7      2026-11-26
+           h100x1           53.73 of 66.21  8.7           23.0     2026-11-26
+           h100x8           38.78 of 66.21  1.3           3.6      2026-11-26
+           (all responses at their greatest length; the rest: docs/models.md)
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=base|instruct, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

@@ -6,12 +6,12 @@ Command:   g2d run --config qwen2.5-7b --workdir DIR                          G2
            g2d sweep --config sweep-k:preset=qwen2.5-7b --workdir DIR         over K
 Hardware:  those of the plan; not run at this size
 Plan:      machine  choice   peak GiB        hours of G2D  of GRPO  compiled
-           v5e-16            14.30 of 14.49  6.2           18.5     until 2026-11-25
-           v6e-8             25.61 of 28.75  4.1           11.5     until 2026-11-25
-           v5p-16            25.72 of 88.08  4.7           14.3     until 2026-11-25
-           h100x8            25.40 of 66.21  2.7           7.9      until 2026-11-25
-           h100x1   lora=32  62.54 of 66.21  18.9          50.2     until 2026-11-25
-           (all responses at their greatest length; what is old, and the rest: docs/models.md)
+           v5e-16            14.24 of 14.49  5.3           15.4     2026-11-26
+           v6e-8             25.69 of 28.75  5.2           14.1     2026-11-26
+           v5p-16            68.17 of 88.08  3.4           9.5      2026-11-26
+           h100x8            42.35 of 66.21  3.9           11.0     2026-11-26
+           h100x1   lora=32  63.36 of 66.21  23.4          60.3     2026-11-26
+           (all responses at their greatest length; the rest: docs/models.md)
 
 Result:    report.html in DIR. The G2D paper's, on MATH-500: 62.4 % with K = 150; GRPO alone 51.6 % at 4 times the cost.
 Choices:   variant=base|instruct, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

@@ -6,10 +6,10 @@ Command:   g2d run --config qwen3-0.6b --workdir DIR                          G2
            g2d sweep --config sweep-k:preset=qwen3-0.6b --workdir DIR         over K
 Hardware:  those of the plan; not run at this size
 Plan:      machine  choice  peak GiB        hours of G2D  of GRPO  compiled
-           v5e-4            13.20 of 14.49  15.1          34.7     until 2026-11-25
-           v5e-8            6.96 of 14.49   7.5           17.3     until 2026-11-25
-           h100x1           61.57 of 66.21  14.4          32.9     until 2026-11-25
-           (all responses at their greatest length; what is old, and the rest: docs/models.md)
+           v5e-4            13.20 of 14.49  10.4          23.3     2026-11-26
+           v5e-8            10.86 of 14.49  5.5           12.5     2026-11-26
+           h100x1           61.99 of 66.21  19.3          43.7     2026-11-26
+           (all responses at their greatest length; the rest: docs/models.md)
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=chat|base, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

@@ -8,7 +8,7 @@ Hardware:  those of the plan; not run at this size
 Plan:      machine  choice   peak GiB        hours of G2D  of GRPO  compiled
            v5p-32            51.03 of 88.08  3.5           10.8     2026-11-26
            h100x8   lora=32  60.50 of 66.21  5.1           12.5     2026-11-26
-           (all responses at their greatest length; what is old, and the rest: docs/models.md)
+           (all responses at their greatest length; the rest: docs/models.md)
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=chat|base, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

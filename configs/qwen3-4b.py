@@ -6,9 +6,9 @@ Command:   g2d run --config qwen3-4b --workdir DIR                            G2
            g2d sweep --config sweep-k:preset=qwen3-4b --workdir DIR           over K
 Hardware:  those of the plan; not run at this size
 Plan:      machine  choice   peak GiB        hours of G2D  of GRPO  compiled
-           v5e-16            14.35 of 14.49  7.0           18.2     until 2026-11-25
-           h100x1   lora=32  62.10 of 66.21  25.1          58.9     until 2026-11-25
-           (all responses at their greatest length; what is old, and the rest: docs/models.md)
+           v5e-16            13.88 of 14.49  5.6           14.3     2026-11-26
+           h100x1   lora=32  64.62 of 66.21  32.9          75.2     2026-11-26
+           (all responses at their greatest length; the rest: docs/models.md)
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=chat|base, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

@@ -6,10 +6,10 @@ Command:   g2d run --config qwen3-8b --workdir DIR                            G2
            g2d sweep --config sweep-k:preset=qwen3-8b --workdir DIR           over K
 Hardware:  those of the plan; not run at this size
 Plan:      machine  choice            peak GiB        hours of G2D  of GRPO  compiled
-           v5e-16   moments=bfloat16  13.96 of 14.49  9.7           27.3     until 2026-11-25
-           h100x8                     32.58 of 66.21  4.1           10.9     until 2026-11-25
-           v6e-8    lora=32           27.63 of 28.75  6.6           16.6     until 2026-11-25
-           (all responses at their greatest length; what is old, and the rest: docs/models.md)
+           v5e-16   moments=bfloat16  13.67 of 14.49  7.6           20.7     2026-11-26
+           h100x8                     45.12 of 66.21  6.5           16.9     2026-11-26
+           v6e-8    lora=32           27.21 of 28.75  9.8           24.1     2026-11-26
+           (all responses at their greatest length; the rest: docs/models.md)
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=chat|base, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

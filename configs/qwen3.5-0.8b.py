@@ -7,8 +7,8 @@ Command:   g2d run --config qwen3.5-0.8b --workdir DIR                        G2
 Hardware:  those of the plan; not run at this size
 Plan:      machine  choice  peak GiB        hours of G2D  of GRPO  compiled
            v5e-8            7.80 of 14.49   2.6           6.8      2026-11-26
-           h100x1           35.32 of 66.21  7.6           19.6     2026-11-26
-           (all responses at their greatest length; what is old, and the rest: docs/models.md)
+           h100x1           51.73 of 66.21  7.3           18.5     2026-11-26
+           (all responses at their greatest length; the rest: docs/models.md)
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=chat|base, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

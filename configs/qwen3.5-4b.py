@@ -7,8 +7,9 @@ Command:   g2d run --config qwen3.5-4b --workdir DIR                          G2
 Hardware:  those of the plan; not run at this size
 Plan:      machine  choice            peak GiB        hours of G2D  of GRPO  compiled
            v5e-8    moments=bfloat16  14.93 of 14.49  -             22.8     2026-11-26
+           v5e-8    lora=32           13.37 of 14.49  8.5           22.4     2026-11-26
            h100x1   lora=32           65.71 of 66.21  21.1          53.3     2026-11-26
-           (all responses at their greatest length; what is old, and the rest: docs/models.md)
+           (all responses at their greatest length; the rest: docs/models.md)
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=chat|base, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

@@ -6,8 +6,8 @@ Command:   g2d run --config smollm3-3b --workdir DIR                          G2
            g2d sweep --config sweep-k:preset=smollm3-3b --workdir DIR         over K
 Hardware:  those of the plan; not run at this size
 Plan:      machine  choice  peak GiB        hours of G2D  of GRPO  compiled
-           v5e-8            14.03 of 14.49  8.6           23.9     until 2026-11-25
-           (all responses at their greatest length; what is old, and the rest: docs/models.md)
+           v5e-8            14.35 of 14.49  6.9           18.3     2026-11-26
+           (all responses at their greatest length; the rest: docs/models.md)
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=chat|base, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;
