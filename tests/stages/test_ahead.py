@@ -160,16 +160,17 @@ def test_calls_are_asked_in_their_order_by_as_many_threads_as_one(tmp_path: Path
             at_once -= 1
         return choice([1])
 
-    problems = "abcdef"
     calls = []
-    for token, problem in enumerate(problems, 10):
+    for token, problem in enumerate("abcdef", 10):
         prompt = np.array([token], np.int32)
         calls.append([replace(request, prompt_ids=prompt) for request in requests_of(problem)])
     with serving(slow) as server:
         remote = remote_of(server, tmp_path)
         policy = remote.to_sampler_params(None)
+        before = {*threading.enumerate()}
         remote.ask_ahead(policy, calls, "purpose")
-        assert sum(t.name == "g2d-daemon" for t in threading.enumerate()) == 2
+        begun = {*threading.enumerate()} - before
+        assert sum(thread.name == "g2d-daemon" for thread in begun) == 2
         for call in calls:
             assert len(list(remote.generate(policy, call, "purpose"))) == 2
         asked = [body["prompt"][0] for body in server.completions()]
