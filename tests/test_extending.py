@@ -121,6 +121,7 @@ def test_a_reward_grades_through_the_config(files: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_run_grades_with_the_reward_and_trains_with_the_loss(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

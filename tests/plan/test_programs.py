@@ -415,6 +415,7 @@ with planning.planned(config, compiler) as context:
 """
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_every_stage_on_two_tpu_slices():
     """Gradients go over the network between them, sampled tokens and weights do not, but for a few
@@ -467,7 +468,7 @@ with planning.planned(Config.of(resolve({tiny!r}, {overrides!r})), compiler) as 
 @needs_libtpu
 @pytest.mark.parametrize(
     ("tensor", "kernel", "weights"),
-    [(8, "pallas", ""), (4, "xla", "int8"), *slow((4, "xla", ""))],
+    [(8, "pallas", ""), *slow((4, "xla", ""), (4, "xla", "int8"))],
 )
 def test_the_sampler_on_a_tpu_of_four_hosts(tensor, kernel, weights):
     """No program copies the cache, insert sends nothing, and decode does not send the cache, with 4
