@@ -6,7 +6,7 @@ Command:   g2d run --config qwen3.5-0.8b --workdir DIR                        G2
            g2d sweep --config sweep-k:preset=qwen3.5-0.8b --workdir DIR       over K
 Hardware:  those of the plan; not run at this size
 Plan:      machine  choice  peak GiB        hours of G2D  of GRPO  compiled
-           v5e-8            7.80 of 14.49   2.6           6.8      2026-11-26
+           v5e-8            9.38 of 14.49   2.5           6.4      2026-11-26
            h100x1           51.73 of 66.21  7.3           18.5     2026-11-26
            (all responses at their greatest length; the rest: docs/models.md)
 
