@@ -116,7 +116,7 @@ class Split:
         # What small models need beside their cache is mostly of their words: the logits, and where
         # embedding and head are one matrix a copy of it, laid out as the head's product wants it.
         if config.tie_word_embeddings:
-            free -= self._weight_bytes(config.vocab_size * config.hidden_size)
+            free -= self.itemsize * config.vocab_size * config.hidden_size / self.ways
         row_bytes += LOGITS * LOGIT * config.vocab_size
         rows = min(rows, int(max(free, 0) * self.devices / row_bytes))
         if rows >= self._step:

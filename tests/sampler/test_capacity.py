@@ -66,6 +66,10 @@ def test_the_words_of_a_small_model_take_room_beside_its_cache():
     copy = 2 * 262_144 * 1152  # of the embedding, which is the head too
     free = memory - beside - 2 * count_params(gemma) - copy
     assert rows == 1152 and rows // 8 * (cache + of_words) <= free < 1216 // 8 * (cache + of_words)
+    # Codes save 0.65 GiB, all of the layers.
+    coded = gemma.with_quantisation("int8")
+    assert bytes_saved(coded, 2) / GIB == pytest.approx(0.65, abs=0.005)
+    assert split(1, 8, "v5e", coded).rows_that_fit(memory, beside) == 1216
 
 
 def test_codes_leave_room_for_rows():
