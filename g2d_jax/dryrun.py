@@ -79,7 +79,7 @@ def show(
             _show_stages(session, order, place)
             for sentence in session.tokenizer.template.differences():
                 tracker.say(f"the chat template, as it is used here and exported: {sentence}")
-            tracker.say(f"a response ends at {session.tokenizer.ends()}")
+            tracker.say(f"tokens that end a response: {session.tokenizer.ends()}")
             _show_memory(session)
             tracker.table(
                 "problems",

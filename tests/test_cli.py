@@ -582,7 +582,7 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
         in shown
     )
     assert "| warmup   | online" in shown and "parameters; devices: " in shown
-    assert "\na response ends at '<eos>' (1)\n" in shown
+    assert "\ntokens that end a response: '<eos>' (1)\n" in shown
     assert re.search(
         r"kernels of attention:\n(  over .*: xla\n)*  over prompts: xla\n  over decode: xla\n",
         shown,

@@ -200,9 +200,9 @@ class PromptTokenizer:
         return str(self.backend.decode(list(map(int, ids)), skip_special_tokens=False))
 
     def ends(self) -> str:
-        """Name the tokens that end a response, each with its id: "'<|im_end|>' (2) or '</s>' (0)"."""
+        """Name the tokens that end a response, each with its id: "'<|im_end|>' (2), '</s>' (0)"."""
         named = [f"{self.backend.id_to_token(i)!r} ({i})" for i in self.eos_ids]
-        return " or ".join(named)
+        return ", ".join(named)
 
     def stop_string_warning(self, setting: str, string: str) -> str:
         """Return a warning for a stop string with a special token in it, "" for any other.

@@ -26,8 +26,8 @@ With s = sync_every, and W(k) the weights before update k:
 - **A checkpoint within window n** has the prompts of window n + 1, and no responses: these are
   scored and written when window n + 1 begins. A stage that goes on there, or at the beginning of
   window n + 1, has the server load W(ns) from the folder that it was given (engine.folder), and
-  asks for what is not on disk, all of it again. Where the folder is gone, the window is drawn from
-  the weights of the checkpoint, and the run says so: less stale, but other numbers.
+  asks for what is not on disk, all of it again. Where the folder is gone, that is drawn from the
+  weights that the trainer has by then, and the run says so: less stale, but other numbers.
 - **The end.** The last window begins none. `--until` ends a run between stages, where nothing is
   under way. A stage that stops by a rule, a signal or an error sends no further request and waits
   for none, but the next load of weights waits for those that are under way; an error of the
@@ -134,12 +134,12 @@ class Ahead:
         return self._served
 
     def hold(self, plan: PlannedWindow) -> Served:
-        """Have the server hold the policy that a window is drawn from: if an earlier start held it,
-        and it is gone, the present one, and the run is told."""
+        """Have the server hold the policy that a window is drawn from. Where that of an earlier
+        start is gone, say so and take the present one, whose step the plan then has."""
         if self._served is None and not self._restored(plan):
             self.session.tracker.say(
                 f"{self.trainer.name}: the policy of update {plan.step}, which the window at "
-                f"update {plan.window} was to be drawn from, is gone from {self.server.folder}: "
+                f"update {plan.window} was to be drawn from, is not in {self.server.folder}: "
                 f"what is not on disk of it is drawn from that of update {self.trainer.step}, so the run's numbers are "
                 "not those that it would have had; put engine.folder where it stays"
             )

@@ -510,8 +510,8 @@ class RolloutBuffer:
     def _planned_step(
         self, plan: PlannedWindow, parts: Mapping[int, tuple[Draws, epath.Path]]
     ) -> int:
-        """Return the update before which the policy of a window that was begun ahead was taken,
-        once the server holds it, if a part of a round is to be drawn."""
+        """Have the server hold the policy of a window that was begun ahead, if any of these parts
+        is to be drawn; return the update before which that policy was taken."""
         assert self.ahead is not None
         if not on_disk(self.session, [shard for _, shard in parts.values()]):
             self.ahead.hold(plan)

@@ -113,11 +113,13 @@ class Split:
         row_bytes = self.columns * kv_bytes(config, self.itemsize, self.kv_cache_dtype)
         row_bytes += memory_bytes(config, self.itemsize)
         rows = int(max(free - SPARE * memory, 0) * self.devices / row_bytes)
-        # What small models need beside their cache is mostly of their words: the logits, and where
-        # embedding and head are one matrix a copy of it, laid out as the head's product wants it.
+        # What small models need beside their cache is mostly of their words: the logits, of which a
+        # device has those of other rows too before they are summed along fsdp (`_by_fsdp`), and
+        # where embedding and head are one matrix a copy of it, laid out for the head's product.
         if config.tie_word_embeddings:
             free -= self.itemsize * config.vocab_size * config.hidden_size / self.ways
-        row_bytes += LOGITS * LOGIT * config.vocab_size
+        arrays = LOGITS - 1 + self.ways // self._split_heads
+        row_bytes += arrays * LOGIT * config.vocab_size
         rows = min(rows, int(max(free, 0) * self.devices / row_bytes))
         if rows >= self._step:
             return rows // self._step * self._step

@@ -451,12 +451,12 @@ class Remote:
         url = f"{self._base}/completions"
 
         def ask(_: int) -> bytes:
-            with self.busy.request():  # and not in the pauses between attempts
+            if stopped.is_set():  # while it waited for its place, or between attempts
+                raise CancelledError
+            with self.busy.request():
                 return self._attempt("POST", url, body, tokens)
 
         with self._places:
-            if stopped.is_set():  # while it waited for its place
-                raise CancelledError
             data = self._again(ask, stopped)
         return served, request, number, self._object(url, data)
 

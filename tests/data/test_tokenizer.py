@@ -79,7 +79,7 @@ def test_stop_tokens_are_the_tokenizers_the_chat_templates_and_those_given(make)
     chat = PromptTokenizer(make(make.chatml_with_default), eos_ids=[7])
     assert chat.eos_ids == (END_ID, IM_END_ID, 7)
     assert chat.stop_id == IM_END_ID
-    assert chat.ends().endswith(f" or '<|im_end|>' ({IM_END_ID}) or {chat.decode_raw([7])!r} (7)")
+    assert chat.ends().endswith(f", '<|im_end|>' ({IM_END_ID}), {chat.decode_raw([7])!r} (7)")
     assert (
         PromptTokenizer(make(make.chatml_with_default), TemplateSettings(chat=False)).stop_id
         == END_ID

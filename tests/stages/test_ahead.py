@@ -146,6 +146,28 @@ def test_what_is_forgotten_is_not_sent(tmp_path: Path) -> None:
         assert len(server.completions()) <= 2
 
 
+def test_what_waits_to_be_tried_again_is_not_sent_when_it_is_forgotten(tmp_path: Path) -> None:
+    asked = threading.Event()
+
+    def busy(body: dict[str, Any], number: int) -> Any:
+        asked.set()
+        return 503, b"busy"
+
+    with serving(busy) as server:
+        remote = remote_of(server, tmp_path)
+        remote.settings = replace(remote.settings, retries=9)
+        policy = remote.to_sampler_params(None)
+        before = {*threading.enumerate()}
+        remote.ask_ahead(policy, [requests_of("a")], "purpose")
+        begun = [thread for thread in {*threading.enumerate()} - before if thread.daemon]
+        asked.wait(20)
+        time.sleep(0.2)  # both are in their first pause, of PAUSE
+        remote.forget()
+        for thread in begun:
+            thread.join(20)
+        assert len(server.completions()) == 2
+
+
 def test_calls_are_asked_in_their_order_by_as_many_threads_as_one(tmp_path: Path) -> None:
     at_once, most = 0, 0
     lock = threading.Lock()
@@ -174,7 +196,7 @@ def test_calls_are_asked_in_their_order_by_as_many_threads_as_one(tmp_path: Path
         for call in calls:
             assert len(list(remote.generate(policy, call, "purpose"))) == 2
         asked = [body["prompt"][0] for body in server.completions()]
-    assert most == 2
+    assert most <= 2
     # Two at once may overtake each other, and no later call a whole one.
     assert all(abs(token - 10 - place // 2) <= 1 for place, token in enumerate(asked))
 
