@@ -148,6 +148,14 @@ class Ahead:
         assert self._served is not None
         return self._served
 
+    def hold_for(self, plan: PlannedWindow, parts: Parts) -> bool:
+        """Have the server hold the policy of these parts of a window, unless all are on disk; return
+        whether it does."""
+        if on_disk(self.session, [shard for _, shard in parts.values()]):
+            return False
+        self.hold(plan)
+        return True
+
     def ask(self, parts: Parts, workload: Workload) -> None:
         """Have the server begin a window's first round with the policy that it holds."""
         assert self._served is not None
@@ -155,8 +163,7 @@ class Ahead:
 
     def ask_again(self, plan: PlannedWindow, parts: Parts, workload: Workload) -> None:
         """Have the server begin a window that an earlier start began, unless it is on disk."""
-        if not on_disk(self.session, [shard for _, shard in parts.values()]):
-            self.hold(plan)
+        if self.hold_for(plan, parts):
             self.ask(parts, workload)
 
     def close(self) -> None:

@@ -263,8 +263,9 @@ class RolloutBuffer:
             else:
                 parts = self._planned_parts(window, plan)
             sampled_at = window.first_update
-            if plan:
-                sampled_at = self._planned_step(plan, parts)
+            if self.ahead is not None and plan is not None:
+                self.ahead.hold_for(plan, parts)  # which may take another policy for it
+                sampled_at = plan.step
             policy = f"{self.name}@{sampled_at}"
             # One call of the sampler; a call that an earlier start ended is read back whole.
             sampled = generate(
@@ -506,16 +507,6 @@ class RolloutBuffer:
         if plan is None:
             return self.ahead.hold_present()
         return self.ahead.hold(plan)
-
-    def _planned_step(
-        self, plan: PlannedWindow, parts: Mapping[int, tuple[Draws, epath.Path]]
-    ) -> int:
-        """Have the server hold the policy of a window that was begun ahead, if any of these parts
-        is to be drawn; return the update before which that policy was taken."""
-        assert self.ahead is not None
-        if not on_disk(self.session, [shard for _, shard in parts.values()]):
-            self.ahead.hold(plan)
-        return plan.step
 
     def _rounds(self, number: int) -> list[Sampled]:
         """Return all that was sampled for a batch of this window."""

@@ -221,7 +221,6 @@ class Remote:
         """Have the server load the policy that was written last, by this start or an earlier one;
         None where it is not that of the label, of another kind than `sync` asks for, or gone. All
         processes make the call."""
-
         whole = "config.json"
         if self.settings.sync == "adapter":
             whole = ADAPTERS
