@@ -30,7 +30,8 @@ from g2d_jax.rollouts.buffer import shard_path
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import Tracker, read_metrics
-from g2d_jax.sampler.remote import PAUSE, Remote
+from g2d_jax.sampler.connection import PAUSE
+from g2d_jax.sampler.remote import Remote
 
 STAGE = {"steps": 6, "keep": (), "sync_every": 2, "importance_cap": 2.0}
 
@@ -89,11 +90,12 @@ def test_the_schedule_in_words() -> None:
     assert alone.endswith("changes nothing: its 8 updates are one window")
 
 
-def remote_of(server: Server, folder: Path) -> Remote:
+def remote_of(server: Server, folder: Path, **settings: Any) -> Remote:
     tokenizer = load_tokenizer("procedural:slips", TemplateSettings())
-    settings = Engine(kind="server", url=server.url, concurrency=2, retries=0)
+    of_test = {"concurrency": 2, "retries": 0, **settings}
+    engine = Engine(kind="server", url=server.url, **of_test)
     named = {"seed": 7, "dtype": "float32", "needs_logprobs": True, "say": print}
-    return Remote(settings, epath.Path(folder), tokenizer, tokenizer.vocab_size, **named)
+    return Remote(engine, epath.Path(folder), tokenizer, tokenizer.vocab_size, **named)
 
 
 def requests_of(*problems: str) -> list[Request]:
@@ -154,8 +156,7 @@ def test_what_waits_to_be_tried_again_is_not_sent_when_it_is_forgotten(tmp_path:
         return 503, b"busy"
 
     with serving(busy) as server:
-        remote = remote_of(server, tmp_path)
-        remote.settings = replace(remote.settings, retries=9)
+        remote = remote_of(server, tmp_path, retries=9)
         policy = remote.to_sampler_params(None)
         before = {*threading.enumerate()}
         remote.ask_ahead(policy, [requests_of("a")], "purpose")
@@ -208,8 +209,7 @@ def test_pauses_of_a_server_that_is_down_are_not_its_work(tmp_path: Path) -> Non
         return choice([1])
 
     with serving(down) as server:
-        remote = remote_of(server, tmp_path)
-        remote.settings = replace(remote.settings, retries=1)
+        remote = remote_of(server, tmp_path, retries=1)
         began = time.perf_counter()
         (request,) = requests_of("a")
         list(remote.generate(remote.to_sampler_params(None), [request], "purpose"))
@@ -220,11 +220,9 @@ def test_a_policy_of_another_kind_than_is_asked_for_is_none(tmp_path: Path) -> N
     (tmp_path / "g2d-warmup@3-0123").mkdir()
     (tmp_path / "g2d-warmup@3-0123/config.json").write_text("{}")
     with serving(by_seed) as server:
-        remote = remote_of(server, tmp_path)
-        remote.settings = replace(remote.settings, sync="adapter")
-        assert remote.restore("warmup@3") is None
-        remote.settings = replace(remote.settings, sync="folder")
-        assert remote.restore("warmup@3") == ("served", "g2d-warmup@3-0123")
+        assert remote_of(server, tmp_path, sync="adapter").restore("warmup@3") is None
+        restored = remote_of(server, tmp_path, sync="folder").restore("warmup@3")
+    assert restored == ("served", "g2d-warmup@3-0123")
 
 
 @pytest.mark.parametrize(

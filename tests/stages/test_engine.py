@@ -32,7 +32,8 @@ from g2d_jax.report.run import write_run
 from g2d_jax.runtime import endpoint, storage
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.sampler.remote import EngineError, Remote, Served
+from g2d_jax.sampler.connection import EngineError
+from g2d_jax.sampler.remote import Remote, Served
 from g2d_jax.session.policies import load_policy
 
 PROMPT = np.array([3, 4, 5], np.int32)
@@ -316,7 +317,7 @@ def test_a_load_whose_answer_is_lost_is_done_again(
     config: ConfigDict, tmp_path: Path, opened: Any, monkeypatch: pytest.MonkeyPatch, sync: str
 ) -> None:
     """An adapter that is there counts as loaded; weights are loaded again."""
-    monkeypatch.setattr("g2d_jax.sampler.remote.PAUSE", 0.0)
+    monkeypatch.setattr("g2d_jax.sampler.connection.PAUSE", 0.0)
     config = only(config, "collect")
     config.lora.rank = 2 if sync == "adapter" else 0
     with serving(lambda body, number: choice([1])) as server:

@@ -19,7 +19,8 @@ from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.rollouts import external as external_rollouts
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
-from g2d_jax.sampler.remote import EngineError, Remote, Served
+from g2d_jax.sampler.connection import EngineError
+from g2d_jax.sampler.remote import Remote, Served
 
 STOP = ("7", "11", "=2")
 

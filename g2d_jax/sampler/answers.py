@@ -1,0 +1,216 @@
+"""Reading the answers of the server of engine.* as rollouts.
+
+The server is believed in nothing that can be checked: what breaks the contract of a Rollout is an
+EngineError.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from g2d_jax.data.stops import Watch
+from g2d_jax.data.tokenizer import PromptTokenizer
+from g2d_jax.records import Request, Rollout, SamplingParams
+from g2d_jax.sampler.connection import EngineError
+
+LEAST_LOGPROB, MOST_LOGPROB = float(np.finfo(np.float32).min), 1e-3
+"""The least number that a rollout can hold, and what rounding may add to a log-probability of 0."""
+
+
+@dataclass(eq=False, repr=False)
+class Reader:
+    """The reader of answers, used by one thread.
+
+    needs_logprobs: whether a loss needs the server's log-probabilities. wrong: makes the error of
+    what is wrong, and of what to do. say: shows the user a message. counts: what was read so far,
+    see `COUNTS`.
+    """
+
+    tokenizer: PromptTokenizer
+    vocab_size: int
+    needs_logprobs: bool
+    wrong: Callable[[str, str], EngineError]
+    say: Callable[[str], None]
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def rollout(
+        self,
+        request: Request,
+        number: int,
+        answer: dict[str, Any],
+        is_scored: Callable[[Request], bool],
+    ) -> Rollout:
+        """Make a rollout of the answer to a sample of a request. Raises EngineError for one that
+        breaks the contract.
+
+        is_scored: tells whether the server's log-probabilities are those of the distribution that
+        is drawn from.
+        """
+        self.counts["responses"] += 1
+        choice = self._choice(request, answer)
+        params = request.params
+        finish = choice["finish_reason"]
+        ids = choice.get("token_ids")
+        if ids is None:
+            tokens = self._tokenised(choice, params, answer.get("usage"))
+        else:
+            tokens = self._received_ids(ids, params)
+        drawn = len(tokens)
+        end = self._end(tokens, params)
+        # A server that reads a text otherwise, by its prompt say, has ended where it says so.
+        named = finish == "stop" and choice.get("stop_reason") in params.stop
+        stopped = end is not None or named or int(tokens[-1]) in params.stop_ids
+        if finish == "stop" and not stopped and ids is not None:
+            raise self.wrong(
+                f"a response ended at token {tokens[-1]}, which is none of {list(params.stop_ids)}"
+                + " and completes no stop string" * bool(params.stop),
+                "start it with --generation-config vllm, so that it has no stop tokens of its own",
+            )
+        if not stopped and ids is not None and len(tokens) < params.max_new_tokens:
+            raise self.wrong(
+                f"a response was cut at {len(tokens)} of {params.max_new_tokens} tokens",
+                "raise its --max-model-len to data.max_prompt_length + max_new_tokens at least",
+            )
+        tokens = tokens[:end]
+        logprobs = self._logprobs(choice, drawn, request, is_scored)[:end]
+        entropies = np.full(len(tokens), np.nan, np.float32)
+        if params.temperature == 0:
+            entropies[:] = 0.0
+        names = request.problem_id, request.visit, number
+        reason: Literal["stop", "length"] = "stop" if stopped else "length"
+        return Rollout(*names, request.prompt_ids, tokens, logprobs, entropies, reason)
+
+    def _choice(self, request: Request, answer: dict[str, Any]) -> dict[str, Any]:
+        """Return the one response of an answer. Raises EngineError where there is none that ended,
+        or one to another prompt."""
+        choices = answer.get("choices")
+        if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+            what = "no choices"
+            if isinstance(choices, list):
+                what = f"{len(choices)} choices"
+            raise self.wrong(
+                f"an answer has {what}, for one that was asked",
+                "check that engine.url is /v1 of vLLM",
+            )
+        choice: dict[str, Any] = choices[0]
+        finish = choice.get("finish_reason")
+        if finish not in ("stop", "length"):
+            raise self.wrong(
+                f"a response ended with finish_reason {finish!r:.50}", "look at its log"
+            )
+        prompt = choice.get("prompt_token_ids")
+        if prompt is not None and prompt != request.prompt_ids.tolist():
+            raise self.wrong(
+                "it read another prompt than it was given", "switch off what changes prompts there"
+            )
+        return choice
+
+    def _end(self, tokens: np.ndarray, params: SamplingParams) -> int | None:
+        """Return how many tokens there are up to the first stop string, None without one: as the
+        sampler finds it."""
+        if not params.stop:
+            return None
+        return Watch(self.tokenizer.decode, params.stop).add(tokens)
+
+    def _received_ids(self, ids: Any, params: SamplingParams) -> np.ndarray:
+        """Return a response's ids, int32 [T]. Raises EngineError for what no sampler can have
+        drawn."""
+        if not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids):
+            raise self.wrong(
+                f"token_ids is {str(ids)!r:.80}, no list of numbers", "look at its version"
+            )
+        outermost = min(ids)
+        if outermost >= 0:
+            outermost = max(ids)
+        if not 0 <= outermost < self.vocab_size:
+            raise self.wrong(
+                f"a response has token {outermost}, and the vocabulary {self.vocab_size}",
+                "serve the model of this run, with its tokenizer",
+            )
+        if len(ids) > params.max_new_tokens or set(ids[:-1]) & set(params.stop_ids):
+            raise self.wrong(
+                f"a response has {len(ids)} tokens, beyond max_new_tokens "
+                f"{params.max_new_tokens} or a stop token",
+                "it does not heed max_tokens or stop_token_ids: use vLLM, or another version",
+            )
+        return np.array(ids, np.int32)
+
+    def _tokenised(self, choice: dict[str, Any], params: SamplingParams, usage: Any) -> np.ndarray:
+        """Return the ids of a response's text, int32 [T]: those that were drawn may be others."""
+        text = choice.get("text")
+        if not isinstance(text, str):
+            raise self.wrong(
+                "a response has neither token_ids nor text", "check that engine.url is /v1 of vLLM"
+            )
+        self.say(
+            "engine: the server gives no token ids, so its text is tokenised again; the manifest "
+            "counts them"
+        )
+        by_text = choice["finish_reason"] == "stop" and self._ended_by_text(choice, params)
+        if by_text and not any(string in text for string in params.stop):
+            text += choice["stop_reason"]  # the server cut it off
+        ids = self.tokenizer.encode_text(text)
+        if choice["finish_reason"] == "stop" and not by_text:
+            ids.append(self.tokenizer.stop_id)
+        told = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        other = (
+            self.tokenizer.decode(ids) != text
+            or told not in (None, len(ids))
+            or len(ids) > params.max_new_tokens
+        )
+        self.counts.update({"tokenised_again": 1, "other_ids": int(other)})
+        if not ids:
+            raise self.wrong(
+                "a response is empty, and was not ended by a stop token", "look at its log"
+            )
+        return np.array(ids[: params.max_new_tokens], np.int32)
+
+    def _ended_by_text(self, choice: dict[str, Any], params: SamplingParams) -> bool:
+        """Return whether a stop string ended a response, which its text has or the server names."""
+        return choice.get("stop_reason") in params.stop or any(
+            string in choice["text"] for string in params.stop
+        )
+
+    def _logprobs(
+        self,
+        choice: dict[str, Any],
+        length: int,
+        request: Request,
+        is_scored: Callable[[Request], bool],
+    ) -> np.ndarray:
+        """Return log-probabilities, float32 [T]; NaN where the server has none of what was drawn
+        from."""
+        if request.params.temperature == 0:
+            return np.zeros(length, np.float32)  # a point mass, as our sampler has it
+        given = choice.get("logprobs")
+        if not given or choice.get("token_ids") is None or not is_scored(request):
+            return self._without_logprobs(length)
+        values = given.get("token_logprobs") if isinstance(given, dict) else None
+        if not isinstance(values, list) or len(values) != length:
+            raise self.wrong(f"{length} tokens have no log-probability each", "look at its version")
+        if any(
+            type(x) not in (int, float) or not LEAST_LOGPROB <= x <= MOST_LOGPROB for x in values
+        ):
+            raise self.wrong(
+                "a log-probability is no number, not finite or above 0",
+                "its weights or activations may not be finite: check what it serves, and its dtype",
+            )
+        return np.minimum(np.array(values, np.float32), 0.0)
+
+    def _without_logprobs(self, length: int) -> np.ndarray:
+        why = (
+            "the server gives none for the ids it drew, or not those after temperature and filters"
+        )
+        if self.needs_logprobs:
+            raise self.wrong(
+                f"a GRPO loss needs log-probabilities, and {why}",
+                "start vLLM with --logprobs-mode processed_logprobs, or sample at temperature 1",
+            )
+        self.say(f"engine: log-probabilities are NaN: {why}")
+        self.counts["without_logprobs"] += 1
+        return np.full(length, np.nan, np.float32)
