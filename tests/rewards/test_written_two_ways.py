@@ -158,7 +158,7 @@ def judge(pool: VerifierPool, case: tuple[str, str, str]) -> None:
 
 # The failing case is printed with what reproduces it, a seed of Hypothesis's own. A shorter one
 # takes minutes to find.
-@settings(examples(120), print_blob=True, phases=set(Phase) - {Phase.shrink})
+@settings(examples(60), print_blob=True, phases=set(Phase) - {Phase.shrink})
 @given(written())
 def test_two_spellings_are_one_answer_and_another_number_none(
     pool: VerifierPool, case: tuple[str, str, str]
