@@ -51,9 +51,8 @@ GRIDS = {
     "smoke": ("2", "1e-5,2e-5", ("1e-5,1e-5", "5e-6,1e-5"), "5e-6,1e-5"),
 }
 
-
-# GRPO's updates: drawing pairs and DPO cost about ten.
-UPDATES = {"full": "10,20,40,60,80", "smoke": "2,3"}
+# GRPO's updates: drawing pairs and DPO cost up to twenty, so that K = 60 lies within them.
+UPDATES = {"full": "10,20,40,60,80,100", "smoke": "2,3"}
 
 
 def get_config(arg: str = "") -> ConfigDict:
