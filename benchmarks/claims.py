@@ -12,7 +12,8 @@ for how many there are. Rules, by the whole of each interval:
 
     more    agrees above 0, disagrees below 0; with several K it agrees if all agree and disagrees
             if any does; less: the other way round
-    any     agrees if it is above 0 at any K, disagrees if it ends below +2 points at every K
+    any     agrees if it is above 0 at any K, disagrees if it ends below +2 points at every K, and
+            none is out of range: some study's GRPO has reached its cost, in every seed
     best    agrees if it is above 0 at any K, disagrees if it is below 0 at every K
     level   agrees within 2 points (of a number of pairs: 20 %), disagrees beyond them
 
@@ -98,9 +99,10 @@ class Point:
 
     gain: what DPO added. own, best: what it has over GRPO for equal FLOPs, at the warm-up's rate
     and at the rate that is best on dev; fourfold: over GRPO at the warm-up's rate for four times its
-    FLOPs. None where GRPO did not go on so far, or not at such a rate.
+    FLOPs. NaN where GRPO did not go on so far, None where it was not run at such rates.
     """
 
+    archive: str
     seed: int
     policy: Policy
     accuracy: Array
@@ -112,7 +114,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Found:
-    """A difference with its interval, in points or per cent. k: None of one that has no K."""
+    """A difference with its interval, in points or per cent; NaN where a seed is out of range. k:
+    None of one that has no K."""
 
     k: int | None
     mean: float
@@ -147,7 +150,7 @@ class Results:
             if study.problems != ids:
                 raise ValueError(f"{source}: was tested on other problems than the study before")
             for k, row in chosen(study, "g2d").items():
-                points.setdefault(k, []).extend(seeds_of(row, study, tuned=tuned))
+                points.setdefault(k, []).extend(seeds_of(row, study, source[0], tuned=tuned))
         return dict(sorted(points.items()))
 
 
@@ -162,16 +165,20 @@ def chosen(study: Study, arm: str) -> dict[int, Row]:
     return rows
 
 
-def seeds_of(row: Row, study: Study, *, tuned: bool) -> list[Point]:
+def seeds_of(row: Row, study: Study, archive: str, *, tuned: bool) -> list[Point]:
     """Split a row into its seeds. tuned: GRPO's rates were chosen before, so that one a budget is
-    there; else a study that ran GRPO at the warm-up's rate alone has no best one."""
+    there; else rates are compared only where each budget has several, and the warm-up's rate only
+    where GRPO has it at every budget."""
+    grpo = chosen(study, "grpo")
     own: list[Row] = []
     for group in study.baselines:
         # of several, each has the same steps of the same runs
-        if row.group.goes_on_from(group) and not own:
+        is_whole = {int(other.steps) for other in group.rows} == set(grpo)
+        if row.group.goes_on_from(group) and is_whole and not own:
             own = group.rows
-    best = list(chosen(study, "grpo").values())
-    if not tuned and all(each in own for each in best):
+    best = [grpo[steps] for steps in sorted(grpo)]
+    rates = sum(len(group.rows) for group in study.baselines)
+    if not tuned and rates == len(grpo):
         best = []
     points = []
     for policy, accuracy in zip(row.policies, row.accuracies, strict=True):
@@ -182,7 +189,7 @@ def seeds_of(row: Row, study: Study, *, tuned: bool) -> list[Point]:
             # its warm-up was judged as a point of GRPO alone
             before = [accuracy_of(other, policy.run.seed) for other in own if other.k == row.k]
             gain = accuracy - before[0] if before and before[0] is not None else None
-        points.append(Point(policy.run.seed, policy, accuracy, gain, *over))
+        points.append(Point(archive, policy.run.seed, policy, accuracy, gain, *over))
     return points
 
 
@@ -195,19 +202,23 @@ def over_grpo(
     policy: Policy, accuracy: Array, baseline: Sequence[Row], times: float = 1
 ) -> Array | None:
     """Subtract what GRPO of the same seed reaches for so many times the FLOPs, on a straight line
-    between two of its rows. None beyond them."""
-    curve: dict[float, Array] = {}
+    between two of its rows that follow each other. NaN beyond them, None without two of the seed.
+
+    baseline: by steps.
+    """
+    costs = []
+    reached = []
     for row in baseline:
         values = accuracy_of(row, policy.run.seed)
         if values is not None:
             place = row.seeds.index(policy.run.seed)
-            curve[row.policies[place].costs["flops"]] = values
-    costs = sorted(curve)
+            costs.append(row.policies[place].costs["flops"])
+            reached.append(values)
     if len(costs) < 2:
         return None
-    table = np.stack([curve[cost] for cost in costs])
-    reached = frontier.interpolate(np.array(costs), table, times * policy.costs["flops"])
-    return None if reached is None else accuracy - reached
+    cost = times * policy.costs["flops"]
+    there = frontier.interpolate(np.array(costs), np.stack(reached), cost)
+    return np.full_like(accuracy, np.nan) if there is None else accuracy - there
 
 
 def in_points(interval: Interval, k: int | None = None) -> Found:
@@ -260,24 +271,48 @@ def inner(points: Points) -> list[Found]:
 
 
 def against(points: Points, name: str) -> list[Found]:
-    """Compare with GRPO, at every K at which as many seeds lie in its range as at any."""
-    over = {}
+    """Compare with GRPO at every K, in the studies whose GRPO has reached the cost in every seed;
+    NaN where none has."""
+    found = []
     for k, seeds in points.items():
-        values = [getattr(point, name) for point in seeds]
-        over[k] = [value for value in values if value is not None]
-    most = max(map(len, over.values()))
-    return [over_problems(over[k], k) for k in over if over[k] and len(over[k]) == most]
+        over: dict[str, list[Array]] = {}
+        for point in seeds:
+            values = getattr(point, name)
+            if values is not None:
+                over.setdefault(point.archive, []).append(values)
+        inside: list[Array] = []
+        for of_study in over.values():
+            if not any(np.isnan(values).all() for values in of_study):
+                inside += of_study
+        if inside:
+            found.append(over_problems(inside, k))
+        elif over:
+            found.append(Found(k, math.nan, math.nan, math.nan, 0))
+    return found
 
 
-def taught(points: Points, measure: Callable[[Policy], float], *, relative: bool) -> list[Found]:
-    """Compare what the rollouts behind the pairs were at the largest K with K = 0."""
-    first = {point.seed: measure(point.policy) for point in points[0]}
+def taught(
+    points: Points, measure: Callable[[Policy], float], k: int, base: int, *, relative: bool
+) -> Found:
+    """Compare what the rollouts behind the pairs were at a K with another."""
+    first = {point.seed: measure(point.policy) for point in points[base]}
     changes = []
-    for point in points[max(points)]:
-        before = first[point.seed]
-        change = measure(point.policy) - before
-        changes.append(100 * change / before if relative else 100 * change)
-    return [over_seeds(changes, max(points))]
+    for point in points[k]:
+        if point.seed in first:
+            before = first[point.seed]
+            change = measure(point.policy) - before
+            changes.append(100 * change / before if relative else 100 * change)
+    return over_seeds(changes, k)
+
+
+def pairs_by_k(points: Points) -> list[Found]:
+    """Compare the number of pairs at K = 20 and at the largest with K = 0."""
+    return [taught(points, pairs, k, 0, relative=True) for k in (20, max(points))]
+
+
+def confidence(points: Points) -> list[Found]:
+    """Compare the calibration error at the largest K with K = 20."""
+    return [taught(points, informative("ece"), max(points), 20, relative=False)]
 
 
 def informative(name: str) -> Callable[[Policy], float]:
@@ -345,7 +380,7 @@ class Claim:
 
 def rollouts(name: str) -> Callable[[Points], list[Found]]:
     """Make the finder of the relative change of a measure of the rollouts."""
-    return lambda points: taught(points, informative(name), relative=True)
+    return lambda points: [taught(points, informative(name), max(points), 0, relative=True)]
 
 
 CLAIMS = (
@@ -385,7 +420,7 @@ CLAIMS = (
         "the number of pairs hardly changes with K",
         "over_k",
         "level",
-        lambda points: taught(points, pairs, relative=True),
+        pairs_by_k,
         " %",
     ),
     Claim(
@@ -401,10 +436,10 @@ CLAIMS = (
     ),
     Claim(
         "G2D",
-        "large K is over-confident: its calibration error is larger",
+        "large K is over-confident: its calibration error less that at K = 20",
         "over_k",
         "more",
-        lambda points: taught(points, informative("ece"), relative=False),
+        confidence,
     ),
     Claim(
         "G2D",
@@ -466,10 +501,12 @@ def verdict(rule: str, found: Sequence[Found], unit: str) -> str:
     return "disagrees" if disagrees else "cannot tell"
 
 
-def text(found: Found, unit: str) -> str:
-    """Write a difference with its interval."""
+def text(found: Found, unit: str, seeds: int = 0) -> str:
+    """Write a difference with its interval, and its seeds where they are not so many. seeds: 0 for
+    as many as it has."""
     k = "" if found.k is None else f"K={found.k} "
-    return f"{k}{found.mean:+.1f}{unit} [{found.low:+.1f}, {found.high:+.1f}]"
+    fewer = f" ({found.seeds} seeds)" if seeds not in (0, found.seeds) else ""
+    return f"{k}{found.mean:+.1f}{unit} [{found.low:+.1f}, {found.high:+.1f}]{fewer}"
 
 
 def measured(claim: Claim, scale: Scale, results: Results) -> list[Found] | None:
@@ -486,7 +523,9 @@ def measured(claim: Claim, scale: Scale, results: Results) -> list[Found] | None
         read = results.study(source)
     if not read:
         return None
-    return sorted(claim.find(read), key=lambda each: each.mean)
+    found = claim.find(read)
+    # those out of range last
+    return sorted(found, key=lambda each: (math.isnan(each.mean), each.mean))
 
 
 def cell(claim: Claim, scale: Scale, found: Sequence[Found] | None, seeds: int) -> str:
@@ -495,13 +534,24 @@ def cell(claim: Claim, scale: Scale, found: Sequence[Found] | None, seeds: int) 
     if found is None:
         return "to come" if getattr(scale, claim.source) else "no study"
     if not found:
-        return "out of range" if claim.source in ("over_k", "tuned") else "no study"
-    told = "; ".join(text(each, claim.unit) for each in dict.fromkeys((found[0], found[-1])))
-    own = found[0].seeds
-    if own == 1:
+        return "no study"
+    inside = [each for each in found if not math.isnan(each.mean)]
+    if not inside:
+        return "out of range"
+    # All intervals of one number of seeds that is not the column's: said once.
+    counts = {each.seeds for each in inside}
+    fewer = ""
+    if len(counts) == 1 and seeds not in counts:
+        fewer = f" ({inside[0].seeds} seeds)"
+        seeds = inside[0].seeds
+    shown = dict.fromkeys((inside[0], inside[-1]))
+    told = "; ".join(text(each, claim.unit, seeds) for each in shown)
+    beyond = sorted({each.k for each in found if each.k is not None} - {each.k for each in inside})
+    if beyond:
+        told += f"; K={', '.join(map(str, beyond))} out of range"
+    if min(counts) == 1:
         # over problems only, which says nothing of another seed
         return f"one seed: {told}"
-    fewer = "" if own == seeds else f" ({own} seeds)"
     return f"**{verdict(claim.rule, found, claim.unit)}** {told}{fewer}"
 
 

@@ -167,38 +167,48 @@ def _short(settings: Mapping[str, str]) -> str:
 
 
 def advantage(row: Row, baseline: Sequence[Row], measure: str, level: float) -> Interval | None:
-    """Subtract what GRPO reaches at a row's cost, seed by seed: between two of its chosen budgets
-    by a straight line.
+    """Subtract what GRPO reaches at a row's cost, seed by seed: between two of its budgets that
+    follow each other by a straight line.
 
-    None where no seed's cost lies within those of its GRPO.
+    baseline: by budget, each with the row's seeds. None where a seed's cost does not lie within
+    those of its GRPO: which seeds do is no accident.
     """
     import numpy as np
 
     from g2d_jax.study import frontier
 
-    reached = []
+    apart = []
     for policy, values in zip(row.policies, row.accuracies, strict=True):
-        curve: dict[float, Any] = {}
+        costs = []
+        reached = []
         for other in baseline:
-            if policy.run.seed in other.seeds:
-                place = other.seeds.index(policy.run.seed)
-                curve[other.policies[place].costs[measure]] = other.accuracies[place]
-        costs = sorted(curve)
-        if len(costs) < 2:
-            continue
-        table = np.stack([curve[cost] for cost in costs])
-        there = frontier.interpolate(np.array(costs), table, policy.costs[measure])
-        if there is not None:
-            reached.append(values - there)
-    if not reached:
-        return None
-    return frontier.mean_interval(np.stack(reached), level=level, limits=(-1, 1))
+            place = other.seeds.index(policy.run.seed)
+            costs.append(other.policies[place].costs[measure])
+            reached.append(other.accuracies[place])
+        there = frontier.interpolate(np.array(costs), np.stack(reached), policy.costs[measure])
+        if there is None:
+            return None
+        apart.append(values - there)
+    return frontier.mean_interval(np.stack(apart), level=level, limits=(-1, 1))
+
+
+def of_seeds(row: Row, seeds: Sequence[int]) -> Row:
+    """Take some seeds of a row."""
+    places = [row.seeds.index(seed) for seed in seeds]
+    return replace(
+        row,
+        policies=[row.policies[place] for place in places],
+        answers=[row.answers[place] for place in places],
+    )
 
 
 def verdict(interval: Interval | None) -> str:
     """Say what an interval of a difference, in shares of 1, tells by the rules of the page."""
-    if interval is None or math.isnan(interval.low):
+    if interval is None:
         return "out of range"
+    if interval.seeds < 2:
+        # over problems only, which says nothing of another seed
+        return "cannot be told"
     low, high = 100 * interval.low, 100 * interval.high
     if low > 0:
         return "better"
@@ -231,19 +241,25 @@ def read_priced(study: Path, name: str, recipe: str, topology: str, response: in
     return read_study(study, name, replace(per_token, scale=scale))
 
 
-def answers(read: Study, most: float = math.inf) -> list[str]:
-    """Write the tables of a finished part=judge, and the verdicts of the page's rules. most: the
-    updates of GRPO beyond which its budgets are left out."""
+def answers(read: Study) -> list[str]:
+    """Write the tables of a finished part=judge, and the verdicts of the page's rules."""
+    some: set[int] = set().union(*(row.seeds for row in read.rows))
+    every = some.intersection(*(row.seeds for row in read.rows))
+    seeds = sorted(every)
     rows: dict[str, list[Row]] = {"g2d": [], "grpo": []}
     for row in read.rows:
-        rows[arm_of(row.group.arm)].append(row)
+        rows[arm_of(row.group.arm)].append(of_seeds(row, seeds))
     for own in rows.values():
         own.sort(key=lambda row: row.steps)
     chosen = rows["g2d"]
-    grpo = [row for row in rows["grpo"] if row.steps <= most]
+    grpo = rows["grpo"]
     # As many comparisons are made as there are K: each interval is as much wider.
     wide = 1 - 0.05 / len(chosen)
-    lines = [f"{len(chosen[0].seeds)} seeds: {', '.join(map(str, chosen[0].seeds))}", ""]
+    lines = [f"{len(seeds)} seeds: {', '.join(map(str, seeds))}"]
+    if some > every:
+        unfinished = ", ".join(map(str, sorted(some - every)))
+        lines.append(f"left out, since not every policy of theirs is judged: {unfinished}")
+    lines.append("")
     lines += [
         "| GRPO, updates | accuracy | FLOPs | generated | settings |",
         "|---|---|---|---|---|",
@@ -391,14 +407,11 @@ def main() -> None:
     )
     parser.add_argument("--topology", default="v5e-16", help="the machine of --as")
     parser.add_argument("--response", type=int, default=0, help="tokens to take responses for")
-    parser.add_argument(
-        "--most", type=int, default=sys.maxsize, help="answers: leave out GRPO of more updates"
-    )
     arguments = parser.parse_args()
     if arguments.action == "answers":
         priced = (arguments.recipe, arguments.topology, arguments.response)
         read = read_priced(arguments.folder, arguments.study, *priced)
-        print("\n".join(answers(read, arguments.most)))
+        print("\n".join(answers(read)))
         return
     if arguments.file is None:
         parser.error("choose writes a file: name it")

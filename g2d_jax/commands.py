@@ -4,6 +4,7 @@ answers."""
 from __future__ import annotations
 
 import json
+import marshal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -230,8 +231,9 @@ def evaluate(
         held_out = [
             [problem.id, problem.answer] for problem in session.problems.by_split[stage.split]
         ]
-        fingerprint = storage.fingerprint([stage.to_dict(), held_out, version(session, policy)])
-        name = f"evaluation-{fingerprint}"
+        scored = [problem.task for problem in session.problems.by_split[stage.split]]
+        named = [stage.to_dict(), held_out, version(session, policy), scored, _scoring(session)]
+        name = f"evaluation-{storage.fingerprint(named)}"
         place = folder / "evaluations" / name
         session.folders = {**session.folders, name: place}
         if not storage.finished(place):
@@ -257,6 +259,22 @@ def _scored_by(session: Session, split: str | None) -> list[str]:
         if split:
             settings.append(setting_of(name, split))
     return settings
+
+
+def _scoring(session: Session) -> Any:
+    """Identify what scores the responses: the settings of each task's reward, the files of
+    functions, and one that was given from Python by its name and code."""
+    found = {}
+    for name, reader in inputs.named(session).items():
+        if name.endswith("reward.function"):
+            found[name] = reader.read().digest
+    function = session.reward
+    given = None
+    if function is not None:
+        code = getattr(function, "__code__", None)
+        given = [getattr(function, "__qualname__", ""), code and marshal.dumps(code).hex()]
+    settings = {name: reward.to_dict() for name, reward in session.config.rewards.items()}
+    return [settings, found, given]
 
 
 def _with_problems(config: Config, task: str, split: Split, source: Source) -> Config:

@@ -1229,6 +1229,18 @@ def test_evaluation_and_samples_read_no_other_problems(work: Path, tmp_path: Pat
         run = changed(split, train=gone, dev={"path": str(dev)})
         manifest = commands.evaluate(run, "sft", problems=str(dev), num_generations=1)
         assert manifest["result"]["problems"] == 3
+
+    def none(completions: list[str], **columns: object) -> list[float]:
+        return [0.0 for _ in completions]
+
+    def all_right(completions: list[str], **columns: object) -> list[float]:
+        return [1.0 for _ in completions]
+
+    for reward, mean in ((none, 0.0), (all_right, 1.0), (none, 0.0)):
+        manifest = commands.evaluate(
+            run, "sft", problems=str(dev), num_generations=1, reward=reward
+        )
+        assert manifest["result"]["policies"][0]["mean"] == mean
     assert len(commands.sample(changed(dev=gone), policy="sft", count=2)) == 2
     run = changed(test=gone)
     # a given problem needs no others

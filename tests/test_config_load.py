@@ -646,3 +646,24 @@ def test_of_the_default_pass_at_those_are_told_that_so_many_answers_tell():
         pipeline.check(
             dataclasses.replace(made, stages={"evaluate": dataclasses.replace(few, pass_at=(1, 8))})
         )
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("engine.url=http://localhost:8000/v1", "kind is 'sampler', which asks no server"),
+        ("reward.judge.url=http://localhost:8000/v1", "set reward.function to 'judge'"),
+        ("reward.model.path=FOLDER", "set reward.function to 'model'"),
+        ("lora.base_dtype=bfloat16", "lora.rank is 0, so that all are"),
+        ("stages.dpo.max_length=80", "preferences is the stage 'collect'"),
+        ("stages.collect.max_pass_rate=0.9;reward.function=judge", "know better and worse only"),
+        (
+            "stages.warmup.difficulty.max_pass_rate=0.9;reward.function=judge",
+            "know better and worse only",
+        ),
+    ],
+)
+def test_a_setting_whose_switch_is_off_is_refused(override, message):
+    overrides = [f"config.{entry}" for entry in override.split(";")]
+    with pytest.raises(ValueError, match=message):
+        pipeline.check(config.Config.of(config_load.resolve("demo", overrides)))

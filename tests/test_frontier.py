@@ -203,6 +203,14 @@ COSTS = np.array([1e18, 3e18, 7e18])
 VALUES = np.array([[0.0, 0.5, NAN], [0.4, 0.5, 1.0], [0.4, 0.1, 0.0]])
 
 
+def test_no_line_joins_budgets_that_do_not_follow_each_other():
+    """The third of four budgets cost less than the second."""
+    values = np.array([[0.0], [0.8], [0.2], [1.0]])
+    costs = np.array([1.0, 3.0, 2.0, 4.0])
+    for cost, expected in ((2.0, 0.4), (1.5, 0.2), (3.0, 0.8), (3.5, 0.8)):
+        np.testing.assert_allclose(interpolate(costs, values, cost), [expected])
+
+
 def test_lines_between_points_and_nothing_beyond():
     np.testing.assert_allclose(interpolate(COSTS, VALUES, 1.5e18), [0.1, 0.5, NAN])
     np.testing.assert_allclose(interpolate(COSTS, VALUES, 6e18), [0.4, 0.2, 0.25])

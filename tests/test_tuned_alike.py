@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,6 +21,7 @@ from g2d_jax.sweep.points import points
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 TUNED = runpy.run_path(str(BENCHMARKS / "tuned_alike.py"))
 RESULTS = runpy.run_path(str(BENCHMARKS / "results.py"))
+NAN = float("nan")
 STEPS, RATE = "stages.warmup.steps", "stages.dpo.optimizer.learning_rate"
 ONLINE = "stages.warmup.optimizer.learning_rate"
 DEV = {
@@ -106,11 +109,38 @@ def test_a_chosen_setting_without_a_field_takes_the_config_s(tmp_path):
         (-0.019, 0.019, "level"),
         (-0.021, 0.019, "cannot be told"),
         (-0.01, 0.03, "cannot be told"),
+        (NAN, NAN, "cannot be told"),
     ],
 )
 def test_verdicts(low, high, word):
     assert TUNED["verdict"](Interval((low + high) / 2, low, high, 5, 100)) == word
+    # of one seed: over problems only
+    assert TUNED["verdict"](Interval((low + high) / 2, low, high, 1, 100)) == "cannot be told"
     assert TUNED["verdict"](None) == "out of range"
+
+
+def policies(seeds_and_costs, accuracies):
+    """A row as `advantage` reads it."""
+    policies = [
+        SimpleNamespace(run=SimpleNamespace(seed=seed), costs={"flops": cost})
+        for seed, cost in seeds_and_costs.items()
+    ]
+    seeds = list(seeds_and_costs)
+    return SimpleNamespace(policies=policies, seeds=seeds, accuracies=np.array(accuracies))
+
+
+def test_lines_join_budgets_that_follow_each_other_and_a_seed_out_of_range_is_none():
+    """The second seed's longest run was ruined: it cost less than the one before it."""
+    grpo = [
+        policies({1: 10.0, 2: 10.0}, [[0.2, 0.4], [0.2, 0.4]]),
+        policies({1: 20.0, 2: 20.0}, [[0.4, 0.6], [0.4, 0.6]]),
+        policies({1: 30.0, 2: 16.0}, [[0.5, 0.7], [0.0, 0.0]]),
+    ]
+    row = policies({1: 15.0, 2: 15.0}, [[0.5, 0.7], [0.5, 0.7]])
+    found = TUNED["advantage"](row, grpo, "flops", 0.95)
+    assert (found.mean, found.seeds) == (pytest.approx(0.2), 2)
+    beyond = policies({1: 25.0, 2: 25.0}, [[0.5, 0.7], [0.5, 0.7]])
+    assert TUNED["advantage"](beyond, grpo, "flops", 0.95) is None
 
 
 def tried(config):

@@ -160,7 +160,13 @@ class Engine(Section):
         return self.kind == "server"
 
     def conflicts(self) -> Iterator[ValueError]:
-        """Refuse to sample ahead on the devices that train."""
+        """Refuse a server that is not asked, and to sample ahead on the devices that train."""
+        if self.url and not self.is_server:
+            yield FieldError(
+                "url",
+                "is set, and kind is 'sampler', which asks no server: set kind to 'server', or "
+                "leave it out",
+            )
         if self.ahead and not self.is_server:
             yield FieldError(
                 "ahead",

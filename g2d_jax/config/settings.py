@@ -160,6 +160,12 @@ class Config(Section):
         for name, stage in self.stages.items():
             if stage.probes_float32:
                 yield from self._float32_conflicts(name, stage)
+            if stage.needs_pass_rates and not any(self.verifiable.values()):
+                yield ValueError(
+                    f"stages.{name}: a window of pass rates goes by right and wrong, and the "
+                    "rewards of this run know better and worse only: leave min_pass_rate and "
+                    "max_pass_rate"
+                )
             if self.tasks and stage.filters:
                 yield ValueError(
                     f"stages.{name}: dynamic_sampling, drop_solved and difficulty put other "

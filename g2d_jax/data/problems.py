@@ -92,9 +92,10 @@ def load_problems(
     where the usual names do not fit. source.on_error: "skip" leaves broken rows out and counts
     them. A procedural source needs a limit; its sequence is `seed`. verified: answers are for the
     verifier, and the list that stands around some is taken off (`plain_answer`); a function of the
-    user's gets them as the data set has them. Raises ValueError naming file and line of the first
-    broken row, for a source that is not known, cannot be read or holds no problem, and ImportError
-    for a hub source without the extra.
+    user's gets them as the data set has them, of a worked solution what it ends with.
+
+    Raises ValueError naming file and line of the first broken row, for a source that is not known,
+    cannot be read or holds no problem, and ImportError for a hub source without the extra.
     """
     fields = _by_our_names(source.fields)
     check_fields(fields, ("problem", *FIELDS))

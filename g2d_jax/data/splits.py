@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from g2d_jax.records import Prompt
@@ -25,7 +25,18 @@ class HasId(Protocol):
         """Return 16 hex digits."""
 
 
-T = TypeVar("T", bound=HasId)
+class Asks(HasId, Protocol):
+    """Anything with an id and the prompt that it was made of."""
+
+    @property
+    def prompt(self) -> Prompt:
+        """Return the statement or the conversation."""
+
+
+T = TypeVar("T", bound=Asks)
+
+Names = dict[str, str]
+"""Every id by which a held-out prompt may be met -> that of its problem."""
 
 
 def prompt_text(prompt: Prompt) -> str:
@@ -58,9 +69,51 @@ def split_of(identifier: str) -> Split:
     return "test"
 
 
-def drop_overlap(train: Sequence[T], evaluation: Iterable[HasId]) -> tuple[list[T], int]:
-    """Return training records whose prompt does not occur in the evaluation set, and how many were
-    dropped."""
-    held_out = {record.id for record in evaluation}
-    distinct = [record for record in train if record.id not in held_out]
+def names_of(
+    held_out: Iterable[Asks], conversation: Callable[[Prompt], Prompt] | None = None
+) -> Names:
+    """Map the ids by which the prompts of held-out problems may be met to the problems' own.
+
+    Those are its own, and that of what the user says in it, if that is one message: alone and
+    behind the prompt template. conversation: what makes the messages of a prompt, such as
+    `PromptTokenizer.conversation`; None for no template.
+    """
+    records = list(held_out)
+    names = {record.id: record.id for record in records}
+    for record in records:
+        prompts = [record.prompt]
+        if conversation is not None:
+            prompts.append(conversation(record.prompt))
+        for prompt in prompts:
+            said = _said_by_user(prompt)
+            if len(said) == 1:
+                names.setdefault(problem_id(said[0]), record.id)
+    return names
+
+
+def met(identifier: str, prompt: Prompt, names: Names) -> str | None:
+    """Return the id of the held-out problem that a prompt asks, whatever stands around it: a system
+    message, other turns. None if it asks none.
+
+    identifier: the prompt's own id.
+    """
+    if identifier in names:
+        return names[identifier]
+    if isinstance(prompt, str):
+        return None
+    ids = map(problem_id, _said_by_user(prompt))
+    return next((names[each] for each in ids if each in names), None)
+
+
+def _said_by_user(prompt: Prompt) -> list[str]:
+    """List what the user says in a prompt."""
+    if isinstance(prompt, str):
+        return [prompt]
+    return [message["content"] for message in prompt if message["role"] == "user"]
+
+
+def drop_overlap(train: Sequence[T], names: Names) -> tuple[list[T], int]:
+    """Return training records that ask no held-out problem, and how many were dropped. names: of
+    `names_of`."""
+    distinct = [record for record in train if met(record.id, record.prompt, names) is None]
     return distinct, len(train) - len(distinct)

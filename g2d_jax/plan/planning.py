@@ -182,7 +182,9 @@ def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> It
         if prompt is not None:
             session.mean_prompt = float(min(prompt, most))
         if not reads_locally(config):
-            session.problems = Problems({}, {}, {}, [], count_tokens=lambda _: most)
+            session.problems = Problems(
+                {}, {}, {}, [], count_tokens=lambda _: most, conversation=lambda prompt: prompt
+            )
             session.problems.prompt_lengths = (most,)
             held_out = {split: problems(config, split) for split in ("dev", "test")}
             session.problems.counts = {"train": sys.maxsize, **held_out}

@@ -74,10 +74,10 @@ def advantage(row: Row, baseline: Group, measure: str = "flops") -> frontier.Int
 
 
 def _curve(group: Group, seed: int, measure: str) -> tuple[Array, Array] | None:
-    """Give one seed's costs [K], ascending, and accuracies [K, N]; None if it has fewer than two
+    """Give one seed's costs [K] and accuracies [K, N], by steps; None if it has fewer than two
     points."""
     points: dict[float, Array] = {}
-    for row in group.rows:
+    for row in sorted(group.rows, key=lambda row: row.steps):
         for policy, values in zip(row.policies, row.accuracies, strict=True):
             if policy.run.seed != seed:
                 continue
@@ -87,8 +87,7 @@ def _curve(group: Group, seed: int, measure: str) -> tuple[Array, Array] | None:
             points[cost] = values
     if len(points) < 2:
         return None
-    costs = sorted(points)
-    return np.array(costs), np.array([points[cost] for cost in costs])
+    return np.array([*points]), np.array([*points.values()])
 
 
 def comparable(rows: Iterable[Row]) -> list[Row]:

@@ -20,7 +20,7 @@ from g2d_jax.config import Online, Reward
 from g2d_jax.data.dumps import DumpRow, by_step, read_dump
 from g2d_jax.data.fields import BrokenRow
 from g2d_jax.data.problems import plain_answer
-from g2d_jax.data.splits import problem_id
+from g2d_jax.data.splits import met, problem_id
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.rollouts.generate import (
@@ -191,13 +191,14 @@ def read(
     for row in read_dump(path, reward):
         try:
             problem = _problem(row, path, session, by_text)
-            if problem.id in session.problems.held_out_ids:
+            if met(problem.id, problem.prompt, session.problems.held_out_names):
                 raise BrokenRow(
                     "its prompt is in data.dev or data.test, which nothing may be trained on"
                 )
             if problem.id in left_out:
                 counts["left out"] += 1
                 continue
+            counts["unknown"] += problem.id not in session.problems.train_by_id
             score = _given(row, session.config.all_tasks[problem.task].reward)
             if score is None and problem.answer is None:
                 raise BrokenRow(
@@ -227,6 +228,11 @@ def read(
         session.say_once(
             f"{path}: {counts['left out']} rows left out, whose problems data.train goes without: "
             "the verifier cannot read their reference answers"
+        )
+    if counts["unknown"] and session.config.tasks:
+        session.say_once(
+            f"{path}: {counts['unknown']} of {len(rows)} responses are to prompts that are not in "
+            "data.train: they are scored as the task main's"
         )
     if not rows:
         raise ValueError(f"{path} holds no responses{' but these' if counts['left out'] else ''}")
@@ -296,16 +302,16 @@ def _problem(
             f"it. It begins {text!r:.80}"
         )
     identifier = problem_id(row.prompt)
-    if row.answer is None and identifier in session.problems.train_by_id:
-        return session.problems.train_by_id[identifier]
+    known = session.problems.train_by_id.get(identifier)
+    if known is not None and row.answer is None:
+        return known
+    task = "main" if known is None else known.task
     answer = row.answer
-    if (
-        answer is not None
-        and session.reward is None
-        and session.config.all_tasks["main"].reward.function == "verify"
-    ):
+    has_function = session.reward is not None and task == "main"
+    verified = session.config.all_tasks[task].reward.function == "verify" and not has_function
+    if answer is not None and verified:
         answer = plain_answer(answer)
-    return Problem(identifier, row.prompt, answer, source=path)
+    return Problem(identifier, row.prompt, answer, source=path, task=task)
 
 
 def _given(row: DumpRow, settings: Reward) -> Score | None:

@@ -125,6 +125,18 @@ def check_shared(
         check(root, found, say, settings, begun=read(root) is not None)
 
 
+def changed_functions(workdir: epath.Path, found: Mapping[str, Content]) -> list[str]:
+    """List the reward functions whose file is not as a work directory keeps it, with what
+    differs."""
+    kept = read(workdir) or {}
+    changed = []
+    for name, new in found.items():
+        if name.endswith("reward.function") and name in kept and difference(kept[name], new):
+            old = _with_parts(workdir, name, kept[name])
+            changed.append(f"{name} ({new.place}): {difference(old, new)}")
+    return changed
+
+
 def refusal(workdir: epath.Path, changed: list[str]) -> str:
     """Return the message for inputs that are not what a run began with."""
     return "\n  ".join([f"{workdir} was made with other inputs:", *changed]) + (

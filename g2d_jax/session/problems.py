@@ -15,9 +15,9 @@ from g2d_jax.config import Config, Reward, Source, Task, setting_of
 from g2d_jax.contents import Content, records
 from g2d_jax.data.order import Mixture, Order
 from g2d_jax.data.problems import FIELDS, LoadReport, load_problems
-from g2d_jax.data.splits import drop_overlap
+from g2d_jax.data.splits import Names, drop_overlap, names_of
 from g2d_jax.data.tokenizer import PromptTokenizer
-from g2d_jax.records import Problem, by_id, indices_by_task
+from g2d_jax.records import Problem, Prompt, by_id, indices_by_task
 from g2d_jax.runtime import processes, storage
 
 Say = Callable[[str], None]
@@ -42,7 +42,8 @@ class Problems:
     by_split: those that are used. contents: of each source, by setting: "data.train". left_out: the
     problems that were taken out of each split, for the verifier cannot read their reference
     answers. unreadable: messages about such answers, also of problems that stay: {"split",
-    "problems", "of", "text"} each. count_tokens: of a problem's prompt.
+    "problems", "of", "text"} each. count_tokens: of a problem's prompt. conversation: of a prompt,
+    see `names_of`.
     """
 
     by_split: Splits
@@ -50,6 +51,7 @@ class Problems:
     left_out: Splits
     unreadable: list[dict[str, Any]]
     count_tokens: Callable[[Problem], int]
+    conversation: Callable[[Prompt], Prompt]
 
     @property
     def train(self) -> list[Problem]:
@@ -68,9 +70,9 @@ class Problems:
         return joined(self.by_split, ("dev", "test")) + joined(self.left_out, ("dev", "test"))
 
     @cached_property
-    def held_out_ids(self) -> set[str]:
-        """The ids of `held_out`."""
-        return set(ids_of(self.held_out))
+    def held_out_names(self) -> Names:
+        """The ids by which a prompt of `held_out` may be met."""
+        return names_of(self.held_out, self.conversation)
 
     @cached_property
     def counts(self) -> dict[str, int]:
@@ -123,7 +125,8 @@ def load(
             loaded[split] += new
     for split, others in (("dev", ("test",)), ("train", ("dev", "test"))):
         count = len(loaded[split])
-        loaded[split], overlap = drop_overlap(loaded[split], joined(loaded, others))
+        names = names_of(joined(loaded, others), tokenizer.conversation)
+        loaded[split], overlap = drop_overlap(loaded[split], names)
         if count and not loaded[split]:
             raise ValueError(
                 f"data.{split} has no problem left: all {count} occur in "
@@ -151,6 +154,7 @@ def load(
         left_out,
         messages,
         count_tokens=lambda problem: len(tokenizer.encode_prompt(problem)),
+        conversation=tokenizer.conversation,
     )
 
 
@@ -268,7 +272,7 @@ def _of_task(
         problems, report, contents[setting_of(name, split)] = read_source(
             source, config.data.seed, how
         )
-        _warn(f"{prefix}{split}", report, say)
+        tell(f"{prefix}{split}", report, say)
         if how.verified:
             problems = _answered(problems, f"{prefix}{split}", say)
         short, dropped = tokenizer.drop_too_long(problems, longest)
@@ -291,7 +295,8 @@ def _answered(problems: list[Problem], label: str, say: Say) -> list[Problem]:
     return answered
 
 
-def _warn(label: str, report: LoadReport, say: Say) -> None:
+def tell(label: str, report: LoadReport, say: Say) -> None:
+    """Say what became of the rows of a source that are not used. label: of the source."""
     rows = f"rows of {report.source}"
     if report.duplicates:
         say(f"{label}: {report.duplicates} {rows} are duplicates")
@@ -337,6 +342,12 @@ def order(config: Config, count: int, purpose: str) -> Order:
     """Return the order in which a stage draws from `count` records."""
     low, _ = keys.key_data(config.seed, "order", purpose)
     return Order(count, int(low))
+
+
+def count_drawn(config: Config, train: Sequence[Problem]) -> int:
+    """Count the training problems of tasks with a weight."""
+    tasks = config.all_tasks
+    return sum(tasks[problem.task].weight > 0 for problem in train)
 
 
 def train_order(config: Config, train: Sequence[Problem], purpose: str) -> Order | Mixture:

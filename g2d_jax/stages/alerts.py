@@ -237,6 +237,14 @@ def too_few_problems(what: Drawn, count: int, batch: int, steps: int) -> list[Al
     return [Alert("data", text, {what: count, "visits": visits})]
 
 
+def too_few_prompts(asked: int, count: int) -> list[Alert]:
+    """Warn if a stage asks for rollouts of more prompts than there are training problems."""
+    if asked <= count:
+        return []
+    text = f"prompts is {asked}, and there are {count} training problems: rollouts are of these"
+    return [Alert("data", text, {"prompts": asked, "problems": count})]
+
+
 def unweighed(without: int, rows: int) -> list[Alert]:
     """Warn if a loss with a ratio of policies trains on rollouts whose log-probabilities are not
     known."""

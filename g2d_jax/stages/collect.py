@@ -45,7 +45,7 @@ from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_rollouts, write_columns, write_preferences
 from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import load_policy
-from g2d_jax.session.problems import train_order
+from g2d_jax.session.problems import count_drawn, train_order
 from g2d_jax.session.program import Program
 from g2d_jax.session.session import Session, StopRun
 from g2d_jax.session.windows import window_at
@@ -85,10 +85,10 @@ def run(session: Session, name: str, stage: Collect) -> dict[str, Any]:
         processes.on_leader(lambda: storage.write_bytes(folder / CHAT_TEMPLATE, template.encode()))
     warnings: list[dict[str, Any]] = []
     if stage.rollouts == "sample":
-        too_long = alerts.position_alerts(session, stage.sampling)
+        found = _sampling_alerts(session, stage)
     else:
-        too_long = _position_alerts(session, rows_of(groups))
-    alerts.say(session, name, 0, [*too_long, *alerts.few_pairs(counts), *of_samples], warnings)
+        found = _position_alerts(session, rows_of(groups))
+    alerts.say(session, name, 0, [*found, *alerts.few_pairs(counts), *of_samples], warnings)
     logged = dict(described)
     for key, value in counts.items():
         logged[f"pairs/{key}"] = float(value)
@@ -106,11 +106,17 @@ def alerts_ahead(session: Session, name: str, stage: Collect) -> list[alerts.Ale
     """Return what may be wrong with the settings and a dump. Raises ValueError as the run would for
     one."""
     if stage.rollouts == "sample":
-        return alerts.position_alerts(session, stage.sampling)
+        return _sampling_alerts(session, stage)
     if stage.rollouts in ("archive", *session.config.stages):
         return []
     _, groups = read_groups(session, stage.rollouts, stage.reward_column)
     return _position_alerts(session, itertools.chain.from_iterable(groups.values()))
+
+
+def _sampling_alerts(session: Session, stage: Collect) -> list[alerts.Alert]:
+    most = count_drawn(session.config, session.problems.train)
+    found = alerts.too_few_prompts(stage.prompts, most)
+    return found + alerts.position_alerts(session, stage.sampling)
 
 
 def _position_alerts(
@@ -152,12 +158,12 @@ def rollouts_of(session: Session, name: str, cost: Cost) -> tuple[Draws, Groups]
 
 
 def _draws(session: Session, name: str, stage: Collect) -> Draws:
-    """Draw the first stage.prompts of a seeded order of the training problems."""
+    """Draw the first stage.prompts of a seeded order of the training problems, or as many as there
+    are."""
     train = session.problems.train
     order = train_order(session.config, train, stage.stream or f"collect/{name}")
-    return [
-        (train[index], visit) for index, visit in draw(order, 0, min(stage.prompts, len(train)))
-    ]
+    most = count_drawn(session.config, train)
+    return [(train[index], visit) for index, visit in draw(order, 0, min(stage.prompts, most))]
 
 
 def _sample(session: Session, name: str, stage: Collect, cost: Cost) -> tuple[Draws, Groups]:

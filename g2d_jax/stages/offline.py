@@ -22,6 +22,7 @@ from g2d_jax.config.policy_name import PolicyName
 from g2d_jax.data.order import Order, draw
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.data.preferences import check_preferences
+from g2d_jax.data.splits import met
 from g2d_jax.losses import dpo_weights
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference, pick
@@ -266,7 +267,8 @@ def read(session: Session, stage: Offline) -> list[Preference]:
     else:
         pairs = external_preferences.read(session, stage)
     check_preferences(name, pairs, session.model_config.vocab_size)
-    if leaked := sum(pair.problem_id in session.problems.held_out_ids for pair in pairs):
+    names = session.problems.held_out_names
+    if leaked := sum(met(pair.problem_id, pair.prompt, names) is not None for pair in pairs):
         raise ValueError(
             f"{leaked} of {len(pairs)} pairs are for problems of data.dev or data.test: leave "
             "them out"

@@ -15,6 +15,7 @@ from g2d_jax.data.packing import Group, Response
 from g2d_jax.data.splits import drop_overlap
 from g2d_jax.losses import sft_weights
 from g2d_jax.session.problems import order as problem_order
+from g2d_jax.session.problems import tell
 from g2d_jax.session.program import Program, compile_programs
 from g2d_jax.session.row_shapes import RowShape, choose_row_length
 from g2d_jax.session.session import Session
@@ -94,11 +95,17 @@ def examples(session: Session, name: str, stage: Sft) -> tuple[list[Encoded], di
         stage.steps * stage.batch_size if data.path.startswith("procedural:") else None
     )
     loaded, report = load_examples(replace(data, limit=limit), session.config.data.seed)
-    distinct, overlap = drop_overlap(loaded, session.problems.held_out)
+    tell(f"stages.{name}.data", report, session.tracker.say)
+    distinct, overlap = drop_overlap(loaded, session.problems.held_out_names)
     fits = []
     for prompt, completion in map(tokenizer.encode_example, distinct):
         if len(prompt) + len(completion) <= stage.max_length:
             fits.append((prompt, completion))
+    if overlap:
+        session.tracker.say(
+            f"stages.{name}.data: {overlap} examples dropped, whose prompt asks a problem of dev or "
+            "test"
+        )
     too_long = len(distinct) - len(fits)
     if too_long:
         session.tracker.say(

@@ -116,17 +116,18 @@ def _error_between_problems(table: Array) -> float:
 
 
 def interpolate(costs: Array, values: Array, cost: float) -> Array | None:
-    """Give per-problem values [N] at a cost, on the straight line between the points of `costs` [K]
-    beside it.
+    """Give per-problem values [N] at a cost, on the straight line between the first two points that
+    follow each other and have the cost between them.
 
-    costs: finite, strictly ascending; values: [K, N]. At a point's own cost these are its values
-    exactly; between points NaN in either is NaN. None below the first cost and above the last:
-    nothing is extrapolated.
+    costs: finite, [K], in the order of the budgets: a longer run can cost less than a shorter one,
+    where it learns from fewer prompts, and no line joins budgets that do not follow each other.
+    values: [K, N]. At a point's own cost these are its values exactly; between points NaN in either
+    is NaN. None where no two points have the cost between them: nothing is extrapolated.
     """
-    if not costs[0] <= cost <= costs[-1]:
-        return None
-    k = int(np.searchsorted(costs, cost))  # the first at or above the cost
-    if costs[k] == cost:
-        return values[k].copy()
-    share = (cost - costs[k - 1]) / (costs[k] - costs[k - 1])
-    return (1 - share) * values[k - 1] + share * values[k]
+    for k, reached in enumerate(costs):
+        if reached == cost:
+            return values[k].copy()
+        if k and min(costs[k - 1], reached) < cost < max(costs[k - 1], reached):
+            share = (cost - costs[k - 1]) / (reached - costs[k - 1])
+            return (1 - share) * values[k - 1] + share * values[k]
+    return None

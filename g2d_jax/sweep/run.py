@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -72,7 +72,7 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
         program_cache.cached(config.compute.compilation_cache),
         Tracker(root, tensorboard=False) as tracker,
     ):
-        graph = _claim(config, studied, root)
+        graph = _claim(config, studied, root, tracker.say)
         failed = _Worker(config.name, studied, graph, root, tracker).work()
         for name, reason in failed.items():
             tracker.say(f"{name} failed: {reason}")
@@ -137,8 +137,11 @@ def _require_free(root: epath.Path) -> None:
         raise ValueError(f"{root} is not empty and holds no study: choose another --workdir")
 
 
-def _claim(config: ConfigDict, studied: Sequence[Point], root: epath.Path) -> Graph:
-    """Write this study's plan beside those of others; return its graph.
+def _claim(
+    config: ConfigDict, studied: Sequence[Point], root: epath.Path, say: Callable[[str], None]
+) -> Graph:
+    """Write this study's plan beside those of others; return its graph. Says which reward functions
+    have changed since.
 
     One process at a time: each reads the others' requests, and adds its own points to those of the
     same name.
@@ -147,12 +150,15 @@ def _claim(config: ConfigDict, studied: Sequence[Point], root: epath.Path) -> Gr
         graph = build(studied, _requested_steps(root))
         file = root / PLANS / f"{config.name}.json"
         listed: dict[str, dict[str, Any]] = {}
+        changed: dict[str, None] = {}
         if file.exists():
             listed = {point["label"]: point for point in storage.read_json(file)["points"]}
         for point, settings, ids in graph.points:
             folder = root / "points" / config.name / point.label
             write_settings(settings, folder)
-            kept_inputs.keep(folder, inputs.of_config(settings))
+            read = inputs.of_config(settings)
+            changed |= dict.fromkeys(kept_inputs.changed_functions(folder, read))
+            kept_inputs.keep(folder, read)
             links = []
             for name in plan(settings).order:
                 steps = None
@@ -169,6 +175,11 @@ def _claim(config: ConfigDict, studied: Sequence[Point], root: epath.Path) -> Gr
             "version": __version__,
         }
         storage.write_json(file, content)
+    for line in changed:
+        say(
+            f"WARNING: {line}. Stages that are done keep the rewards that they were given: choose "
+            "another --workdir to score all by this one"
+        )
     return graph
 
 

@@ -2,7 +2,7 @@ import pytest
 from sources import load_examples
 
 from g2d_jax.data import arithmetic
-from g2d_jax.data.splits import drop_overlap, problem_id
+from g2d_jax.data.splits import drop_overlap, names_of, problem_id
 from g2d_jax.records import Problem
 
 SYSTEM = {"role": "system", "content": "s"}
@@ -63,7 +63,8 @@ def test_examples_of_one_prompt_stay_apart(jsonl):
     rows = [{"prompt": "x", "completion": c} for c in ("1", "2", "1")]
     examples, report = load_examples(jsonl(*rows))
     assert [example.completion for example in examples] == ["1", "2"] and report.duplicates == 1
-    assert drop_overlap(examples, [Problem(id=problem_id("x"), prompt="x")]) == ([], 2)
+    names = names_of([Problem(id=problem_id("x"), prompt="x")])
+    assert drop_overlap(examples, names) == ([], 2)
 
 
 def test_procedural_demonstrations():

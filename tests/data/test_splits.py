@@ -1,8 +1,9 @@
+import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax.data.splits import drop_overlap, problem_id, split_of
+from g2d_jax.data.splits import drop_overlap, met, names_of, problem_id, split_of
 from g2d_jax.records import Problem
 
 
@@ -47,7 +48,50 @@ def test_splits_are_eight_one_and_one_in_ten():
     assert {identifier: split_of(identifier) for identifier in ends} == ends
 
 
+def user(text):
+    return {"role": "user", "content": text}
+
+
+SYSTEM = {"role": "system", "content": "You are helpful."}
+REPLY = {"role": "assistant", "content": "2"}
+
+
 def test_drop_overlap():
     train = [Problem(id=i, prompt=i) for i in "abcb"]
-    kept, dropped = drop_overlap(train, [Problem(id="b", prompt="b"), Problem(id="z", prompt="z")])
+    names = names_of([Problem(id="b", prompt="b"), Problem(id="z", prompt="z")])
+    kept, dropped = drop_overlap(train, names)
     assert [problem.id for problem in kept] == ["a", "c"] and dropped == 2
+
+
+@pytest.mark.parametrize("held_out", ["1+1?", (SYSTEM, user("1+1?"))])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "1+1?",
+        "Solve: 1+1?",
+        (user("1+1?"),),
+        (SYSTEM, user("1+1?")),
+        (SYSTEM, user("Solve: 1+1?")),
+        (user("1+1?"), REPLY, user("Why?")),
+    ],
+    ids=str,
+)
+def test_a_held_out_problem_is_met_whatever_stands_around_it(held_out, prompt):
+    def conversation(prompt):
+        return (user(f"Solve: {prompt}"),) if isinstance(prompt, str) else prompt
+
+    problem = Problem(id=problem_id(held_out), prompt=held_out)
+    names = names_of([problem], conversation)
+    found = met(problem_id(prompt), prompt, names)
+    is_behind_template = "Solve" in str(prompt)
+    if is_behind_template and not isinstance(held_out, str):
+        assert found is None  # the template is of bare statements
+    else:
+        assert found == problem.id
+
+
+def test_words_of_a_held_out_conversation_of_several_turns_are_no_problem_alone():
+    held_out = (user("1+1?"), REPLY, user("Why?"))
+    names = names_of([Problem(id=problem_id(held_out), prompt=held_out)])
+    assert met(problem_id("Why?"), "Why?", names) is None
+    assert met(problem_id(held_out), held_out, names) == problem_id(held_out)

@@ -9,7 +9,7 @@ from sources import load_examples, load_problems
 
 from g2d_jax.data import stories
 from g2d_jax.data import story_texts as texts
-from g2d_jax.data.splits import drop_overlap
+from g2d_jax.data.splits import drop_overlap, names_of
 from g2d_jax.rewards.extract import solution_answer
 
 NAMES_OF_STORIES = st.integers(0, 2**40).map(lambda number: f"test/{number}")
@@ -150,7 +150,7 @@ def test_all_of_a_run_is_disjoint():
     ids = {split: {problem.id for problem in problems} for split, problems in parts.items()}
     assert {split: len(found) for split, found in ids.items()} == sizes
     assert len(set().union(*ids.values())) == sum(sizes.values())
-    assert drop_overlap(examples, [*parts["dev"], *parts["test"]]) == (examples, 0)
+    assert drop_overlap(examples, names_of([*parts["dev"], *parts["test"]])) == (examples, 0)
 
 
 def test_a_text_has_one_combination():

@@ -16,6 +16,7 @@ from worlds import bits, only, run
 from g2d_jax import commands, pipeline
 from g2d_jax import config as settings
 from g2d_jax.config import Config
+from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.data.preferences import random_pairs, to_preference
 from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.rollouts import external as external_rollouts
@@ -409,6 +410,36 @@ def test_rollouts_made_elsewhere(small, tmp_path, opened):
     assert pairs["1+1=?"].chosen_ids[-1] in opened(small, tmp_path / "work").tokenizer.eos_ids
     read = read_rollouts(tmp_path / "work" / "01-collect" / "rollouts")
     assert {row.policy for row in read} == {"external"} and np.isnan(read[0].rollout.logprobs).all()
+
+
+def test_a_response_is_scored_as_the_task_of_its_prompt_asks(small, tmp_path, opened, capsys):
+    """Also where the dump has the answer."""
+    values = to_dict(small)
+    task = settings.task(
+        *(settings.source("procedural:chains", split, 60) for split in ("train", "dev", "test")),
+        function="verify",
+        answers="hash",
+    )
+    values["tasks"] = {"hash": to_dict(task)}
+    small = from_dict(values)
+    train = opened(small, tmp_path).problems.train
+    asked = next(problem for problem in train if problem.task == "hash")
+    row = {"prompt": asked.prompt, "completion": asked.answer, "answer": asked.answer}
+    other = {"prompt": "1+1=?", "completion": "2", "answer": "2"}
+    dump = lines(tmp_path / "dump.jsonl", [row, other])
+    problems, rows = external_rollouts.read(opened(small, tmp_path), dump)
+    assert [problems[row.rollout.problem_id].task for row in rows] == ["hash", "main"]
+    assert "1 of 2 responses are to prompts that are not in data.train" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+def test_rollouts_of_more_prompts_than_there_are_is_said(small, tmp_path, opened):
+    small.stages.collect.prompts = 100
+    session = opened(small, tmp_path)
+    count = len(session.problems.train)
+    (alert,) = collect.alerts_ahead(session, "collect", session.config.stages["collect"])
+    assert alert.text.startswith(f"prompts is 100, and there are {count} training problems")
 
 
 def test_no_pairs_of_single_responses_say_so(small, tmp_path, opened):

@@ -152,6 +152,34 @@ def test_an_empty_response_is_refused_before_training(small, tmp_path, opened):
     assert not (tmp_path / "01-dpo" / "checkpoints").exists()
 
 
+def test_limits_hold_for_a_set_with_our_own_columns_too(small, tmp_path, opened, capsys):
+    pairs = made(4)
+    pairs[1] = dataclasses.replace(pairs[1], chosen_ids=np.full(30, 3, np.int32))
+    pairs[2] = dataclasses.replace(pairs[2], prompt_ids=np.full(17, 3, np.int32))
+    write_preferences(tmp_path / "pairs.parquet", pairs)
+    small.data.max_prompt_length = 16
+    small.stages.dpo.max_length = 32
+    session = opened(small, tmp_path)
+    kept = offline.read(session, session.config.stages["dpo"])
+    assert [pair.problem_id for pair in kept] == ["other-0", "other-3"]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 pairs; left out: 1 longer than the stage's max_length, 32 tokens" in said
+    assert "1 with a prompt longer than data.max_prompt_length, 16 tokens" in said
+
+
+def test_a_set_with_our_own_columns_is_refused_for_held_out_problems(small, tmp_path, opened):
+    asked = opened(small, tmp_path).problems.by_split["test"][2].prompt
+    system = {"role": "system", "content": "Be brief."}
+    pairs = []
+    for pair, text in zip(made(4), ("1+1=?", asked, "1+2=?", "1+3=?"), strict=True):
+        prompt = (system, {"role": "user", "content": text})
+        pairs.append(dataclasses.replace(pair, prompt=prompt))
+    write_preferences(tmp_path / "pairs.parquet", pairs)
+    session = opened(small, tmp_path)
+    with pytest.raises(ValueError, match=r"1 of 4 pairs are for problems of data\.dev"):
+        offline.read(session, session.config.stages["dpo"])
+
+
 def test_one_pair_is_measured(small, tmp_path, opened):
     write_preferences(tmp_path / "pairs.parquet", made(1))
     assert run(opened(small, tmp_path))["result"]["before"]["pairs"] == 1

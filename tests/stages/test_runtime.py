@@ -183,6 +183,32 @@ def test_revisions_reach_the_loader(config, tmp_path, opened):
         session.problems  # noqa: B018
 
 
+def test_it_is_said_which_examples_are_not_used(config, tmp_path, opened, capsys):
+    asked = opened(config, tmp_path).problems.by_split["test"][2].prompt
+    system = {"role": "system", "content": "Be brief."}
+    reply = {"role": "assistant", "content": "1"}
+    rows = [
+        {"prompt": "1+1=", "completion": "2"},
+        {"prompt": "1+1=", "completion": "2"},
+        {"promt": "1+2=", "completion": "3"},
+        {"messages": [system, {"role": "user", "content": asked}, reply]},
+    ]
+    file = tmp_path / "examples.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config.stages.sft.data.update(path=str(file), on_error="skip", limit=None)
+    session = opened(config, tmp_path)
+    found, counts = sft.examples(session, "sft", session.config.stage("sft", Sft))
+    assert len(found) == 1
+    assert counts == {"examples": 1, "duplicates": 1, "broken": 1, "overlap": 1, "too_long": 0}
+    said = " ".join(capsys.readouterr().out.split())
+    for line in (
+        f"stages.sft.data: 1 rows of {file} are duplicates",
+        f"stages.sft.data: 1 rows of {file} are broken",
+        "stages.sft.data: 1 examples dropped, whose prompt asks a problem of dev or test",
+    ):
+        assert line in said
+
+
 def test_a_stage_of_another_name_is_named(config, tmp_path, opened):
     config.stages.sft.max_length = 2
     session = opened(config, tmp_path)

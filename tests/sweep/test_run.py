@@ -134,7 +134,7 @@ def test_studies_of_one_name_claimed_at_once_keep_all_their_points(tmp_path: Pat
 
     def claim(mine: list[Point]) -> None:
         ready.wait()
-        sweeps._claim(config, mine, root)
+        sweeps._claim(config, mine, root, print)
 
     with ThreadPoolExecutor(len(wanted)) as pool:
         list(pool.map(claim, wanted))
@@ -149,14 +149,30 @@ def test_steps_that_a_later_study_asks_for_are_kept_by_the_one_that_runs_them(
 ) -> None:
     root, config = epath.Path(tmp_path), resolve(TINY)
     first, second = studied("stages.warmup.steps=1,3"), studied("stages.warmup.steps=2,5")
-    graph = sweeps._claim(config, first, root)
-    sweeps._claim(config, second, root)
+    graph = sweeps._claim(config, first, root, print)
+    sweeps._claim(config, second, root, print)
     with sweeps.Tracker(None, tensorboard=False) as tracker:
         worker = sweeps._Worker("tiny", first, graph, root, tracker)
         [before] = [node for node in graph.nodes.values() if node.name == "warmup"]
         stage = worker._latest(before).config.stages["warmup"]
     assert before.config.stages["warmup"].steps == 3
     assert stage.steps == 5 and set(stage.keep) >= {1, 2, 3, 5}
+
+
+def test_a_reward_function_that_changed_is_said_once(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    config = resolve(TINY, [f"config.reward.folder={tmp_path}", "config.reward.function=mine:fair"])
+    said: list[str] = []
+    for score in (1.0, 1.0, 2.0, 2.0):
+        file.write_text(
+            f"def fair(completions, **columns):\n    return [{score}] * len(completions)\n"
+        )
+        sweeps._claim(
+            config, points(with_axes(config, (), (), (0, 1))), epath.Path(tmp_path), said.append
+        )
+    (line,) = said
+    assert line.startswith(f"WARNING: reward.function ({file}): ")
+    assert "Stages that are done keep the rewards" in line
 
 
 @pytest.mark.parametrize(

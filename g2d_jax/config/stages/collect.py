@@ -43,6 +43,11 @@ class Collect(Stage):
     select: Literal["all", "random", "uncertain", "confident"] = "all"
     max_pairs: Positive | None = None  # unset: all pairs
 
+    @property
+    def needs_pass_rates(self) -> bool:
+        """True if prompts give pairs by their pass rate."""
+        return (self.min_pass_rate, self.max_pass_rate) != (0, 1)
+
     def conflicts(self) -> Iterator[ValueError]:
         """Refuse settings that cannot work together, or that would change nothing."""
         yield from reward_column_conflicts(self.reward_column, self.rollouts)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from g2d_jax.config.build import stage_of
-from g2d_jax.config.section import Policy, Positive, Preferences
+from g2d_jax.config.section import FieldError, Policy, Positive, Preferences
 from g2d_jax.config.stages.collect import drawn_with
 from g2d_jax.config.stages.dpo import DPOLoss
 from g2d_jax.config.stages.stage import NeededFiles, Stages, TrainingStage, successive
@@ -27,7 +27,7 @@ class Offline(DPOLoss, TrainingStage):
     epochs: Positive = 1
     batch_size: Positive = 64
     shuffle: bool = True  # False takes the pairs in the order in which they were collected
-    # of prompt and response, of a set without token ids; longer pairs are left out
+    # of prompt and response, of a set made elsewhere; longer pairs are left out
     max_length: Positive | None = None
     probe: Probe = Probe()
     probe_sampling: Sampling = Sampling()
@@ -94,6 +94,12 @@ class Offline(DPOLoss, TrainingStage):
         source = stages.get(self.preferences)
         if source is not None and source.kind != "collect":
             yield ValueError(f"preferences is {self.preferences!r}, a stage that collects none")
+        if source is not None and self.max_length is not None:
+            yield FieldError(
+                "max_length",
+                f"is of a set made elsewhere, and preferences is the stage {self.preferences!r}, "
+                "whose sampling limits its responses: leave it unset",
+            )
 
 
 offline = stage_of(Offline)

@@ -57,10 +57,10 @@ class Difficulty(Section):
         return self.min_pass_rate, self.max_pass_rate
 
     def conflicts(self) -> Iterator[ValueError]:
-        """Refuse a window from high to low."""
-        if not self.min_pass_rate <= self.max_pass_rate:
+        """Refuse what is no window of pass rates."""
+        if not 0 <= self.min_pass_rate <= self.max_pass_rate <= 1:
             yield ValueError(
-                f"the window of pass rates must go from low to high, got {self.window}"
+                f"the window of pass rates must go from low to high within 0 to 1, got {self.window}"
             )
 
 
@@ -189,6 +189,11 @@ class Online(TrainingStage):
         """Whether earlier results decide which prompts are drawn."""
         return bool(self.drop_solved.after) or self.difficulty.window != (0, 1)
 
+    @property
+    def needs_pass_rates(self) -> bool:
+        """True if prompts are drawn by their pass rate."""
+        return self.difficulty.window != (0, 1)
+
     def conflicts(self) -> Iterator[ValueError]:
         """Refuse settings that cannot work together, or that would change nothing."""
         if self.num_generations < 2:
@@ -201,12 +206,26 @@ class Online(TrainingStage):
                 "sampling.temperature",
                 "must be above 0: greedy responses to a prompt are all the same",
             )
-        if min(self.keep, default=0) < 0:
-            yield FieldError("keep", f"has steps, from 0 on, got {min(self.keep)}")
+        for step in self.keep:
+            if type(step) is not int or step < 0:
+                yield FieldError("keep", f"has steps, whole numbers from 0 on, got {step!r}")
+                break
         yield from super().conflicts()
         yield from self._window_conflicts()
         if self.stop == "budget" and not self.budget.amount > 0:
             yield FieldError("budget.amount", f"must be positive, got {self.budget.amount}")
+        if self.stop == "steps" and self.budget.amount:
+            yield FieldError(
+                "budget.amount",
+                f'is {self.budget.amount:g}, and stop="steps" ends the stage by its steps alone: '
+                'set stop to "budget", or leave the amount at 0',
+            )
+        if self.drop_solved.revisit and not self.drop_solved.after:
+            yield FieldError(
+                "drop_solved.revisit",
+                "is how long a solved prompt rests, and drop_solved.after is 0, so none does: set "
+                "that too",
+            )
         if self.reference_sync and not self.compares:
             yield ValueError(
                 "reference_sync is set, but the loss has no reference: GRPO has one in its KL "

@@ -104,6 +104,11 @@ class Stage(Section):
         return False
 
     @property
+    def needs_pass_rates(self) -> bool:
+        """True if prompts are taken by their pass rate."""
+        return False
+
+    @property
     def has_windows(self) -> bool:
         """True if it samples anew after some of its updates, for several of them at once."""
         return False
