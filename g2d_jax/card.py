@@ -361,11 +361,27 @@ def _use(session: Session, *, adapters: bool) -> str:
             "over, as in `vllm serve BASE --enable-lora --lora-modules NAME=FOLDER --chat-template "
             "FOLDER/chat_template.jinja`.\n"
         )
-    parts.append(
-        "How the figures were sampled stands in the settings of the stages; generation_config.json "
-        "has the base model's own sampling settings, where it has any.\n"
-    )
+    sampled = "How the figures were sampled stands in the settings of the stages"
+    if adapters:
+        parts.append(
+            "Beside its base, what ends a response is the base's own; here it was "
+            f"{ends_of(tokenizer)}: hand these over, as `eos_token_id` to `generate`, as "
+            "`stop_token_ids` to vLLM.\n"
+        )
+    else:
+        sampled += (
+            "; generation_config.json has the base model's own sampling settings, where it has any"
+        )
+    parts.append(f"{sampled}.\n")
     return "\n".join(parts)
+
+
+def ends_of(tokenizer: PromptTokenizer) -> str:
+    """List the ids that end a response, with their texts."""
+    ends = []
+    for identifier in tokenizer.eos_ids:
+        ends.append(f"{identifier} (`{tokenizer.backend.id_to_token(identifier)}`)")
+    return ", ".join(ends)
 
 
 def _stop_strings(config: Config) -> list[str]:

@@ -19,7 +19,7 @@ from rich.text import Text
 from g2d_jax import config as settings
 from g2d_jax import run_stages
 from g2d_jax.accounting import TRAINING
-from g2d_jax.card import card
+from g2d_jax.card import card, ends_of
 from g2d_jax.config import (
     BestCheckpoint,
     Config,
@@ -55,6 +55,7 @@ from g2d_jax.session.policies import base_path, checkpoint_of, load_policy
 from g2d_jax.session.problems import READ_FOR, SPLITS
 from g2d_jax.session.session import Session
 from g2d_jax.stages import evaluate as evaluation
+from g2d_jax.stages.alerts import position_alerts
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import (
     absolute,
@@ -380,6 +381,10 @@ def _export(session: Session, policy: str, folder: epath.Path, dtype: str, adapt
                 f"these adapters are of the language model of {base}, which has images too: export "
                 "it with --policy init, and load the adapters beside that folder"
             )
+        session.tracker.say(
+            f"responses of this policy end at {ends_of(session.tokenizer)}, which a server beside "
+            "the base has to be told: see the model card"
+        )
         hf.save_adapters(params, folder, base=base, dtype=dtype)  # type: ignore[arg-type]
     else:
         _save_model(session, policy, params, folder, dtype)
@@ -518,6 +523,10 @@ def _answers(
         Request(p.id, session.tokenizer.encode_prompt(p), params, num_samples=samples)
         for p in problems
     ]
+    most = range(params.max_new_tokens)
+    pairs = [(request.prompt_ids, most) for request in requests]
+    for alert in position_alerts(session, pairs=pairs):
+        session.say_once(f"WARNING: {alert.text}")
     rollouts = list(session.sampling.sampler.generate(view, requests, "sample"))
     place = {problem.id: i for i, problem in enumerate(problems)}
     rollouts.sort(key=lambda r: (place[r.problem_id], r.sample))

@@ -251,6 +251,7 @@ class PromptTokenizer:
             written.chat_template = {**own, "default": self.template.pinned}
         with tempfile.TemporaryDirectory() as temporary:
             written.save_pretrained(temporary)
+            _name_for_all(Path(temporary))
             for file in sorted(Path(temporary).rglob("*")):
                 if file.is_file():
                     target = epath.Path(folder) / file.relative_to(temporary)
@@ -456,6 +457,10 @@ def _load_hugging_face(
         declared_class = _declared(source, "tokenizer_config.json", "tokenizer_class", revision)
         loader: Any = PreTrainedTokenizerFast if declared_class in _GENERIC else AutoTokenizer
         tokenizer = loader.from_pretrained(source, revision=revision, trust_remote_code=False)
+        if not tokenizer.chat_template:
+            # Where processors of models with images had it; a tokenizer alone does not read it.
+            template = _declared(source, "chat_template.json", "chat_template", revision)
+            tokenizer.chat_template = template or None
         declared = _declared_eos(source, revision)
     except ImportError:
         raise  # it names what to install
@@ -486,6 +491,16 @@ def _prompting(
         return PromptTokenizer(tokenizer, settings, eos_ids=eos_ids, **options)
     except ValueError as error:
         raise ValueError(f"tokenizer {name!r}: {error}") from error
+
+
+def _name_for_all(folder: Path) -> None:
+    """Write a generic tokenizer's class under the name that versions 4 and 5 of transformers
+    read."""
+    file = folder / "tokenizer_config.json"
+    content = storage.read_json(file)
+    if content.get("tokenizer_class") in _GENERIC:
+        content["tokenizer_class"] = _GENERIC[0]
+        storage.write_json(file, content)
 
 
 def _declared_eos(name: str, revision: str | None) -> tuple[int, ...]:

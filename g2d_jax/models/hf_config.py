@@ -354,7 +354,10 @@ def _by_layer_type(raw: Mapping[str, Any]) -> Mapping[str, Any]:
             f"{SLIDING}, got {sorted(both)}: nest them, or write rope_theta and rope_scaling"
         )
     local = both.get(SLIDING) or {}
-    if not isinstance(local, Mapping) or local.get("rope_type", "default") != "default":
+    kind = ""
+    if isinstance(local, Mapping):
+        kind = local.get("rope_type", local.get("type", "default"))
+    if kind != "default":
         raise ValueError(
             f"config.json: rope_parameters.{SLIDING} must be of rope type default, got "
             f"{local!r:.200}"
@@ -407,6 +410,8 @@ def _rope(
             f"config.json: {field}: rope type {kind!r} is not supported; of this family "
             f"{', '.join(family.ropes)} are"
         )
+    if family.sliding_rope:
+        _refuse_unread(rope, field)
     known = _ROPE_FIELDS | set(family.rope_entries)
     if family.scaled_queries:
         known.add("max_position_embeddings")
@@ -453,6 +458,21 @@ def _rope(
         _field(rope, "truncate", bool, True),
         float(beta or 0.0),
     )
+
+
+def _refuse_unread(rope: Mapping[str, Any], field: str) -> None:
+    """Raise ValueError for what transformers 5 does not read where layers of two types have ropes
+    of their own, so that its model would be another one."""
+    if "rope_type" not in rope and rope.get("type", "default") != "default":
+        raise ValueError(
+            f"config.json: {field}.type is {rope['type']!r}, which transformers leaves unread in "
+            "this family: write rope_type, or take it out"
+        )
+    if rope.get("truncate") is False:
+        raise ValueError(
+            f"config.json: {field}.truncate is false, which transformers leaves unread in this "
+            "family: take it out"
+        )
 
 
 def _long_rope(raw: Mapping[str, Any], rope: Mapping[str, Any], positions: int) -> LongRope:

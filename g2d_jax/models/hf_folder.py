@@ -121,8 +121,9 @@ def read_raw_config(folder: storage.PathLike) -> dict[str, Any]:
     if gguf_file.is_gguf(folder):
         return gguf_folder.read_config(folder)
     path = epath.Path(folder) / CONFIG
+    # Also beside a model: transformers loads both.
+    _refuse_adapters(epath.Path(folder))
     if not _is_file(path):
-        _refuse_adapters(epath.Path(folder))
         _refuse_gguf(epath.Path(folder))
         raise ValueError(
             f"{folder} holds no {CONFIG}: not a Hugging Face model folder, or an unfinished export"
@@ -131,13 +132,14 @@ def read_raw_config(folder: storage.PathLike) -> dict[str, Any]:
 
 
 def _refuse_adapters(folder: epath.Path) -> None:
-    """Raise ValueError for a folder of PEFT's, which has adapters and no model."""
+    """Raise ValueError for a folder of PEFT's, which has adapters, alone or beside a model."""
     file = folder / ADAPTERS
     if not _is_file(file):
         return
     base = read_json(file).get("base_model_name_or_path")
     raise ValueError(
-        f"{folder} holds adapters alone, trained beside {base!r:.200}: a whole model is needed. "
+        f"{folder} holds adapters, trained beside {base!r:.200}: a whole model without any is "
+        "needed. "
         "Merge them with PEFT: "
         "AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload().save_pretrained(new_folder)"
     )

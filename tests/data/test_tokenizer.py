@@ -6,7 +6,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
@@ -312,6 +312,28 @@ def test_templates_for_other_uses_are_saved_too(make, tmp_path):
     again = load_tokenizer(tmp_path)
     assert again.pretrained.chat_template["tool_use"] == "{{ tools }}"
     assert again.render("1+1?") == PromptTokenizer(tokenizer).render("1+1?")
+
+
+def test_a_template_in_the_file_of_processors_is_the_tokenizers(make, tmp_path):
+    """As in repositories of models with images."""
+    PromptTokenizer(make()).save(tmp_path)
+    assert not load_tokenizer(tmp_path).template.is_chat
+    content = {"chat_template": make.chatml_with_default}
+    (tmp_path / "chat_template.json").write_text(json.dumps(content))
+    found = load_tokenizer(tmp_path)
+    assert found.render("1+1?") == PromptTokenizer(make(make.chatml_with_default)).render("1+1?")
+    own = make.chatml_with_default.replace("You are a toy", "You are a tool")
+    PromptTokenizer(make(own)).save(tmp_path)  # comes first
+    assert load_tokenizer(tmp_path).render("1+1?") == PromptTokenizer(make(own)).render("1+1?")
+
+
+def test_a_generic_tokenizer_has_the_name_that_older_versions_of_transformers_read(make, tmp_path):
+    tokenizer = PromptTokenizer(make())
+    tokenizer.save(tmp_path)
+    content = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert content["tokenizer_class"] == "PreTrainedTokenizerFast"
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert again("the answer").input_ids == tokenizer.pretrained("the answer").input_ids
 
 
 def test_stop_tokens_of_the_models_files_are_united(make, tmp_path):

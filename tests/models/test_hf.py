@@ -496,12 +496,18 @@ def test_a_wrapper_that_tensors_are_called_after_is_named(
         hf.load(folder)
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["alone", "beside a model"])
 @pytest.mark.parametrize("base", ["Qwen/Qwen2.5-0.5B", None])
-def test_a_folder_of_adapters_says_what_to_do(base: str | None, tmp_path: Path) -> None:
+def test_a_folder_of_adapters_says_what_to_do(
+    base: str | None, whole: bool, tmp_path: Path
+) -> None:
+    """Beside a model too: transformers loads them into it."""
+    if whole:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     (tmp_path / "adapter_config.json").write_text(
         json.dumps({"peft_type": "LORA", "base_model_name_or_path": base})
     )
     with pytest.raises(
-        ValueError, match=rf"holds adapters alone, trained beside {base!r}: .*merge_and_unload"
+        ValueError, match=rf"holds adapters, trained beside {base!r}: .*merge_and_unload"
     ):
         hf.load(tmp_path)

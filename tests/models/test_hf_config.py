@@ -385,6 +385,21 @@ def test_unused_window_is_accepted() -> None:
             "sliding_attention must be of rope type default",
         ),
         (
+            GEMMA3_1B,
+            {"rope_parameters": {FULL: {}, SLIDING: {"type": "linear", "factor": 8.0}}},
+            "sliding_attention must be of rope type default",
+        ),
+        (
+            GEMMA3_1B,
+            {"rope_scaling": {"type": "linear", "factor": 8.0}},
+            "rope_scaling.type is 'linear', which transformers leaves unread",
+        ),
+        (
+            OLMO3_7B,
+            {"rope_scaling": {**OLMO3_7B["rope_scaling"], "truncate": False}},
+            "truncate is false, which transformers leaves unread",
+        ),
+        (
             QWEN25_7B,
             {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
             "rope type 'dynamic' is not supported",
