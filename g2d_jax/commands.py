@@ -4,7 +4,7 @@ answers."""
 from __future__ import annotations
 
 import json
-import marshal
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -33,7 +33,7 @@ from g2d_jax.config import (
     setting_of,
 )
 from g2d_jax.config.graph import plan
-from g2d_jax.config.io import to_dict
+from g2d_jax.config.io import identity, to_dict
 from g2d_jax.config.policy_name import INIT, OF_RUN, PolicyName
 from g2d_jax.data import splits
 from g2d_jax.data.splits import problem_id
@@ -45,7 +45,7 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, Rollout, SamplingParams, Verdict, pick
 from g2d_jax.report.samples import conversation
 from g2d_jax.report.tables import FIRST, summary_table
-from g2d_jax.rewards.functions import RewardFunction
+from g2d_jax.rewards.functions import RewardFunction, load_reward
 from g2d_jax.runtime import flags, gguf_file, processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.terminal import clean
@@ -264,18 +264,31 @@ def _scored_by(session: Session, split: str | None) -> list[str]:
 
 def _scoring(session: Session) -> Any:
     """Identify what scores the responses: the settings of each task's reward, the files of
-    functions, and one that was given from Python by its name and code."""
+    functions, and one that was given from Python by its name and code.
+
+    Raises ValueError for a function that cannot be loaded.
+    """
+    for name, reward in session.config.rewards.items():
+        # The file of one is known once it is loaded.
+        if reward.kind.is_function and not (name == "main" and session.reward is not None):
+            load_reward(reward.function, reward.folder)
     found = {}
     for name, reader in inputs.named(session).items():
         if name.endswith("reward.function"):
             found[name] = reader.read().digest
-    function = session.reward
-    given = None
-    if function is not None:
-        code = getattr(function, "__code__", None)
-        given = [getattr(function, "__qualname__", ""), code and marshal.dumps(code).hex()]
-    settings = {name: reward.to_dict() for name, reward in session.config.rewards.items()}
-    return [settings, found, given]
+    settings = identity(session.config)
+    return [settings["reward"], settings["tasks"], found, _code_of(session.reward)]
+
+
+def _code_of(function: RewardFunction | None) -> Any:
+    """Identify a function by its name and code; what has more than these, such as a closure or an
+    object, is another one every time."""
+    if function is None:
+        return None
+    code = getattr(function, "__code__", None)
+    if code is None or function.__closure__ or function.__defaults__:  # type: ignore[attr-defined]
+        return processes.on_leader(lambda: uuid.uuid4().hex)
+    return [function.__qualname__, code.co_code.hex(), repr(code.co_consts), code.co_names]  # type: ignore[attr-defined]
 
 
 def _with_problems(config: Config, task: str, split: Split, source: Source) -> Config:

@@ -27,7 +27,7 @@ from g2d_jax.records import Problem, Verdict
 from g2d_jax.rewards.extract import in_form
 from g2d_jax.rewards.verify import reading
 from g2d_jax.rollouts.ahead import schedule
-from g2d_jax.run_stages import check_models, require_packages
+from g2d_jax.run_stages import check_models, refuse_unused, require_packages
 from g2d_jax.runtime import flags, memory, storage
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs, kept_inputs
@@ -59,6 +59,8 @@ def show(
     """
     settings = Config.of(config)
     order = plan(settings)
+    if workdir is None or not (absolute(workdir) / "config.json").exists():
+        refuse_unused(settings)
     require_packages(settings)
     places.require(config)
     flags.check_devices()

@@ -107,6 +107,7 @@ def shortened(config: ConfigDict, name: str, steps: int) -> ConfigDict:
         for other in set(order.order) - set(needed):
             del short.stages[other]
         stage = short.stages[name]
+        stage.budget.amount = 0.0
         stage.update(steps=steps, stop="steps", keep=tuple(range(0, steps, every)))
         stage.probe.update(every=every, prompts=PROMPTS, num_generations=RESPONSES)
         stage.probe.split = "dev" if config.data.dev.path else "train"

@@ -20,6 +20,7 @@ from g2d_jax.accounting import TRAINING, goodput
 from g2d_jax.config import Config, Sft, places, prefix_of, setting_of
 from g2d_jax.config.graph import Plan, valid_plan
 from g2d_jax.config.io import to_dict
+from g2d_jax.config.section import unused
 from g2d_jax.data.problems import check_training
 from g2d_jax.models import quantise
 from g2d_jax.models.decoder import count_params, count_trained
@@ -94,6 +95,13 @@ def check(config: Config, until: str | None = None) -> Plan:
         except ValueError as error:
             raise ValueError(f"stages.{name}: {error}") from error
     return order
+
+
+def refuse_unused(config: Config) -> None:
+    """Raise ValueError for a setting that does nothing, or not what it says, where nothing ran by
+    it yet."""
+    for error in unused(config):
+        raise error
 
 
 def require_packages(config: Config) -> None:
@@ -219,6 +227,7 @@ def _take(config: Config, folder: epath.Path, own: Mapping[str, str]) -> str:
     One that holds a run is left as it is until what the run reads has been compared.
     """
     if not (folder / "config.json").exists():
+        refuse_unused(config)
         return claim(config, folder, own)
     require_same_run(config, folder, own)
     return mark_start(folder)

@@ -17,7 +17,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import config, config_load, pipeline
+from g2d_jax import config, config_load, pipeline, run_stages
 from g2d_jax.config import io as config_io
 from g2d_jax.runtime import storage
 from g2d_jax.session import init_params
@@ -661,9 +661,30 @@ def test_of_the_default_pass_at_those_are_told_that_so_many_answers_tell():
             "stages.warmup.difficulty.max_pass_rate=0.9;reward.function=judge",
             "know better and worse only",
         ),
+        ("stages.warmup.difficulty.max_pass_rate=80", "difficulty: the window .* within 0 to 1"),
+        ("stages.warmup.budget.amount=1e15", r'warmup\.budget\.amount .* set stop to "budget"'),
+        ("stages.warmup.drop_solved.revisit=5", r"warmup\.drop_solved\.revisit .* set that too"),
+        ("stages.dpo.optimizer.max_grad_norm=-1.0", r"dpo\.optimizer\.max_grad_norm is negative"),
     ],
 )
-def test_a_setting_whose_switch_is_off_is_refused(override, message):
+def test_a_setting_that_does_nothing_is_refused_where_a_run_begins(override, message):
+    """What ran by it already is read as before."""
     overrides = [f"config.{entry}" for entry in override.split(";")]
+    settings = config.Config.of(config_load.resolve("demo", overrides))
     with pytest.raises(ValueError, match=message):
-        pipeline.check(config.Config.of(config_load.resolve("demo", overrides)))
+        run_stages.refuse_unused(settings)
+
+
+@pytest.mark.parametrize("step", [2.5, True])
+def test_steps_to_keep_are_whole_numbers(step):
+    made = config_load.resolve("demo")
+    made.stages.warmup.keep = (1, step)
+    with pytest.raises(ValueError, match=rf"stages\.warmup\.keep .* whole numbers, got {step}"):
+        run_stages.refuse_unused(config.Config.of(made))
+
+
+def test_what_ships_sets_nothing_that_does_nothing():
+    for name in config_load.shipped():
+        made = config_load.resolve(name)
+        if "sweep" not in made:
+            run_stages.refuse_unused(config.Config.of(made))

@@ -7,13 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from g2d_jax import cli, forecast
+from g2d_jax import cli, forecast, run_stages
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts
 
 TINY = str(Path(__file__).parent / "tiny.py")
+
+
+def test_a_budget_is_not_of_what_is_run_for_a_forecast() -> None:
+    config = resolve("demo")
+    config.stages.warmup.stop = "budget"
+    config.stages.warmup.budget.amount = 1e15
+    run_stages.refuse_unused(Config.of(forecast.shortened(config, "warmup", 9)))
 
 
 def test_only_what_leads_to_the_warm_up_is_run() -> None:

@@ -160,16 +160,19 @@ class Engine(Section):
         return self.kind == "server"
 
     def conflicts(self) -> Iterator[ValueError]:
-        """Refuse a server that is not asked, and to sample ahead on the devices that train."""
-        if self.url and not self.is_server:
-            yield FieldError(
-                "url",
-                "is set, and kind is 'sampler', which asks no server: set kind to 'server', or "
-                "leave it out",
-            )
+        """Refuse to sample ahead on the devices that train."""
         if self.ahead and not self.is_server:
             yield FieldError(
                 "ahead",
                 "is 1, and kind is 'sampler', which has the devices that train: set kind to "
                 "'server', or leave it at 0",
+            )
+
+    def unused(self) -> Iterator[ValueError]:
+        """Refuse a server that is not asked."""
+        if self.url and not self.is_server:
+            yield FieldError(
+                "url",
+                "is set, and kind is 'sampler', which asks no server: set kind to 'server', or "
+                "leave it out",
             )

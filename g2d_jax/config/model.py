@@ -47,16 +47,19 @@ class Lora(Section):
                 "dropout",
                 "is of adapters, and lora.rank is 0: set lora.rank too, or leave dropout at 0",
             )
+        if not self.rank and self.quantise:
+            yield FieldError(
+                "quantise",
+                "is of what stands beside adapters: set lora.rank too, of a recipe lora=RANK",
+            )
+
+    def unused(self) -> Iterator[ValueError]:
+        """Refuse another type of parameters that are not trained where all are."""
         if not self.rank and self.base_dtype != "float32":
             yield FieldError(
                 "base_dtype",
                 "is of parameters that are not trained, and lora.rank is 0, so that all are: set "
                 "lora.rank too, or leave it at float32",
-            )
-        if not self.rank and self.quantise:
-            yield FieldError(
-                "quantise",
-                "is of what stands beside adapters: set lora.rank too, of a recipe lora=RANK",
             )
 
 

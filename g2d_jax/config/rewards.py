@@ -178,6 +178,13 @@ class Reward(Section):
                 yield FieldError(
                     name, f"is of the verifier, and function is {self.function!r}: leave it unset"
                 )
+        if self.function == "model" and not self.model.path:
+            yield FieldError(
+                "model.path", "is not set: give the folder or hub id of a model with a scalar head"
+            )
+
+    def unused(self) -> Iterator[ValueError]:
+        """Refuse a model and a judge that are not asked."""
         for name, given in (("model.path", self.model.path), ("judge.url", self.judge.url)):
             asked = name.partition(".")[0]
             if given and self.function != asked:
@@ -186,10 +193,6 @@ class Reward(Section):
                     f"is set, and function is {self.function!r}, which asks none: set "
                     f"reward.function to {asked!r}, or leave it out",
                 )
-        if self.function == "model" and not self.model.path:
-            yield FieldError(
-                "model.path", "is not set: give the folder or hub id of a model with a scalar head"
-            )
 
 
 class Task(Section):

@@ -185,6 +185,11 @@ class Section:
         """Yield an error for each rule that fields break together; the first is raised."""
         yield from ()
 
+    def unused(self) -> Iterator[ValueError]:
+        """Yield an error for each setting that does nothing, or not what it says: asked of what
+        begins, so that what ran already stays readable."""
+        yield from ()
+
     @classmethod
     @functools.cache
     def hints(cls) -> dict[str, Hint]:
@@ -195,6 +200,24 @@ class Section:
     def to_dict(self) -> dict[str, Any]:
         """Return the values as a dictionary, sections within it as such too."""
         return dataclasses.asdict(self)
+
+
+def unused(section: Section, path: str = "") -> Iterator[ValueError]:
+    """Yield what `Section.unused` says of a section and of all within it. path: of the section, with
+    a dot behind it."""
+    for error in section.unused():
+        if isinstance(error, FieldError):
+            yield FieldError(path + error.path, error.what)
+        else:
+            yield ValueError(f"{path.rstrip('.')}: {error}" if path else str(error))
+    for name in section.hints():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from unused(value, f"{path}{name}.")
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                if isinstance(item, Section):
+                    yield from unused(item, f"{path}{name}.{key}.")
 
 
 def editable(section: Section) -> ConfigDict:

@@ -160,18 +160,24 @@ class Config(Section):
         for name, stage in self.stages.items():
             if stage.probes_float32:
                 yield from self._float32_conflicts(name, stage)
-            if stage.needs_pass_rates and not any(self.verifiable.values()):
-                yield ValueError(
-                    f"stages.{name}: a window of pass rates goes by right and wrong, and the "
-                    "rewards of this run know better and worse only: leave min_pass_rate and "
-                    "max_pass_rate"
-                )
             if self.tasks and stage.filters:
                 yield ValueError(
                     f"stages.{name}: dynamic_sampling, drop_solved and difficulty put other "
                     "prompts, of whatever task, in place of those they skip, and so change the "
                     "ratio of the tasks of a mixed run: leave them off"
                 )
+
+    def unused(self) -> Iterator[ValueError]:
+        """Refuse what stages are asked for that rewards, or other stages, do not give."""
+        for name, stage in self.stages.items():
+            if stage.needs_pass_rates and not any(self.verifiable.values()):
+                yield ValueError(
+                    f"stages.{name}: a window of pass rates goes by right and wrong, and the "
+                    "rewards of this run know better and worse only: leave min_pass_rate and "
+                    "max_pass_rate"
+                )
+            for error in stage.unused_among(self.stages):
+                yield FieldError(f"stages.{name}.{error.path}", error.what)
 
     def _float32_conflicts(self, name: str, stage: Stage) -> Iterator[ValueError]:
         """Refuse probes against float32 where the difference would not be that of rounding."""

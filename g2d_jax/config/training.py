@@ -37,7 +37,12 @@ class Optimizer(Section):
     b2: Annotated[float, Bounds(least=0, below=1)] = 0.999
     eps: NotNegativeFloat = 1e-8
     weight_decay: NotNegativeFloat = 0.0
-    max_grad_norm: NotNegativeFloat = 1.0  # L2 over all parameters; 0: no clipping
+    max_grad_norm: float = 1.0  # L2 over all parameters; 0: no clipping
+
+    def unused(self) -> Iterator[ValueError]:
+        """Refuse a negative norm, which clips nothing."""
+        if self.max_grad_norm < 0:
+            yield FieldError("max_grad_norm", "is negative, which clips nothing: 0 says so")
 
     def conflicts(self) -> Iterator[ValueError]:
         """Refuse settings of what the optimiser or schedule does not have."""

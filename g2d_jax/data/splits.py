@@ -35,8 +35,9 @@ class Asks(HasId, Protocol):
 
 T = TypeVar("T", bound=Asks)
 
-Names = dict[str, str]
-"""Every id by which a held-out prompt may be met -> that of its problem."""
+Names = dict[str, tuple[str, bool]]
+"""Every id by which a held-out prompt may be met -> that of its problem, and whether that has a
+system message."""
 
 
 def prompt_text(prompt: Prompt) -> str:
@@ -78,8 +79,8 @@ def names_of(
     behind the prompt template. conversation: what makes the messages of a prompt, such as
     `PromptTokenizer.conversation`; None for no template.
     """
-    records = list(held_out)
-    names = {record.id: record.id for record in records}
+    records = sorted(held_out, key=lambda record: _has_system(record.prompt))
+    names = {record.id: (record.id, _has_system(record.prompt)) for record in records}
     for record in records:
         prompts = [record.prompt]
         if conversation is not None:
@@ -87,7 +88,7 @@ def names_of(
         for prompt in prompts:
             said = _said_by_user(prompt)
             if len(said) == 1:
-                names.setdefault(problem_id(said[0]), record.id)
+                names.setdefault(problem_id(said[0]), names[record.id])
     return names
 
 
@@ -95,14 +96,24 @@ def met(identifier: str, prompt: Prompt, names: Names) -> str | None:
     """Return the id of the held-out problem that a prompt asks, whatever stands around it: a system
     message, other turns. None if it asks none.
 
-    identifier: the prompt's own id.
+    Of two prompts that both have a system message, what the user says is not all that is asked: they
+    are one problem only as a whole. identifier: the prompt's own id.
     """
     if identifier in names:
-        return names[identifier]
+        return names[identifier][0]
     if isinstance(prompt, str):
         return None
-    ids = map(problem_id, _said_by_user(prompt))
-    return next((names[each] for each in ids if each in names), None)
+    has_system = _has_system(prompt)
+    for text in _said_by_user(prompt):
+        found = names.get(problem_id(text))
+        if found is not None and not (has_system and found[1]):
+            return found[0]
+    return None
+
+
+def _has_system(prompt: Prompt) -> bool:
+    """Return whether a prompt is a conversation with a system message."""
+    return not isinstance(prompt, str) and any(message["role"] == "system" for message in prompt)
 
 
 def _said_by_user(prompt: Prompt) -> list[str]:

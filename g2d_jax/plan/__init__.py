@@ -131,4 +131,5 @@ def _compiler(settings: Config, name: str, say: Callable[[str], None]) -> planni
     from g2d_jax.plan import planning
 
     run_stages.check(settings)
+    run_stages.refuse_unused(settings)
     return planning.Compiler(machine, say)

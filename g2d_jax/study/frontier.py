@@ -121,8 +121,8 @@ def interpolate(costs: Array, values: Array, cost: float) -> Array | None:
 
     costs: finite, [K], in the order of the budgets: a longer run can cost less than a shorter one,
     where it learns from fewer prompts, and no line joins budgets that do not follow each other.
-    values: [K, N]. At a point's own cost these are its values exactly; between points NaN in either
-    is NaN. None where no two points have the cost between them: nothing is extrapolated.
+    values: [K, N]. At the cost of one of the two these are its values exactly; between them NaN in
+    either is NaN. None where no two points have the cost between them: nothing is extrapolated.
     """
     for k, reached in enumerate(costs):
         if reached == cost:

@@ -63,8 +63,14 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
         )
     root = absolute(workdir)
     studied = points(config)
-    # Both raise for what cannot work before anything is written.
-    _whole_graph(studied, root)
+    # All raise for what cannot work before anything is written.
+    whole = _whole_graph(studied, root)
+    if not (root / PLANS / f"{config.name}.json").exists():
+        for point, settings, _ in whole.points:
+            try:
+                run_stages.refuse_unused(settings)
+            except ValueError as error:
+                raise ValueError(f"point {point.label}: {error}") from error
     _require_free(root)
     limits = config.faults
     with (

@@ -90,6 +90,16 @@ def test_a_held_out_problem_is_met_whatever_stands_around_it(held_out, prompt):
         assert found == problem.id
 
 
+def test_prompts_with_system_messages_are_one_problem_as_a_whole():
+    """Where the system message has the task, what the user says may be the same in all."""
+    ask = user("Solve the task above.")
+    held_out = ({"role": "system", "content": "1+1?"}, ask)
+    names = names_of([Problem(id=problem_id(held_out), prompt=held_out)])
+    other = ({"role": "system", "content": "1+2?"}, ask)
+    assert met(problem_id(other), other, names) is None
+    assert met(problem_id(held_out), held_out, names) == problem_id(held_out)
+
+
 def test_words_of_a_held_out_conversation_of_several_turns_are_no_problem_alone():
     held_out = (user("1+1?"), REPLY, user("Why?"))
     names = names_of([Problem(id=problem_id(held_out), prompt=held_out)])

@@ -364,15 +364,6 @@ def test_two_tasks_with_rewards_of_their_own(train, tmp_path, opened):
             "from low to high",
         ),
         (
-            {"difficulty": {"min_pass_rate": 20.0, "max_pass_rate": 80.0, "outside": 0.1}},
-            "within 0 to 1",
-        ),
-        ({"budget": {"measure": "flops", "amount": 1e15}}, 'set stop to "budget"'),
-        ({"drop_solved": {"after": 0, "revisit": 5}}, "so none does: set that too"),
-        ({"keep": (1, 2.5)}, "keep has steps, whole numbers from 0 on, got 2.5"),
-        ({"keep": (True,)}, "keep has steps, whole numbers from 0 on, got True"),
-        ({"optimizer": {"max_grad_norm": -1.0}}, "max_grad_norm must be at least 0"),
-        (
             {"sampling_weights": "int8"},
             "slightly other policy than GRPO trains: set importance_cap too",
         ),

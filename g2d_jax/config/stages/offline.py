@@ -89,17 +89,20 @@ class Offline(DPOLoss, TrainingStage):
             return successive(name)
         return set()
 
-    def conflicts_among(self, name: str, stages: Stages) -> Iterator[ValueError]:
-        """Refuse the pairs of a stage that collects none."""
-        source = stages.get(self.preferences)
-        if source is not None and source.kind != "collect":
-            yield ValueError(f"preferences is {self.preferences!r}, a stage that collects none")
-        if source is not None and self.max_length is not None:
+    def unused_among(self, stages: Stages) -> Iterator[FieldError]:
+        """Refuse a limit of pairs that a stage collects."""
+        if self.preferences in stages and self.max_length is not None:
             yield FieldError(
                 "max_length",
                 f"is of a set made elsewhere, and preferences is the stage {self.preferences!r}, "
                 "whose sampling limits its responses: leave it unset",
             )
+
+    def conflicts_among(self, name: str, stages: Stages) -> Iterator[ValueError]:
+        """Refuse the pairs of a stage that collects none."""
+        source = stages.get(self.preferences)
+        if source is not None and source.kind != "collect":
+            yield ValueError(f"preferences is {self.preferences!r}, a stage that collects none")
 
 
 offline = stage_of(Offline)

@@ -57,11 +57,16 @@ class Difficulty(Section):
         return self.min_pass_rate, self.max_pass_rate
 
     def conflicts(self) -> Iterator[ValueError]:
-        """Refuse what is no window of pass rates."""
-        if not 0 <= self.min_pass_rate <= self.max_pass_rate <= 1:
+        """Refuse a window from high to low."""
+        if not self.min_pass_rate <= self.max_pass_rate:
             yield ValueError(
-                f"the window of pass rates must go from low to high within 0 to 1, got {self.window}"
+                f"the window of pass rates must go from low to high, got {self.window}"
             )
+
+    def unused(self) -> Iterator[ValueError]:
+        """Refuse what is no pass rate."""
+        if self.min_pass_rate < 0 or self.max_pass_rate > 1:
+            yield ValueError(f"the window of pass rates lies within 0 to 1, got {self.window}")
 
 
 class Online(TrainingStage):
@@ -206,26 +211,12 @@ class Online(TrainingStage):
                 "sampling.temperature",
                 "must be above 0: greedy responses to a prompt are all the same",
             )
-        for step in self.keep:
-            if type(step) is not int or step < 0:
-                yield FieldError("keep", f"has steps, whole numbers from 0 on, got {step!r}")
-                break
+        if min(self.keep, default=0) < 0:
+            yield FieldError("keep", f"has steps, from 0 on, got {min(self.keep)}")
         yield from super().conflicts()
         yield from self._window_conflicts()
         if self.stop == "budget" and not self.budget.amount > 0:
             yield FieldError("budget.amount", f"must be positive, got {self.budget.amount}")
-        if self.stop == "steps" and self.budget.amount:
-            yield FieldError(
-                "budget.amount",
-                f'is {self.budget.amount:g}, and stop="steps" ends the stage by its steps alone: '
-                'set stop to "budget", or leave the amount at 0',
-            )
-        if self.drop_solved.revisit and not self.drop_solved.after:
-            yield FieldError(
-                "drop_solved.revisit",
-                "is how long a solved prompt rests, and drop_solved.after is 0, so none does: set "
-                "that too",
-            )
         if self.reference_sync and not self.compares:
             yield ValueError(
                 "reference_sync is set, but the loss has no reference: GRPO has one in its KL "
@@ -256,6 +247,26 @@ class Online(TrainingStage):
                     name,
                     f"is a setting of GRPO, and loss={self.loss!r} has none: leave it at 0{meant}",
                 )
+
+    def unused(self) -> Iterator[ValueError]:
+        """Refuse a budget that ends nothing, a rest that nothing takes, and steps that never
+        come."""
+        yield from super().unused()
+        for step in self.keep:
+            if type(step) is not int:
+                yield FieldError("keep", f"has steps, whole numbers, got {step!r}")
+        if self.stop == "steps" and self.budget.amount:
+            yield FieldError(
+                "budget.amount",
+                f'is {self.budget.amount:g}, and stop="steps" ends the stage by its steps alone: '
+                'set stop to "budget", or leave the amount at 0',
+            )
+        if self.drop_solved.revisit and not self.drop_solved.after:
+            yield FieldError(
+                "drop_solved.revisit",
+                "is how long a solved prompt rests, and drop_solved.after is 0, so none does: set "
+                "that too",
+            )
 
     def _window_conflicts(self) -> Iterator[ValueError]:
         """Refuse settings that do not fit between two synchronisations."""

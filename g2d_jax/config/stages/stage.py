@@ -157,6 +157,10 @@ class Stage(Section):
 
     # What does not go together
 
+    def unused_among(self, stages: Stages) -> Iterator[FieldError]:
+        """Yield `Section.unused` for settings that do nothing beside these stages."""
+        yield from ()
+
     def conflicts_among(self, name: str, stages: Stages) -> Iterator[ValueError]:
         """Yield an error for each way in which it does not fit the settings of others. name: its
         own."""
