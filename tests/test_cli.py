@@ -280,6 +280,7 @@ def test_a_report_that_fails_is_a_warning(work: Path, tmp_path: Path, g2d: G2D) 
     )
 
 
+@pytest.mark.slow
 def test_without_a_workdir_one_is_chosen_and_the_run_can_stop_early(
     tmp_path: Path, one_device: dict[str, str]
 ) -> None:
@@ -1236,7 +1237,7 @@ def test_evaluation_and_samples_read_no_other_problems(work: Path, tmp_path: Pat
     def all_right(completions: list[str], **columns: object) -> list[float]:
         return [1.0 for _ in completions]
 
-    for reward, mean in ((none, 0.0), (all_right, 1.0), (none, 0.0)):
+    for reward, mean in ((none, 0.0), (all_right, 1.0)):
         manifest = commands.evaluate(
             run, "sft", problems=str(dev), num_generations=1, reward=reward
         )

@@ -77,16 +77,19 @@ def _refuse_long(session: Session, stage: Offline, pair: Preference) -> None:
     longest = session.config.data.max_prompt_length
     if len(pair.prompt_ids) > longest:
         raise LeftOut(f"with a prompt longer than data.max_prompt_length, {longest} tokens")
-    length = len(pair.prompt_ids) + max(len(pair.chosen_ids), len(pair.rejected_ids))
-    if stage.max_length is not None and length > stage.max_length:
+    if stage.max_length is not None and _length(pair) > stage.max_length:
         raise LeftOut(f"longer than the stage's max_length, {stage.max_length} tokens")
-    positions = session.model_config.max_position_embeddings
-    if length > positions:
-        raise LeftOut(f"longer than the model has positions, {positions}")
+
+
+def _length(pair: Preference) -> int:
+    """Count the tokens of the prompt and the longer response."""
+    return len(pair.prompt_ids) + max(len(pair.chosen_ids), len(pair.rejected_ids))
 
 
 def _encoded(session: Session, row: Row) -> Preference:
-    """Read a pair and tokenise it. Raises LeftOut for what cannot be tokenised."""
+    """Read a pair and tokenise it. Raises LeftOut for what cannot be tokenised, or is longer than
+    the model has positions, of which pairs with our own columns are only warned about: a policy
+    drew them."""
     pair = row.read(to_pair)
     tokenizer = session.tokenizer
     try:
@@ -99,7 +102,7 @@ def _encoded(session: Session, row: Row) -> Preference:
     except ValueError as error:
         raise LeftOut("that cannot be tokenised") from error
     own = problem_id(pair.prompt)
-    return Preference(
+    made = Preference(
         problem_id=met(own, pair.prompt, session.problems.held_out_names) or own,
         prompt=pair.prompt,
         chosen=pair.chosen,
@@ -110,3 +113,7 @@ def _encoded(session: Session, row: Row) -> Preference:
         chosen_reward=math.nan,
         rejected_reward=math.nan,
     )
+    positions = session.model_config.max_position_embeddings
+    if _length(made) > positions:
+        raise LeftOut(f"longer than the model has positions, {positions}")
+    return made

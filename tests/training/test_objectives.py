@@ -244,7 +244,8 @@ def everything(compute: Compute = COMPUTE, nll_coef: float = 0.5, **changes):
     return objectives.group_dpo(compute, dataclasses.replace(GROUP, nll_coef=nll_coef), **settings)
 
 
-@pytest.mark.parametrize("shape", [*slow(((1, 1, 1),)), (2, 2, 2)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)], ids=str)
 def test_neighbours_in_a_row_and_devices_change_nothing(model, shape):
     mesh = meshes.make_mesh(*shape, devices=jax.devices()[: math.prod(shape)])
     spread = pack(
