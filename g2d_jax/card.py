@@ -365,7 +365,7 @@ def _use(session: Session, *, adapters: bool) -> str:
     if adapters:
         parts.append(
             "Beside its base, what ends a response is the base's own; here it was "
-            f"{ends_of(tokenizer)}: hand these over, as `eos_token_id` to `generate`, as "
+            f"{tokenizer.ends()}: hand these over, as `eos_token_id` to `generate`, as "
             "`stop_token_ids` to vLLM.\n"
         )
     else:
@@ -374,14 +374,6 @@ def _use(session: Session, *, adapters: bool) -> str:
         )
     parts.append(f"{sampled}.\n")
     return "\n".join(parts)
-
-
-def ends_of(tokenizer: PromptTokenizer) -> str:
-    """List the ids that end a response, with their texts."""
-    ends = []
-    for identifier in tokenizer.eos_ids:
-        ends.append(f"{identifier} (`{tokenizer.backend.id_to_token(identifier)}`)")
-    return ", ".join(ends)
 
 
 def _stop_strings(config: Config) -> list[str]:

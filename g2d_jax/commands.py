@@ -19,7 +19,7 @@ from rich.text import Text
 from g2d_jax import config as settings
 from g2d_jax import run_stages
 from g2d_jax.accounting import TRAINING
-from g2d_jax.card import card, ends_of
+from g2d_jax.card import card
 from g2d_jax.config import (
     BestCheckpoint,
     Config,
@@ -395,7 +395,7 @@ def _export(session: Session, policy: str, folder: epath.Path, dtype: str, adapt
                 "it with --policy init, and load the adapters beside that folder"
             )
         session.tracker.say(
-            f"responses of this policy end at {ends_of(session.tokenizer)}, which a server beside "
+            f"responses of this policy end at {session.tokenizer.ends()}, which a server beside "
             "the base has to be told: see the model card"
         )
         hf.save_adapters(params, folder, base=base, dtype=dtype)  # type: ignore[arg-type]

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator
 
 from g2d_jax.config import Offline
 from g2d_jax.data.fields import LeftOut
 from g2d_jax.data.preference_sets import HUB, pair_rows, to_pair
 from g2d_jax.data.rows import Row
-from g2d_jax.data.splits import met, problem_id
+from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Preference
 from g2d_jax.runtime.tables import has_preferences, read_preferences
 from g2d_jax.session.session import Session
@@ -36,9 +34,9 @@ def read(session: Session, stage: Offline) -> list[Preference]:
     source = stage.preferences
     pairs: list[Preference] = []
     left_out, firsts = Counter[str](), dict[str, str]()
-    for where, read_pair in _candidates(session, source):
+    for where, found in _candidates(source):
         try:
-            pair = read_pair()  # raises BrokenRow with its place
+            pair = found if isinstance(found, Preference) else _encoded(session, found)
             _refuse_long(session, stage, pair)
             pairs.append(pair)
         except LeftOut as reason:
@@ -56,20 +54,14 @@ def read(session: Session, stage: Offline) -> list[Preference]:
     return pairs
 
 
-def _candidates(session: Session, source: str) -> Iterator[tuple[str, Callable[[], Preference]]]:
-    """Yield each row's place, and what reads its pair."""
+def _candidates(source: str) -> Iterator[tuple[str, Preference | Row]]:
+    """Yield the place of each pair, and the pair, or the row that has it."""
     if not source.startswith(HUB) and has_preferences(source):
         for number, pair in enumerate(read_preferences(source)):
-            yield f"{source}, pair {number}", partial(_known, session, pair)
+            yield f"{source}, pair {number}", pair
         return
     for row in pair_rows(source):
-        yield row.where, partial(_encoded, session, row)
-
-
-def _known(session: Session, pair: Preference) -> Preference:
-    """Name a pair after the held-out problem that it asks, if it asks one."""
-    asked = met(pair.problem_id, pair.prompt, session.problems.held_out_names)
-    return replace(pair, problem_id=asked or pair.problem_id)
+        yield row.where, row
 
 
 def _refuse_long(session: Session, stage: Offline, pair: Preference) -> None:
@@ -87,9 +79,11 @@ def _length(pair: Preference) -> int:
 
 
 def _encoded(session: Session, row: Row) -> Preference:
-    """Read a pair and tokenise it. Raises LeftOut for what cannot be tokenised, or is longer than
-    the model has positions, of which pairs with our own columns are only warned about: a policy
-    drew them."""
+    """Read a pair and tokenise it. Raises BrokenRow with its place.
+
+    Raises LeftOut for what cannot be tokenised, or is longer than the model has positions, of which
+    pairs with our own columns are only warned about: a policy drew them.
+    """
     pair = row.read(to_pair)
     tokenizer = session.tokenizer
     try:
@@ -101,9 +95,8 @@ def _encoded(session: Session, row: Row) -> Preference:
             prompt_ids, chosen_ids, rejected_ids = pair.ids
     except ValueError as error:
         raise LeftOut("that cannot be tokenised") from error
-    own = problem_id(pair.prompt)
     made = Preference(
-        problem_id=met(own, pair.prompt, session.problems.held_out_names) or own,
+        problem_id=problem_id(pair.prompt),
         prompt=pair.prompt,
         chosen=pair.chosen,
         rejected=pair.rejected,

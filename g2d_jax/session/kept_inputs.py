@@ -128,13 +128,8 @@ def check_shared(
 def changed_functions(workdir: epath.Path, found: Mapping[str, Content]) -> list[str]:
     """List the reward functions whose file is not as a work directory keeps it, with what
     differs."""
-    kept = read(workdir) or {}
-    changed = []
-    for name, new in found.items():
-        if name.endswith("reward.function") and name in kept and difference(kept[name], new):
-            old = _with_parts(workdir, name, kept[name])
-            changed.append(f"{name} ({new.place}): {difference(old, new)}")
-    return changed
+    changes = _changes(workdir, read(workdir) or {}, found)
+    return [line for name, _, _, line in changes if name.endswith("reward.function")]
 
 
 def refusal(workdir: epath.Path, changed: list[str]) -> str:
@@ -154,15 +149,22 @@ def _differences(
 ) -> Iterator[str]:
     """Yield a line for each input that is not as it was; of a reward function's file it is only
     said."""
-    for name, new in found.items():
-        if name not in kept or not difference(kept[name], new):
-            continue
-        old = _with_parts(workdir, name, kept[name])
-        line = f"{name}{f' ({new.place})' if new.place else ''}: {difference(old, new)}"
+    for name, old, new, line in _changes(workdir, kept, found):
         if name.endswith("reward.function"):
             say(f"WARNING: {line}. Rewards from now on may not be those of earlier stages")
         elif not _has_grown(name, old, new, settings):
             yield line
+
+
+def _changes(
+    workdir: epath.Path, kept: Mapping[str, Content], found: Mapping[str, Content]
+) -> Iterator[tuple[str, Content, Content, str]]:
+    """Yield name, old and new content of each input that is not as it was, and a line about it."""
+    for name, new in found.items():
+        if name in kept and difference(kept[name], new):
+            old = _with_parts(workdir, name, kept[name])
+            place = f" ({new.place})" if new.place else ""
+            yield name, old, new, f"{name}{place}: {difference(old, new)}"
 
 
 def _has_grown(name: str, old: Content, new: Content, settings: Config) -> bool:
