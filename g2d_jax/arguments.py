@@ -143,7 +143,7 @@ def _shared(parser: Any, *names: str, **changed: Any) -> None:
 
 def _several(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "several processes", "found by themselves on Cloud TPU, Slurm and Open MPI"
+        "several processes", "found by themselves on Cloud TPU, Slurm and Open MPI 4"
     )
     add = group.add_argument
     add("--coordinator", metavar="HOST:PORT", help="address of process 0")

@@ -219,6 +219,15 @@ def evaluate(
         config = _with_problems(config, task, stage.split, source)
     elif split or limit or task != "main":
         raise ValueError("split, limit and task say how to take other problems: name these too")
+    engine = config.engine
+    held = config.policies_sampled()
+    if engine.is_server and engine.sync == "none" and policy not in held:
+        raise ValueError(
+            f"the run's server was taken to hold {', '.join(sorted(held))} (engine.sync is 'none'), "
+            f"so what it answers would be told as answers of {policy}: give the run's own command "
+            "again with --config.engine.sync=folder or adapter, which leaves what is done, and "
+            "then this one"
+        )
     needs = ("model", "tokenizer", "data", "tasks", "reward")
     with opened(folder, config, reward, needs, READ_FOR[stage.split]) as session:
         if session.reward is _not_at_hand and task == "main":
@@ -490,11 +499,7 @@ def sample(
         needs += ["data", "tasks"]
     with opened(workdir, needs=needs, splits=READ_FOR["test"]) as session:
         chosen = policy or last_policy(session.config)
-        samplings: list[Sampling] = []
-        for stage in session.config.stages.values():
-            samplings += stage.samplings()
-        if not samplings:
-            raise ValueError("the run has no stage with sampling settings")
+        settings = first_sampling(session.config)
         if prompts is None and not session.problems.by_split["test"]:
             raise ValueError(
                 "the run has no test problems (data.test names none): give a problem with --prompt"
@@ -502,7 +507,7 @@ def sample(
         kept_inputs.verify(
             session, chosen, *_scored_by(session, "test" if prompts is None else None)
         )
-        params = samplings[0].params(session.sampling.stop_ids, temperature=temperature)
+        params = settings.params(session.sampling.stop_ids, temperature=temperature)
         view = session.sampling.sampler.to_sampler_params(load_policy(session, chosen))
         if prompts is None:
             return _answers(
@@ -521,6 +526,15 @@ def sample(
                     raise
                 session.tracker.say(str(error))
         return texts
+
+
+def first_sampling(config: Config) -> Sampling:
+    """Return the sampling settings of the run's first stage that samples. Raises ValueError where
+    none does."""
+    for name in plan(config).order:
+        for drawn in config.stages[name].samplings():
+            return drawn
+    raise ValueError("the run has no stage with sampling settings")
 
 
 def _answers(

@@ -153,6 +153,7 @@ finish() { # status: delete the slice, or say that it stays, and end
   fi
   exit "$1"
 }
+trap 'KEEP=always finish 130' INT # g2d goes on, and the same command joins it
 failed() { # message
   failures=$((failures + 1))
   say "$1 ($failures in a row)"

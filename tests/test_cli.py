@@ -1206,6 +1206,23 @@ def test_evaluate_elsewhere(work: Path, folder: Path, forks: Forks) -> None:
     assert done.returncode == 1 and "no checkpoint of that step" in done.stderr
 
 
+def test_samples_are_drawn_as_the_stage_that_runs_first_draws() -> None:
+    """The order of a run is not that of names: there `best` precedes `train`."""
+    from g2d_jax import commands
+    from g2d_jax import config as settings
+
+    config = settings.base()
+    config.data.train = config.data.test = settings.source("procedural:chains")
+    drawn = settings.sampling(1024, stop=("x",))
+    config.stages.train = settings.online(policy="init", sampling=drawn)
+    config.stages.best = settings.best_checkpoint(policy="train")
+    assert commands.first_sampling(Config.of(config)).max_new_tokens == 1024
+    del config.stages["train"], config.stages["best"]
+    config.stages.sft = settings.sft()
+    with pytest.raises(ValueError, match="no stage with sampling settings"):
+        commands.first_sampling(Config.of(config))
+
+
 def test_evaluation_and_samples_read_no_other_problems(work: Path, tmp_path: Path) -> None:
     """Not the training problems, nor held-out ones that are not asked for: they may be gone, or be
     those asked."""

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from g2d_jax.config.gone import refuse
 from g2d_jax.config.machine import Checkpoint, Compute, Engine, Faults, Logging, Mesh
 from g2d_jax.config.model import Lora, Model, Tokenizer
+from g2d_jax.config.policy_name import PolicyName
 from g2d_jax.config.rewards import Data, Reward, RewardModel, Task
 from g2d_jax.config.section import Dtype, FieldError, Section, record
 from g2d_jax.config.stages.stage import STAGES, Stage
@@ -199,21 +200,39 @@ class Config(Section):
     def _engine_conflicts(self) -> Iterator[ValueError]:
         """Refuse what a server cannot do: to follow a policy update by update, or to hold several
         without sync."""
-        sampled: set[str] = set()
         for name, stage in self.stages.items():
             for error in stage.conflicts_served():
                 yield ValueError(f"stages.{name}: with engine.kind='server' {error}")
-            sampled |= stage.policies_sampled(name)
-        if self.engine.sync == "none" and len(sampled) > 1:
+        if self.engine.sync == "none":
+            yield from self._never_sent()
+        if self.engine.sync == "adapter" and not self.lora.rank:
+            yield FieldError("engine.sync", "is 'adapter', and lora.rank is 0: use 'folder'")
+        if self.engine.ahead:
+            yield from self._ahead_conflicts()
+
+    def _never_sent(self) -> Iterator[FieldError]:
+        """Refuse to sample from more than the policy that the server was started with."""
+        sampled = self.policies_sampled()
+        made = [name for name in sorted(sampled) if PolicyName.parse(name).own_stage in self.stages]
+        if len(sampled) > 1:
             yield FieldError(
                 "engine.sync",
                 "is 'none', so the server holds one policy, and stages sample from "
                 f"{', '.join(sorted(sampled))}: set it to 'folder' or 'adapter'",
             )
-        if self.engine.sync == "adapter" and not self.lora.rank:
-            yield FieldError("engine.sync", "is 'adapter', and lora.rank is 0: use 'folder'")
-        if self.engine.ahead:
-            yield from self._ahead_conflicts()
+        elif made:
+            yield FieldError(
+                "engine.sync",
+                "is 'none', so the server holds what it was started with, and stages sample from "
+                f"{made[0]}, which this run makes: set it to 'folder' or 'adapter'",
+            )
+
+    def policies_sampled(self) -> set[str]:
+        """Return the policies that a server would have to hold, in words."""
+        sampled: set[str] = set()
+        for name, stage in self.stages.items():
+            sampled |= stage.policies_sampled(name)
+        return sampled
 
     def _ahead_conflicts(self) -> Iterator[ValueError]:
         """Refuse to sample ahead where there is no next window, or where probes need the server

@@ -178,7 +178,7 @@ def initialise(
 
     From, in this order: the arguments, coordinator being HOST:PORT of process 0;
     JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID; what JAX detects itself (Cloud
-    TPU, Slurm, Open MPI, Kubernetes). Without any of these, and when joined already, it joins none.
+    TPU, Slurm, Open MPI 4, Kubernetes). Without any of these, and when joined already, it joins none.
     Raises ValueError for half of an address, and when the others cannot be joined; Unreachable when
     they did not all come in time.
     """

@@ -171,6 +171,27 @@ def test_who_wants_says_what_becomes_of_the_slice(
     assert ("delete" in calls(tmp_path)) == deleted
 
 
+@pytest.mark.parametrize("keep", ["failed", "never"])
+def test_who_stops_the_script_is_told_what_goes_on_costing(tmp_path: Path, keep: str) -> None:
+    (tmp_path / "state").write_text("PROVISIONING\n")
+    env = environment(tmp_path, ZONE="z", TYPE="v6e-8", G2D_PACKAGE="p", G2D_PAUSE="30", KEEP=keep)
+    script = [str(LAUNCH / "tpu-queued-resource.sh"), "mine", *ARGUMENTS]
+    with subprocess.Popen(
+        [sys.executable, "-c", HEEDING, *script],
+        env=env,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        while "PROVISIONING" not in process.stderr.readline():
+            pass
+        os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches what the script waits for, too
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130 and calls(tmp_path) == []
+    assert "queued-resources delete mine --zone=z --force" in said
+
+
 def test_a_slice_that_cannot_be_deleted_is_told(tmp_path: Path) -> None:
     done = slice_of_two(tmp_path, "0", GCLOUD_FAILS="queued-resources delete")
     assert done.returncode == 0 and "NOT DELETED" in done.stderr

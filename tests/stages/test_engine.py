@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 from worlds import bits, only, run
 
-from g2d_jax import keys, pipeline
+from g2d_jax import commands, keys, pipeline
 from g2d_jax.config import Config, Engine
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.template import TemplateSettings
@@ -35,6 +35,7 @@ from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.sampler.connection import EngineError
 from g2d_jax.sampler.remote import Remote, Served
 from g2d_jax.session.policies import load_policy
+from g2d_jax.workdir import write_settings
 
 PROMPT = np.array([3, 4, 5], np.int32)
 REDIRECT, BYTES = (302, b""), (200, b"x" * 20_000_000)
@@ -434,6 +435,26 @@ def test_settings_are_refused(config: ConfigDict, changes: dict[str, Any], messa
     config.update_from_flattened_dict(changes)
     with pytest.raises(ValueError, match=message):
         pipeline.check(Config.of(config))
+
+
+def test_a_server_that_is_sent_nothing_is_asked_for_what_it_holds_alone(
+    config: ConfigDict, tmp_path: Path
+) -> None:
+    """Its answers would be told as those of a policy that it never got."""
+    config.unlock()
+    config.engine.update(kind="server", url="http://localhost:8000/v1")
+    del config.stages["warmup"]
+    config.stages.collect.policy = config.stages.dpo.policy = "init"
+    config.stages.evaluate.policies = ("init",)
+    held = Config.of(config)
+    config.stages.evaluate.policies = ("sft@4",)
+    del config.stages["collect"], config.stages["dpo"]
+    with pytest.raises(ValueError, match=r"engine\.sync is 'none'.*sft@4, which this run makes"):
+        Config.of(config)
+    write_settings(held, epath.Path(tmp_path))
+    for policy in ("dpo", "sft", "hf:other"):
+        with pytest.raises(ValueError, match=f"taken to hold init .*answers of .*{policy}"):
+            commands.evaluate(tmp_path, policy)
 
 
 @pytest.fixture
