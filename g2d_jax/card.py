@@ -29,7 +29,7 @@ from g2d_jax.data.template import PLACEHOLDER, Template
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE, PromptTokenizer
 from g2d_jax.report import format as fmt
 from g2d_jax.report.headlines import run_headline
-from g2d_jax.report.tables import one_line, summary_table
+from g2d_jax.report.tables import one_line, result_of, summary_table
 from g2d_jax.runtime import storage
 from g2d_jax.session.policies import base_path
 from g2d_jax.session.session import Session
@@ -156,8 +156,8 @@ def _finished(session: Session, needed: str = "") -> dict[str, dict[str, Any]]:
 
 def _headline(manifests: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the report's headline, "" where nothing was evaluated."""
-    evaluations = _evaluations(manifests)
-    return f"{one_line(run_headline(evaluations[-1]))}\n" if evaluations else ""
+    evaluation = result_of(_evaluations(manifests))
+    return f"{one_line(run_headline(evaluation))}\n" if evaluation else ""
 
 
 def _evaluations(manifests: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -26,6 +26,7 @@ from g2d_jax.config import (
     Evaluate,
     Mesh,
     Sampling,
+    Sft,
     Source,
     Split,
     places,
@@ -159,15 +160,23 @@ def _on_this_machine(config: Config) -> Config:
 
 
 def last_policy(config: Config) -> str:
-    """Return the last stage that trains, or the selection among its checkpoints: the run's
-    result."""
-    order = plan(config).order
-    trained = [name for name in order if config.stages[name].kind in TRAINING]
+    """Return the run's result: the policy that no other stage trains on from, or the selection among
+    its checkpoints. Raises ValueError where there are several."""
+    graph = plan(config)
+    trained = [name for name in graph.order if config.stages[name].kind in TRAINING]
     if not trained:
         raise ValueError("no stage of this run trains a policy: name one with --policy")
+    used: set[str] = set()
+    for name in trained:
+        used |= graph.behind(name)
+    ends = [name for name in trained if name not in used]
+    if len(ends) > 1:
+        raise ValueError(
+            f"the run ends with several policies, {', '.join(ends)}: name one with --policy"
+        )
     selections = config.stages_of(BestCheckpoint).items()
-    chosen = [name for name, stage in selections if stage.policy == trained[-1]]
-    return [trained[-1], *chosen][-1]
+    chosen = [name for name, stage in selections if stage.policy == ends[0]]
+    return [ends[0], *chosen][-1]
 
 
 def evaluate(
@@ -194,17 +203,15 @@ def evaluate(
     folder = absolute(workdir)
     policy = places.decided(policy, "policy", places.here())
     config = read_config(folder)
-    stages = list(config.stages_of(Evaluate).values())
-    if not stages:
-        raise ValueError("the run has no evaluate stage to take settings from")
+    own, like = evaluate_stage(config)
     changes = {name: value for name, value in sampling.items() if value is not None}
-    samples = changes.pop("num_generations", stages[0].num_generations)
-    limited = replace(stages[0], num_generations=samples).told_at
+    samples = changes.pop("num_generations", like.num_generations)
+    limited = replace(like, num_generations=samples).told_at
     stage = replace(
-        stages[0],
+        like,
         policies=(policy,),
         num_generations=samples,
-        sampling=replace(stages[0].sampling, **changes),
+        sampling=replace(like.sampling, **changes),
         pass_at=limited,
     )
     if problems is not None:
@@ -216,6 +223,7 @@ def evaluate(
         if reason := places.missing(problems, "problems"):
             raise ValueError(f"problems: {reason}")
         source = Source(path=problems, split=split or "", limit=limit)
+        trained = _trained_on(config, source)
         config = _with_problems(config, task, stage.split, source)
     elif split or limit or task != "main":
         raise ValueError("split, limit and task say how to take other problems: name these too")
@@ -232,9 +240,16 @@ def evaluate(
     with opened(folder, config, reward, needs, READ_FOR[stage.split]) as session:
         if session.reward is _not_at_hand and task == "main":
             _not_at_hand()
-        if limited != stages[0].pass_at:
+        if problems is None:
+            session.tracker.say(f"{policy} on the problems of {stage.split}, as the stage {own}")
+        elif trained:
             session.tracker.say(
-                f"pass_at of the run's stage is {stages[0].pass_at}: of {samples} answers to a "
+                f"WARNING: the run trains on {problems} too: what is answered there may be learned "
+                "by heart. Of a file that the run divides, --split test is what it holds out"
+            )
+        if limited != like.pass_at:
+            session.tracker.say(
+                f"pass_at of the run's stage is {like.pass_at}: of {samples} answers to a "
                 f"problem only {limited} can be told"
             )
         kept_inputs.verify(session, policy, *_scored_by(session, None if problems else stage.split))
@@ -249,12 +264,35 @@ def evaluate(
         if not storage.finished(place):
             results = evaluation.run(session, name, stage)
             storage.finish(
-                place, {"kind": "evaluate", "name": name, "problems": problems or "test", **results}
+                place,
+                {"kind": "evaluate", "name": name, "problems": problems or stage.split, **results},
             )
         manifest = storage.finished(place) or {}
         session.tracker.table(*summary_table(manifest, []), first=FIRST)
         session.tracker.say(f"completions: {place / 'rollouts'}")
     return manifest
+
+
+def evaluate_stage(config: Config) -> tuple[str, Evaluate]:
+    """Return the evaluate stage to take settings from, with its name: of several the first by name
+    on test, else the first. Raises ValueError without any."""
+    stages = config.stages_of(Evaluate)
+    if not stages:
+        raise ValueError("the run has no evaluate stage to take settings from")
+    tested = [name for name in sorted(stages) if stages[name].split == "test"]
+    name = [*tested, *sorted(stages)][0]
+    return name, stages[name]
+
+
+def _trained_on(config: Config, source: Source) -> bool:
+    """Return whether a stage may train on problems of a source, by its path and split alone."""
+    sources = [task.train for task in config.all_tasks.values()]
+    sources += [stage.data for stage in config.stages_of(Sft).values()]
+    for other in sources:
+        apart = other.split and source.split and other.split != source.split
+        if other.path == source.path and not apart:
+            return True
+    return False
 
 
 def _scored_by(session: Session, split: str | None) -> list[str]:

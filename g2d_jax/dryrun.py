@@ -42,7 +42,7 @@ from g2d_jax.session.problems import table
 from g2d_jax.session.session import Session
 from g2d_jax.session.training_memory import kept
 from g2d_jax.stages import alerts
-from g2d_jax.workdir import absolute, require_same_run, stage_folders
+from g2d_jax.workdir import absolute, has_begun, require_same_run
 
 SHOWN = 2  # problems that are shown in full
 
@@ -59,7 +59,7 @@ def show(
     """
     settings = Config.of(config)
     order = plan(settings)
-    if workdir is None or not (absolute(workdir) / "config.json").exists():
+    if workdir is None or not has_begun(absolute(workdir)):
         refuse_unused(settings)
     require_packages(settings)
     places.require(config)
@@ -76,8 +76,7 @@ def show(
             _look_ahead(session)
             if workdir is not None:
                 found = inputs.contents_of(inputs.of_run(session))
-                begun = place.exists() and bool(stage_folders(place))
-                kept_inputs.compare(place, found, tracker.say, settings, begun)
+                kept_inputs.compare(place, found, tracker.say, settings, has_begun(place))
             _show_stages(session, order, place)
             for sentence in session.tokenizer.template.differences():
                 tracker.say(f"the chat template, as it is used here and exported: {sentence}")
@@ -143,8 +142,9 @@ def _show_stages(session: Session, order: Plan, place: epath.Path) -> None:
     parts = f", {trained:,} of them trained" if trained < total else ""
     session.tracker.say(f"model: {total:,} parameters{parts}; devices: {session.mesh.size}")
     if session.config.stages_of(TrainingStage):
-        begun = place.exists() and bool(stage_folders(place))
-        found = kept(place, session.sampling.devices.told) if begun else None
+        found = None
+        if has_begun(place):
+            found = kept(place, session.sampling.devices.told)
         session.tracker.say(f"training: {found or session.micro}")
 
 

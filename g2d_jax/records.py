@@ -157,6 +157,7 @@ class Request:
 
     problem_id and visit (how often the prompt was drawn before) name the randomness, with the
     sample index. greedy: whether the last sample is decoded greedily, whatever params say.
+    needs_logprobs: whether a loss needs log-probabilities, which a server may not have.
     """
 
     problem_id: str
@@ -165,6 +166,7 @@ class Request:
     num_samples: int = 1
     visit: int = 0
     greedy: bool = False
+    needs_logprobs: bool = False
 
     def params_of(self, sample: int) -> SamplingParams:
         """Return the settings of one sample."""

@@ -43,10 +43,10 @@ from g2d_jax.workdir import (
     PROGRAMS,
     check_token,
     claim,
+    has_begun,
     mark_start,
     packages,
     require_same_run,
-    stage_folders,
     without_secrets,
 )
 
@@ -151,7 +151,7 @@ def open_session(
                 processes.on_leader(lambda: claim(config, folder, own_functions))
                 # Raises for an impossible mesh, before any work.
                 _ = session.sampling.devices.for_sampling
-                settle_micro(session, begun=bool(stage_folders(folder)))
+                settle_micro(session, begun=has_begun(folder))
                 compiling.take_programs()  # those of an earlier run in this process
                 _introduce(session, order, until)
                 warn_of_answers(session)
@@ -226,8 +226,9 @@ def _take(config: Config, folder: epath.Path, own: Mapping[str, str]) -> str:
 
     One that holds a run is left as it is until what the run reads has been compared.
     """
-    if not (folder / "config.json").exists():
+    if not has_begun(folder):
         refuse_unused(config)
+    if not (folder / "config.json").exists():
         return claim(config, folder, own)
     require_same_run(config, folder, own)
     return mark_start(folder)

@@ -81,6 +81,12 @@ def stage_folders(workdir: epath.Path) -> dict[str, epath.Path]:
     return {name: path for _, name, path in sorted(numbered)}
 
 
+def has_begun(workdir: epath.Path) -> bool:
+    """Return whether a run, or a study's point, has begun a stage there: until then its settings
+    may be any."""
+    return workdir.exists() and bool(stage_folders(workdir))
+
+
 def stage_steps(workdir: epath.Path) -> dict[str, int]:
     """Map stage -> step at which a study's point takes a trajectory that goes on; {} for a run."""
     links = workdir / LINKS

@@ -1223,7 +1223,9 @@ def test_samples_are_drawn_as_the_stage_that_runs_first_draws() -> None:
         commands.first_sampling(Config.of(config))
 
 
-def test_evaluation_and_samples_read_no_other_problems(work: Path, tmp_path: Path) -> None:
+def test_evaluation_and_samples_read_no_other_problems(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Not the training problems, nor held-out ones that are not asked for: they may be gone, or be
     those asked."""
     from g2d_jax import commands
@@ -1248,6 +1250,8 @@ def test_evaluation_and_samples_read_no_other_problems(work: Path, tmp_path: Pat
         manifest = commands.evaluate(run, "sft", problems=str(dev), num_generations=1)
         assert manifest["result"]["problems"] == 3
 
+    run = changed(train={"path": str(dev)}, dev={"path": str(dev)})
+
     def none(completions: list[str], **columns: object) -> list[float]:
         return [0.0 for _ in completions]
 
@@ -1259,6 +1263,7 @@ def test_evaluation_and_samples_read_no_other_problems(work: Path, tmp_path: Pat
             run, "sft", problems=str(dev), num_generations=1, reward=reward
         )
         assert manifest["result"]["policies"][0]["mean"] == mean
+    assert f"WARNING: the run trains on {dev} too" in capsys.readouterr().out
     assert len(commands.sample(changed(dev=gone), policy="sft", count=2)) == 2
     run = changed(test=gone)
     # a given problem needs no others

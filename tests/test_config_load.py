@@ -13,14 +13,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from etils import epath
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import config, config_load, pipeline, run_stages
+from g2d_jax import config, config_load, dryrun, pipeline, run_stages
 from g2d_jax.config import io as config_io
 from g2d_jax.runtime import storage
 from g2d_jax.session import init_params
+from g2d_jax.workdir import claim
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -673,6 +675,34 @@ def test_a_setting_that_does_nothing_is_refused_where_a_run_begins(override, mes
     settings = config.Config.of(config_load.resolve("demo", overrides))
     with pytest.raises(ValueError, match=message):
         run_stages.refuse_unused(settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "idle"),
+    [
+        ({}, ()),
+        ({"loss_type": "dapo", "dpo.nll_coef": 1.0, "dpo.beta": 0.5}, ("dpo.beta", "dpo.nll_coef")),
+        ({"loss": "dpo", "scale_rewards": "group", "dpo.beta": 0.5}, ("scale_rewards",)),
+        ({"loss": "group_dpo", "grpo_coef": 1.0, "scale_rewards": "group"}, ()),
+        ({"loss": "dpo", "dpo.simpo_gamma": 2.0}, ("dpo.simpo_gamma",)),
+        ({"loss": "dpo", "dpo.simpo_gamma": 2.0, "dpo.loss_type": "simpo"}, ()),
+    ],
+)
+def test_what_a_loss_does_not_read(changes, idle):
+    made = config_load.resolve("demo")
+    made.stages.warmup.update_from_flattened_dict(changes)
+    assert config.Config.of(made).stages["warmup"].idle == idle
+
+
+def test_what_does_nothing_is_refused_until_a_stage_has_begun(tmp_path):
+    """A first try that failed has left settings, on which nothing rests yet."""
+    made = config_load.resolve("demo")
+    claim(config.Config.of(made), epath.Path(tmp_path))
+    made.stages.warmup.budget.amount = 1e15
+    with pytest.raises(ValueError, match=r"warmup\.budget\.amount"):
+        pipeline.run(made, tmp_path)
+    with pytest.raises(ValueError, match=r"warmup\.budget\.amount"):
+        dryrun.show(made, workdir=tmp_path)
 
 
 @pytest.mark.parametrize("step", [2.5, True])

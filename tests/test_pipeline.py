@@ -10,8 +10,8 @@ import pytest
 from etils import epath
 from ml_collections import ConfigDict
 
+from g2d_jax import commands, pipeline, run_stages
 from g2d_jax import config as settings
-from g2d_jax import pipeline, run_stages
 from g2d_jax.config import Config, graph
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime import storage
@@ -321,6 +321,18 @@ def test_policies_that_are_not_there(
         session = Session(Config.of(config), epath.Path(tmp_path), tracker, folders)
         with pytest.raises(ValueError, match=message):
             load_policy(session, policy.replace("WORK", str(tmp_path)))
+
+
+def test_of_several_results_none_is_taken_by_its_name(config: ConfigDict) -> None:
+    assert commands.last_policy(Config.of(config)) == "dpo"
+    with config.unlocked(), config.stages.unlocked():
+        config.stages.more = settings.online(policy="warmup")
+        config.stages.validate = settings.evaluate(policies=("dpo",), split="dev")
+    made = Config.of(config)
+    assert graph.plan(made).behind("dpo") == {"sft", "warmup", "collect"}
+    with pytest.raises(ValueError, match="ends with several policies, dpo, more: name one"):
+        commands.last_policy(made)
+    assert commands.evaluate_stage(made)[0] == "evaluate"
 
 
 def test_a_run_warns_of_answers_that_are_cut_or_not_read(

@@ -189,7 +189,7 @@ class Config(Section):
                 "to bfloat16"
             )
         drawn = stage.sampling_of_probes
-        if drawn is not None and (not drawn.temperature or drawn.top_p < 1 or drawn.top_k):
+        if drawn is not None and not drawn.is_whole:
             yield ValueError(
                 f"{setting} compares whole distributions: sample the stage's probes at a "
                 "temperature above 0, without top_p and top_k"

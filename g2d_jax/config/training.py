@@ -68,6 +68,12 @@ class Sampling(Section):
     top_k: NonNegative = 0
     stop: tuple[str, ...] = ()  # texts that end a response, beside the tokenizer's stop tokens
 
+    @property
+    def is_whole(self) -> bool:
+        """True if responses are drawn from a policy's whole distribution: neither greedily nor
+        filtered."""
+        return self.temperature > 0 and self.top_p == 1 and self.top_k == 0
+
     def conflicts(self) -> Iterator[ValueError]:
         """Refuse stop strings that cannot end a response."""
         if fault := stop_fault(self.stop):

@@ -281,8 +281,9 @@ def _sides(workdirs: Sequence[PathLike]) -> list[Side]:
                 f"{run.workdir} has no finished evaluation: let its evaluate stage finish first"
             )
         alike = [stage for stage in stages if sides and stage.split == sides[0].stage.split]
+        tested = [stage for stage in stages if stage.split == "test"]
         label = root.name if names.count(root.name) == 1 else str(root)
-        sides.append(Side(_mark(i), label, run, [*stages, *alike][-1]))
+        sides.append(Side(_mark(i), label, run, [*stages, *tested, *alike][-1]))
     return sides
 
 

@@ -195,8 +195,8 @@ def _reached(run: Run, stage: str) -> str:
 
 
 def _results(run: Run) -> Iterator[Part | None]:
-    """Build the last evaluation's tables and figures, the chosen checkpoints, and earlier
-    evaluations folded."""
+    """Build the result's tables and figures, the chosen checkpoints, and the other evaluations
+    folded."""
     latest = run.latest
     if latest is not None:
         yield _accuracies(run, policies(latest))
@@ -210,8 +210,9 @@ def _results(run: Run) -> Iterator[Part | None]:
     for manifest in run.manifests.values():
         if manifest.get("kind") == SELECT:
             yield tables.selection_table(manifest)
-    for stage in run.evaluations[:-1]:
-        yield Fold(f"Earlier evaluation: {stage.name}", [tables.summary_table(stage.manifest, ())])
+    for stage in run.evaluations:
+        if stage.manifest is not latest:
+            yield Fold(f"Evaluation: {stage.name}", [tables.summary_table(stage.manifest, ())])
 
 
 def _accuracies(run: Run, evaluated: Sequence[Manifest]) -> Chart | None:

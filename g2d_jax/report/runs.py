@@ -16,7 +16,7 @@ from etils import epath
 
 from g2d_jax.records import Verdict
 from g2d_jax.report.format import number
-from g2d_jax.report.tables import Manifest, policies
+from g2d_jax.report.tables import Manifest, policies, result_of
 from g2d_jax.runtime.lock import holder
 from g2d_jax.runtime.storage import read_bytes, read_informing, read_json
 from g2d_jax.runtime.tracking import read_metrics
@@ -178,17 +178,15 @@ class Run:
 
     @property
     def evaluations(self) -> list[Stage]:
-        """The finished evaluate stages, in order; the last one is the result."""
+        """The finished evaluate stages, in order."""
         return [
             stage for stage in self.stages.values() if stage.kind == EVALUATE and stage.manifest
         ]
 
     @property
     def latest(self) -> Manifest | None:
-        """The manifest of the last finished evaluation, the result; None before there is one."""
-        if not self.evaluations:
-            return None
-        return self.evaluations[-1].manifest
+        """The manifest of the evaluation that is the result; None before there is one."""
+        return result_of([stage.manifest for stage in self.evaluations if stage.manifest])
 
     @property
     def price(self) -> float | None:

@@ -300,12 +300,21 @@ def _measured(record: Manifest, value: str, error: str) -> str:
 
 def problems(evaluation: Manifest, what: str) -> str:
     """Count the problems that the result is about: those with right and wrong answers, if there are
-    any."""
+    any. what: their name where they are of test."""
     judged = [name for name, verifiable in tasks(evaluation).items() if verifiable]
     counted = number(evaluation, "result", "problems")
     if judged:
         counted = sum(number(policies(evaluation)[0], "tasks", name, "problems") for name in judged)
-    return f"{fmt.count(counted)} {what}"
+    split = evaluation.get("result", {}).get("split", "test")
+    named = what if split == "test" else f"{split} problems"
+    return f"{fmt.count(counted)} {named}"
+
+
+def result_of(evaluations: Sequence[Manifest]) -> Manifest | None:
+    """Return the evaluation that is a run's result: the last on test, else the last; None without
+    any. On dev a checkpoint or a setting may have been chosen."""
+    tested = [one for one in evaluations if one.get("result", {}).get("split", "test") == "test"]
+    return next(reversed(tested or list(evaluations)), None)
 
 
 def _makers(

@@ -120,6 +120,10 @@ def external_batches(session: Session, name: str, stage: Online) -> ExternalBatc
             f"prompts_per_step={stage.prompts_per_step}: set stages.{name}.steps to {updates} or "
             f"less, got {stage.steps}"
         )
+    session.say_once(
+        f"{name}: {stage.rollouts} has {len(groups)} groups, which feed {updates} updates: "
+        f"{stage.steps} are taken"
+    )
     visits: Counter[str] = Counter()
     draws: Draws = []
     for group in groups:
@@ -311,6 +315,8 @@ def _problem(
     verified = session.config.all_tasks[task].reward.function == "verify" and not has_function
     if answer is not None and verified:
         answer = plain_answer(answer)
+    if known is not None:
+        return replace(known, answer=answer)
     return Problem(identifier, row.prompt, answer, source=path, task=task)
 
 

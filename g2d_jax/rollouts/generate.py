@@ -111,6 +111,17 @@ def concat_rounds(rounds: Sequence[Sampled]) -> tuple[Draws, Groups]:
     return draws, groups
 
 
+def joined(parts: Sequence[Sampled]) -> Sampled:
+    """Join parts of what one file is to hold, with the sums of their costs."""
+    draws, groups = concat_rounds(parts)
+    cost: Counter[str] = Counter()
+    greedy: list[ScoredRollout] = []
+    for part in parts:
+        cost.update(part.cost)
+        greedy += part.greedy
+    return Sampled(draws, groups, dict(cost), greedy=greedy)
+
+
 def generate(
     session: Session,
     sampler_params: Callable[[], Any],
@@ -495,7 +506,13 @@ def _requests(session: Session, draws: Draws, workload: Workload) -> list[Reques
         ids = session.tokenizer.encode_prompt(problem)
         requests.append(
             Request(
-                problem.id, ids, workload.params, workload.samples, visit, greedy=workload.greedy
+                problem.id,
+                ids,
+                workload.params,
+                workload.samples,
+                visit,
+                greedy=workload.greedy,
+                needs_logprobs=workload.needs_logprobs,
             )
         )
     return requests

@@ -22,6 +22,7 @@ class Workload:
     """The sampling of a stage. shapes: that its programs are compiled for, the same for all its
     calls. rng_stream: names the random numbers. weights: of the sampler, as in
     `Sampler.to_sampler_params`. greedy: whether each prompt gets a greedy response besides.
+    needs_logprobs: whether a loss needs the log-probabilities of what was drawn.
 
     For its programs' work: the prompts and calls of the whole stage, and the tokens of a mean
     response, None for the most.
@@ -36,6 +37,7 @@ class Workload:
     calls: float = 0
     response: int | None = None
     greedy: bool = False
+    needs_logprobs: bool = False
 
     @property
     def samples(self) -> int:
@@ -96,5 +98,13 @@ def workload_of(
     )
     stream, calls = stage.stream or f"{stage.kind}/{name}", -(-prompts // together)
     return Workload(
-        params, samples, shapes, stream, stage.sampling_weights, prompts, calls, response
+        params,
+        samples,
+        shapes,
+        stream,
+        stage.sampling_weights,
+        prompts,
+        calls,
+        response,
+        needs_logprobs=isinstance(stage, Online) and bool(stage.importance_cap),
     )

@@ -26,14 +26,12 @@ LEAST_LOGPROB, MOST_LOGPROB = float(np.finfo(np.float32).min), 1e-3
 class Reader:
     """The reader of answers, used by one thread.
 
-    needs_logprobs: whether a loss needs the server's log-probabilities. wrong: makes the error of
-    what is wrong, and of what to do. say: shows the user a message. counts: what was read so far,
-    see `COUNTS`.
+    wrong: makes the error of what is wrong, and of what to do. say: shows the user a message.
+    counts: what was read so far, see `COUNTS`.
     """
 
     tokenizer: PromptTokenizer
     vocab_size: int
-    needs_logprobs: bool
     wrong: Callable[[str, str], EngineError]
     say: Callable[[str], None]
     counts: Counter[str] = field(default_factory=Counter)
@@ -189,7 +187,7 @@ class Reader:
             return np.zeros(length, np.float32)  # a point mass, as our sampler has it
         given = choice.get("logprobs")
         if not given or choice.get("token_ids") is None or not is_scored(request):
-            return self._without_logprobs(length)
+            return self._without_logprobs(length, request)
         values = given.get("token_logprobs") if isinstance(given, dict) else None
         if not isinstance(values, list) or len(values) != length:
             raise self.wrong(f"{length} tokens have no log-probability each", "look at its version")
@@ -202,11 +200,11 @@ class Reader:
             )
         return np.minimum(np.array(values, np.float32), 0.0)
 
-    def _without_logprobs(self, length: int) -> np.ndarray:
+    def _without_logprobs(self, length: int, request: Request) -> np.ndarray:
         why = (
             "the server gives none for the ids it drew, or not those after temperature and filters"
         )
-        if self.needs_logprobs:
+        if request.needs_logprobs:
             raise self.wrong(
                 f"a GRPO loss needs log-probabilities, and {why}",
                 "start vLLM with --logprobs-mode processed_logprobs, or sample at temperature 1",

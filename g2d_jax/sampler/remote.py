@@ -71,8 +71,7 @@ class Remote:
     """The Engine behind engine.url. Give it its settings, checked by `check`, and where policies
     are written for it.
 
-    seed: of the run. dtype: of the weights that are written. needs_logprobs: whether a loss needs
-    the server's log-probabilities. say: shows the user a message.
+    seed: of the run. dtype: of the weights that are written. say: shows the user a message.
     counts: of all calls that came to their end, in all processes: see `COUNTS`. busy: the clock of
     this process's requests.
     """
@@ -84,7 +83,6 @@ class Remote:
     _: KW_ONLY
     seed: int
     dtype: str
-    needs_logprobs: bool
     say: Callable[[str], None]
 
     def __post_init__(self) -> None:
@@ -93,9 +91,7 @@ class Remote:
         self.ready = 0
         self.connection = Connection(self.settings)
         self.busy = self.connection.busy
-        self._reader = Reader(
-            self.tokenizer, self.vocab_size, self.needs_logprobs, self.connection.wrong, self.say
-        )
+        self._reader = Reader(self.tokenizer, self.vocab_size, self.connection.wrong, self.say)
         self._asked = _Asked()
         self._forgotten: list[Future[bytes]] = []
         self._loaded = ""  # the version that this process had the server load last

@@ -52,7 +52,7 @@ class ExtraState:
     in a row
     warnings: alerts that were shown, see `alerts.say`
     series: kind -> metric -> the first and the last values that alerts compare
-    rewards: the mean reward of every update
+    rewards: the mean reward of every batch
     probes: the figures of every probe, with its step; probe_cost: of all of them
     ended: the rule that ended the stage before its last step, if one did
     without_signal: updates in a row whose batch taught nothing

@@ -194,8 +194,9 @@ def followed(policy: str, folder: epath.Path) -> str:
 
 
 def require_elsewhere(policy: str) -> None:
-    """Raise ValueError if a policy outside this run ("run:…", "hf:…") does not exist. A hub id is
-    not looked up."""
+    """Raise ValueError if a policy outside this run ("run:…", "hf:…") does not exist, or is the end
+    of a stage that has not come to it: each load would take what is newest then. A hub id is not
+    looked up."""
     name = PolicyName.parse(policy)
     if name.origin == OF_RUN:
         policy = followed(policy, stage_of_run(policy))
@@ -205,6 +206,12 @@ def require_elsewhere(policy: str) -> None:
             raise ValueError(
                 f"policy {policy!r}: there are checkpoints of "
                 f"{', '.join(map(str, steps)) or 'no step'}"
+            )
+        if step is None and not storage.finished(stage_of_run(policy)):
+            raise ValueError(
+                f"policy {policy!r}: that stage has not finished, and what is newest of it changes: "
+                f"name a step, as in {policy}@{max(steps)}, one of its keep if it goes on; or let it "
+                "finish first"
             )
     if name.origin == OF_MODEL and places.is_path(name.place):
         hf.read_config(hf.resolve(name.place))

@@ -7,6 +7,7 @@ score_collective   a reward model lies on the devices of all processes: all run 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -36,6 +37,16 @@ if TYPE_CHECKING:
 UNSCORED = Score(None, Verdict.UNSCORABLE)  # as yet
 
 
+def shares(problems: Sequence[Problem], count: int) -> list[list[int]]:
+    """Deal the places of responses to so many processes, those to one problem in a row to the
+    same."""
+    dealt: list[list[int]] = [[] for _ in range(count)]
+    places = iter(range(len(problems)))
+    for number, (_, group) in enumerate(itertools.groupby(problem.id for problem in problems)):
+        dealt[number % count] += [next(places) for _ in group]
+    return dealt
+
+
 @dataclass
 class RewardManager:
     """The rewards of all tasks. rewards: task -> its reward section. own: a caller's function in
@@ -59,18 +70,22 @@ class RewardManager:
         self, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
     ) -> list[Score]:
         """Return one Score per response, in order. token_ids: [T] int32 each. All processes call
-        it, with the same."""
-        mine = slice(processes.index(), None, processes.count())
+        it, with the same.
+
+        Responses to one problem that follow each other are scored together, by one process.
+        """
+        dealt = shares(problems, processes.count())
+        mine = dealt[processes.index()]
         with processes.barrier():
-            own = self.score_local(problems[mine], texts[mine], token_ids[mine])
+            own = self.score_local(pick(problems, mine), pick(texts, mine), pick(token_ids, mine))
         self.share_usage()
-        shares = processes.gather(
+        found = processes.gather(
             [[score.reward, score.verdict.value, score.answer] for score in own]
         )
         scores = [UNSCORED] * len(problems)
-        for first, share in enumerate(shares):
-            for index, (reward, verdict, answer) in enumerate(share):
-                scores[first + index * len(shares)] = Score(reward, Verdict(verdict), answer)
+        for places, share in zip(dealt, found, strict=True):
+            for place, (reward, verdict, answer) in zip(places, share, strict=True):
+                scores[place] = Score(reward, Verdict(verdict), answer)
         return self.score_collective(problems, texts, token_ids, scores)
 
     def start(self, problems: Sequence[Problem]) -> None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from g2d_jax import mesh as meshes
-from g2d_jax.config import Config, DecodeSetting, Online, Stage
+from g2d_jax.config import Config, DecodeSetting, Stage
 from g2d_jax.data.stops import Decode
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import hf
@@ -83,7 +83,6 @@ class RunSampling:
             folder = absolute(settings.folder) / processes.on_leader(
                 lambda: run_id(self.workdir / "engine.json")
             )
-        online = self.config.stages_of(Online).values()
         return Remote(
             settings,
             folder,
@@ -91,7 +90,6 @@ class RunSampling:
             self.devices.model.vocab_size,
             seed=self.config.seed,
             dtype=self.config.dtype,
-            needs_logprobs=any(stage.importance_cap for stage in online),
             say=self.say,
         )
 

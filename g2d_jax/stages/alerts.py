@@ -112,11 +112,13 @@ def watch(
     metrics: Mapping[str, float],
     *,
     kind: Literal["train", "probe"],
+    new: bool = True,
 ) -> None:
     """Add a step's metrics to the series of `WATCHED`, and warn of what has gone wrong.
 
     Call it once a step, after the update. kind: series of different kinds are not compared; "probe"
-    is judged on single values.
+    is judged on single values. new: whether no step before was on the same batch, whose reward is
+    one draw however many steps are made on it.
     """
     window = PROBE_WINDOW if kind == "probe" else WINDOW
     series = trainer.extra_state.series.setdefault(kind, {})
@@ -139,7 +141,8 @@ def watch(
     )
     reward = float(metrics.get("reward", math.nan))
     if kind == "train" and math.isfinite(reward):
-        trainer.extra_state.rewards.append(reward)
+        if new:
+            trainer.extra_state.rewards.append(reward)
         if trainer.total >= HALFWAY and trainer.step == trainer.total // 2:
             _judge_rise(trainer, stage)
 
@@ -363,7 +366,7 @@ def sampled(
 def silent(without_signal: int, steps: int, rewards: Sequence[float]) -> list[Alert]:
     """Warn if no step of an online stage had a prompt whose responses differ in reward.
     without_signal: the steps in a row, at its end, that had none; rewards: the mean of each
-    step."""
+    batch."""
     if not steps or without_signal < steps:
         return []
     reward = statistics.fmean(rewards) if rewards else math.nan
@@ -381,10 +384,10 @@ def _level(reward: float) -> str:
 
 
 def stalled(rewards: Sequence[float], stage: Online | Offline) -> list[Alert]:
-    """Warn if the mean rewards of an online stage's steps have hardly risen; noise alone gives no
+    """Warn if the mean rewards of an online stage's batches have hardly risen; noise alone gives no
     warning.
 
-    The rise is that of a line fitted by least squares to all steps; its error is from their scatter
+    The rise is that of a line fitted by least squares to all batches; its error is from their scatter
     about it. It is hardly any if it is no more than two errors above 0, and two errors more would
     still be less than LEAST_RISE. A reward on another scale than 0 to 1 has no such size: it must
     not have risen at all.
@@ -399,7 +402,7 @@ def stalled(rewards: Sequence[float], stage: Online | Offline) -> list[Alert]:
     if (on_scale and first > HIGH_REWARD) or rise > 2 * error or rise + 2 * error > least:
         return []
     text = (
-        f"the reward has hardly risen: by {rise:.3f} ± {error:.3f} over {steps} steps, from "
+        f"the reward has hardly risen: by {rise:.3f} ± {error:.3f} over {steps} batches, from "
         f"{first:.3f} in the first {steps // 4}. To try: a larger optimizer.learning_rate (now "
         f"{stage.optimizer.learning_rate:g}), more steps, more prompts_per_step or num_generations "
         "against the noise, problems that are sometimes answered right"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,17 +19,21 @@ from etils import epath
 from g2d_jax.config import BestCheckpoint, Evaluate
 from g2d_jax.records import Problem, indices_by_task
 from g2d_jax.rollouts.generate import (
+    Batches,
     Draws,
     Groups,
     Sampled,
     correct,
     draw_once,
+    joined,
     lengths,
+    on_disk,
     rewards,
     sampled_batches,
+    write_sampled,
 )
 from g2d_jax.rollouts.programs import sampling_programs
-from g2d_jax.rollouts.workload import Workload
+from g2d_jax.rollouts.workload import Workload, prompts_per_call
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tracking import Progress
 from g2d_jax.session.cost import Cost
@@ -76,19 +81,35 @@ class HeldOut:
         """Sample and score answers to each problem, a greedy one too if the stage asks for it, or
         read them back.
 
-        The policy is loaded only if needed.
+        The policy is loaded only if needed. What takes several calls of the sampler is kept call by
+        call until all is there, so that a run that is killed loses one of them.
         """
         workload = sampling(self.session, self.stage, rng_stream)
-        (sampled,) = sampled_batches(
+        most = prompts_per_call(self.session, workload.samples)
+        draws = self.draws
+        if len(draws) <= most or on_disk(self.session, [self.file]):
+            return self._sampled([(draws, self.file)], workload)[0]
+        parts = self.folder / f"_{self.file.stem}"
+        batches = []
+        for first in range(0, len(draws), most):
+            part = draws[first : first + most]
+            # Named by what it holds: a later start may divide the problems otherwise.
+            batches.append((part, parts / f"{first:06d}-{first + len(part):06d}.parquet"))
+        sampled = joined(self._sampled(batches, workload))
+        self.session.writer.submit(partial(write_sampled, [sampled], [self.file], parts))
+        self.session.writer.wait()
+        return sampled
+
+    def _sampled(self, batches: Batches, workload: Workload) -> list[Sampled]:
+        return sampled_batches(
             self.session,
             self._sampler_params,
-            [(self.draws, self.file)],
+            batches,
             workload,
             policy=self.policy,
             cost=self.cost,
             bar=self.bar,
         )
-        return sampled
 
     def _sampler_params(self) -> Any:
         return self.session.sampling.engine.to_sampler_params(
@@ -99,19 +120,20 @@ class HeldOut:
 def sampling(
     session: Session, stage: BestCheckpoint | Evaluate, rng_stream: str, response: int | None = None
 ) -> Workload:
-    """Return the sampling of an evaluate or best_checkpoint stage: a call a policy. response: mean
-    tokens, None: the most."""
+    """Return the sampling of an evaluate or best_checkpoint stage: each policy by itself, in as few
+    calls as compute.generation_batch_size allows. response: mean tokens, None: the most."""
     params = stage.sampling.params(session.sampling.stop_ids)
     samples = stage.num_generations + stage.greedy
     policies = stage.policy_count(session.config.stages)
     prompts = session.problems.counts[stage.split]
+    together = min(prompts, prompts_per_call(session, samples))
     return Workload(
         params,
         stage.num_generations,
-        session.sampling.shapes(stage, prompts, samples, params),
+        session.sampling.shapes(stage, together, samples, params),
         rng_stream,
         prompts=prompts * policies,
-        calls=policies,
+        calls=policies * -(-prompts // max(together, 1)),
         response=response,
         greedy=stage.greedy,
     )

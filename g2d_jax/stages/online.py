@@ -64,7 +64,7 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
         open_trainer(training_of(session, name, stage)) as trainer,
         closing(RolloutBuffer(trainer, stage, external)) as buffer,
     ):
-        alerts.report(trainer, _alerts_of_inputs(session, stage, external))
+        alerts.report(trainer, _alerts_of_inputs(session, name, stage, external))
         if buffer.ahead is not None:
             session.tracker.say(schedule(name, stage))
         probe = partial(
@@ -75,14 +75,14 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
         if not ended:
             buffer.resume()
         # Meets the other processes, the last time too; False when all updates are done.
+        generation: dict[str, float] = {}
         while trainer.meet_before_update() and not ended:
             window = window_at(trainer.step, stage)
-            generation: dict[str, float] = {}
             # A synchronisation: all batches of the window are sampled now, or here by now if a
             # server was ahead. Their cost is stored with them, and counted when a batch is first
             # trained on.
             if trainer.step == window.first_update:
-                generation = buffer.generate_window(window)
+                generation |= buffer.generate_window(window)
                 buffer.sample_ahead(window)
                 buffer.add_logprobs(window)
             with session.track_cost(trainer.cost):
@@ -90,11 +90,15 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
                 _stop_without_signal(trainer, stage, train_batch)
                 buffer.record_if_new(train_batch)
                 metrics = {**_describe(train_batch), **buffer.staleness(train_batch)}
-                metrics |= {**train_batch.batch.metrics, **generation}
+                metrics |= train_batch.batch.metrics
+                # of the window, with the first of its updates that is logged
+                if trainer.logs(trainer.step + 1):
+                    metrics |= generation
+                    generation = {}
                 # Launches this update, and logs the one before, whose metrics are ready by now.
                 trainer.update(train_batch.batch.groups, metrics)
             # Before the checkpoint, which has the alerts, the probes and the end that these record.
-            alerts.watch(trainer, stage, metrics, kind="train")
+            alerts.watch(trainer, stage, metrics, kind="train", new=train_batch.new)
             probe()
             ended = early_stopping.ends(trainer, stage)
             trainer.checkpoint_if_due()
@@ -117,14 +121,18 @@ def alerts_ahead(session: Session, name: str, stage: Online) -> list[alerts.Aler
     row_shape(session, stage)
     # Raises for a task that has no training problem left; the run draws by its own order.
     train_order(session.config, session.problems.train, name)
-    return _alerts_of_inputs(session, stage, external_batches(session, name, stage))
+    return _alerts_of_inputs(session, name, stage, external_batches(session, name, stage))
 
 
 def _alerts_of_inputs(
-    session: Session, stage: Online, external: ExternalBatches | None
+    session: Session, name: str, stage: Online, external: ExternalBatches | None
 ) -> list[alerts.Alert]:
     """Return what may be wrong with the settings, the number of problems, the dump, and the lengths
     of responses."""
+    if stage.idle:
+        session.say_once(
+            f"{name}: loss={stage.loss!r} does not read {', '.join(stage.idle)}, which are set"
+        )
     problems = len(session.problems.train)
     found = alerts.too_few_problems("problems", problems, stage.prompts_per_step, stage.steps)
     found += alerts.unlikely(stage)

@@ -72,14 +72,20 @@ def probe(
 
     Due are step 0, every stage.probe.every updates, the stage's last step, and with `last` any
     step: a stage may end early. Call it outside of blocks whose cost is tracked. The random numbers
-    are the same at each step. Logged with kind "probe": see `figures`; with a reference "kl" too,
-    and "kl_float32" where stage.probe asks for it. A restart reads back the measurements, and their
-    cost, from the stage's folder probe/.
+    are the same at each step. Logged with kind "probe": see `figures`; "kl_float32" where
+    stage.probe asks for it; with a reference "kl" too, unless the sampling is greedy or filtered,
+    since its log-probabilities are not the policy's then. A restart reads back the measurements,
+    and their cost, from the stage's folder probe/.
     """
     every, step, state = stage.probe.every, trainer.step, trainer.extra_state
     due = every and (step % every == 0 or step == trainer.total or last)
     if not due or any(entry["step"] == step for entry in state.probes):
         return
+    if reference is not None and not stage.probes_compare:
+        trainer.session.say_once(
+            f"{trainer.name}: its probes are drawn greedily or filtered, and have no kl: that "
+            "compares whole distributions (a temperature above 0, top_p 1, top_k 0)"
+        )
     measured, cost = _measured(trainer, stage, reference)
     values = {key: float(value) for key, value in measured["figures"].items()}
     state.probes.append({"step": step, **values})
@@ -172,7 +178,7 @@ def _measured(
         )
         _, groups = concat_rounds(sampled)
         values = figures(groups)
-        if reference is not None:
+        if reference is not None and stage.probes_compare:
             logprobs = reference_logprobs(
                 session, groups, reference(), stage.sampling_of_probes, cost
             )

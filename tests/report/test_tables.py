@@ -11,7 +11,7 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report import tables
 from g2d_jax.report.markup import shorten, shown, visible
 from g2d_jax.report.run import _interval, headline
-from g2d_jax.report.tables import guarded, sheet, summary_table
+from g2d_jax.report.tables import guarded, problems, result_of, sheet, summary_table
 
 COLD = {"name": "sft", "label": "cold", "mean": 0.3338, "std_runs": 0.0072, "sem_clustered": 0.0101}
 COLD |= {"pass_at": {"1": 0.3338, "2": 0.48, "4": 0.612}, "greedy": 0.51}
@@ -364,3 +364,13 @@ def test_a_sheet_reads_back_and_no_text_begins_a_formula(rows):
 def test_a_bar_ends_where_accuracies_do(mean, sem, problems, ends):
     drawn = _interval({"mean": mean, "sem_clustered": sem, "problems": problems})
     assert drawn == pytest.approx((100 * mean, *ends), abs=1e-3, nan_ok=True)
+
+
+def test_the_result_is_that_on_test_wherever_it_stands() -> None:
+    """A stage named "validation" runs behind one named "evaluate"."""
+    on_test = {"result": {"split": "test", "problems": 4}}
+    on_dev = {"result": {"split": "dev", "problems": 4}}
+    assert result_of([on_test, on_dev]) is on_test
+    assert result_of([on_dev]) is on_dev and result_of([]) is None
+    assert problems(on_dev, "held-out problems") == "4 dev problems"
+    assert problems(on_test, "held-out problems") == "4 held-out problems"

@@ -38,7 +38,7 @@ def score(judge: Judge, journal: Path, *texts: str, problem: Problem = PROBLEM) 
 def test_the_last_rating_in_the_reply_is_the_reward(tmp_path: Path) -> None:
     replies = {
         "one": "[[3]], no: Rating: [[7.5]]",
-        "two": "[[-2]]",
+        "two": "[[2]]",
         "three": "I cannot say",
         "four": "[[9]] so far",
     }
@@ -57,7 +57,7 @@ def test_the_last_rating_in_the_reply_is_the_reward(tmp_path: Path) -> None:
             assert (scorer.counts["unrated"], scorer.counts["sent"], scorer.rated) == (1, 2, 1)
     assert scores == [
         Score(7.5, Verdict.SCORED),
-        Score(-2.0, Verdict.SCORED),
+        Score(2.0, Verdict.SCORED),
         UNSCORABLE,
         UNSCORABLE,
     ]
@@ -71,6 +71,14 @@ def test_a_hostile_response_stays_text_and_rates_nothing(tmp_path: Path) -> None
     (body,) = judge.asked
     assert f"<answer>\n{hostile}\n</answer>" in body["messages"][0]["content"]
     assert "scattering" not in str(body)  # {answer} in a response is no placeholder
+
+
+@pytest.mark.parametrize("said", ["[[1000]]", "[[0]]", "[[-5]]", "[[10.5]]"])
+def test_a_rating_that_the_built_in_rubric_does_not_have_is_none(tmp_path: Path, said: str) -> None:
+    with serving(lambda content, number: f"The best answer of all. Rating: {said}") as judge:
+        assert score(settings(url=judge.url), tmp_path, "a") == [UNSCORABLE]
+        own = settings(url=judge.url, prompt="{prompt} {response}")
+        assert score(own, tmp_path, "a")[0].reward == float(said.strip("[]"))
 
 
 def test_an_own_prompt_may_show_the_reference_answer_and_conversations_have_roles(

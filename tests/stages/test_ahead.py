@@ -94,7 +94,7 @@ def remote_of(server: Server, folder: Path, **settings: Any) -> Remote:
     tokenizer = load_tokenizer("procedural:slips", TemplateSettings())
     of_test = {"concurrency": 2, "retries": 0, **settings}
     engine = Engine(kind="server", url=server.url, **of_test)
-    named = {"seed": 7, "dtype": "float32", "needs_logprobs": True, "say": print}
+    named = {"seed": 7, "dtype": "float32", "say": print}
     return Remote(engine, epath.Path(folder), tokenizer, tokenizer.vocab_size, **named)
 
 

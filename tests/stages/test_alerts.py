@@ -306,7 +306,7 @@ def test_what_is_said_of_a_reward_that_hardly_rises():
     assert alert.values["rise"] == pytest.approx(19 * slope)
     assert alert.values["error"] == pytest.approx(19 * math.sqrt(covariance[0, 0]))
     assert alert.text.startswith(
-        "the reward has hardly risen: by 0.001 ± 0.007 over 20 steps, from 0.254 in the first 5. "
+        "the reward has hardly risen: by 0.001 ± 0.007 over 20 batches, from 0.254 in the first 5. "
         "To try: a larger optim"
     )
 
@@ -345,6 +345,8 @@ def test_a_long_stage_whose_reward_does_not_rise_says_so_halfway(
             alerts.watch(trainer, stage, {"reward": 0.3 + 0.01 * (step % 3) + rise}, kind="train")
             if step == 60:
                 assert [warning["step"] for warning in trainer.extra_state.warnings] == expected
+            alerts.watch(trainer, stage, {"reward": 0.3}, kind="train", new=False)
+        assert len(trainer.extra_state.rewards) == total  # a batch's reward is one draw
         alerts.conclude(trainer, stage)
         assert trainer.extra_state.warnings == []
         trainer.extra_state.rewards = [0.3] * total

@@ -355,6 +355,22 @@ def test_a_run_whose_reward_came_from_python_is_opened_again(small, tmp_path, op
     assert said in capsys.readouterr().out
 
 
+def test_a_dumps_answer_leaves_a_known_problem_what_the_data_say_of_it(small, tmp_path, opened):
+    problems = [{"problem": "1+1=?", "answer": "2", "tests": "mine"}]
+    problems += [{"problem": f"{n}+1=?", "answer": "0", "tests": ""} for n in range(2, 40)]
+    small.data.train = settings.source(lines(tmp_path / "train.jsonl", problems))
+    rows = [{"prompt": "1+1=?", "completion": text, "answer": "3"} for text in "12"]
+    small.stages.collect.rollouts = lines(tmp_path / "rollouts.jsonl", rows)
+    seen = []
+
+    def reward(completions: list[str], answer: list[str], tests: list[str]) -> list[float]:
+        seen.append((answer, tests))
+        return [float(text == "1") for text in completions]
+
+    run(opened(small, tmp_path / "work", reward))
+    assert seen == [(["3", "3"], ["mine", "mine"])]
+
+
 def test_rollouts_made_elsewhere(small, tmp_path, opened):
     train = opened(small, tmp_path).problems.train
     rows = [

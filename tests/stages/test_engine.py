@@ -65,10 +65,11 @@ def draw(tokenizer: PromptTokenizer, tmp_path: Path) -> Drawn:
             settings, **{k: sampling.pop(k) for k in ("retries", "timeout") if k in sampling}
         )
         say = (said if said is not None else []).append
-        named = {"seed": 7, "dtype": "float32", "needs_logprobs": needs, "say": say}
+        named = {"seed": 7, "dtype": "float32", "say": say}
         remote = Remote(settings, epath.Path(tmp_path), tokenizer, tokenizer.vocab_size, **named)
         params = SamplingParams(4, stop_ids=(tokenizer.stop_id,), **sampling)
-        request = Request("problem", PROMPT, params, num_samples=3, visit=2, greedy=greedy)
+        asked = {"num_samples": 3, "visit": 2, "greedy": greedy, "needs_logprobs": needs}
+        request = Request("problem", PROMPT, params, **asked)
         return sorted(
             remote.generate(Served("served"), [request], "purpose"), key=lambda r: r.sample
         )
@@ -399,7 +400,7 @@ def test_a_server_with_another_policy_is_not_believed(
 ) -> None:
     with serving(lambda body, number: choice([1])) as server:
         settings = Engine(kind="server", url=server.url, model="mine")
-        named = {"seed": 0, "dtype": "float32", "needs_logprobs": False, "say": print}
+        named = {"seed": 0, "dtype": "float32", "say": print}
         remote = Remote(settings, epath.Path(tmp_path), tokenizer, 20, **named)
         request = Request("problem", PROMPT, SamplingParams(4, stop_ids=(1,)))
         with pytest.raises(EngineError, match="holds the weights 'default', not 'g2d-1'"):

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from worlds import run
 
 from g2d_jax import config as settings
-from g2d_jax.config import graph
+from g2d_jax.config import Config, graph
 from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.records import Verdict
 from g2d_jax.report.run import write_run
@@ -57,6 +57,39 @@ def mixed(config: ConfigDict) -> ConfigDict:
 def evaluated(session: Session) -> dict[str, Any]:
     claim(session.config, epath.Path(session.workdir))
     return [run(session, name) for name in graph.plan(session.config).order][-1]["result"]
+
+
+def test_an_evaluation_of_several_calls_is_kept_call_by_call(config, tmp_path, opened):
+    """What was answered before a kill is not asked again, and what comes out is the same."""
+    expected = evaluated(opened(config, tmp_path / "whole"))
+    asked: list[int] = []
+
+    def dies_at_the_third_call(completions: list[str], **columns: Any) -> list[float]:
+        asked.append(len(completions))
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return [float(len(text) % 2 == 0) for text in completions]
+
+    config.compute.generation_batch_size = (
+        9  # three problems of two sampled answers and a greedy one
+    )
+    claim(Config.of(config), epath.Path(tmp_path / "parts"))
+    session = opened(config, tmp_path / "parts", dies_at_the_third_call)
+    run(session, "sft")
+    with pytest.raises(KeyboardInterrupt):
+        run(session, "evaluate")
+    folder = tmp_path / "parts" / "02-evaluate" / "rollouts"
+    kept = sorted(file.name for file in (folder / "_init").glob("0*[0-9].parquet"))
+    assert kept == ["000000-000003.parquet", "000003-000006.parquet"]
+    asked[:] = [0, 0, 0]
+    again = run(opened(config, tmp_path / "parts", dies_at_the_third_call), "evaluate")
+    assert asked[3:] == [6, 9, 9, 6]
+    names = ("name", "mean", "sem", "pass_at", "verdicts", "mean_length", "entropy")
+    for entry, other in zip(expected["policies"], again["result"]["policies"], strict=True):
+        for name in names:
+            assert entry[name] == pytest.approx(other[name], abs=1e-5)
+    assert again["result"]["paired"][0]["difference"] == expected["paired"][0]["difference"]
+    assert [path for path in folder.iterdir() if path.is_dir()] == []
 
 
 def test_without_verdicts_there_are_rewards_and_no_accuracy(config, tmp_path, opened):

@@ -109,7 +109,19 @@ def test_a_stage_with_more_steps_ends_like_one_that_had_them_from_the_start(
     assert alike.redone(tmp_path / "longer") == 0
 
 
-def test_groups_of_a_dump_train_as_they_did_when_they_were_sampled(warmup, tmp_path, opened):
+@pytest.mark.slow
+def test_a_window_is_described_with_the_first_update_that_is_logged(warmup, tmp_path, opened):
+    warmup.stages.warmup.update(steps=4, sync_every=2)
+    warmup.logging.every = 2
+    run(opened(warmup, tmp_path))
+    rows = [row for row in read_metrics(tmp_path) if "loss" in row["metrics"]]
+    assert [row["step"] for row in rows] == [2, 4]
+    assert [row["metrics"]["generation/prompts"] for row in rows] == [8, 8]
+
+
+def test_groups_of_a_dump_train_as_they_did_when_they_were_sampled(
+    warmup, tmp_path, opened, capsys
+):
     """The policy is that of the run which drew them, bit for bit, in one go or continued, and
     nothing is sampled."""
     stage = warmup.stages.warmup
@@ -122,6 +134,8 @@ def test_groups_of_a_dump_train_as_they_did_when_they_were_sampled(warmup, tmp_p
         claim(Config.of(warmup), epath.Path(tmp_path / folder))
         session = opened(warmup, tmp_path / folder)
         manifest = run(session)
+        taken = f"has 12 groups, which feed 3 updates: {steps} are taken"
+        assert taken in capsys.readouterr().out
     assert alike.differences(tmp_path / "dump", tmp_path / "longer") == []
     tokens = {name: manifest["tokens"][name] for name in ("generated", "trained")}
     assert (

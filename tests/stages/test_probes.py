@@ -54,6 +54,23 @@ def trained(session: Session) -> tuple[Trainer, dict[str, Any]]:
         return trainer, trainer.finish({})
 
 
+@pytest.mark.parametrize("changes", [{"top_p": 0.9}, {"temperature": 0.0}])
+def test_a_filtered_distribution_is_compared_with_no_reference(
+    small, tmp_path, opened, capsys, changes
+):
+    """Its log-probabilities are not the policy's, so that KL would not be 0 without a change."""
+    small.stages.dpo.probe_sampling.update(changes)
+    session = opened(small, tmp_path)
+    stage = session.config.stage("dpo", Offline)
+    with training(session, "dpo", STEPS) as trainer:
+        probes.probe(trainer, stage, lambda: load_policy(session, "init"))
+        (figures,) = trainer.extra_state.probes
+    assert "entropy" in figures and "kl" not in figures
+    assert (
+        "dpo: its probes are drawn greedily or filtered, and have no kl" in capsys.readouterr().out
+    )
+
+
 @pytest.mark.slow
 def test_divergence_from_float32(small, tmp_path, opened):
     """Of what samples in bfloat16: the same tokens scored with float32 activations."""

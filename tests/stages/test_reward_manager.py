@@ -16,7 +16,7 @@ from g2d_jax.config.section import record
 from g2d_jax.mesh import make_mesh
 from g2d_jax.records import Problem
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
-from g2d_jax.session.reward_manager import RewardManager
+from g2d_jax.session.reward_manager import RewardManager, shares
 
 IDS = np.zeros(1, np.int32)
 
@@ -59,6 +59,12 @@ def test_the_problem_carries_its_reward(scorers):
     assert [one.verdict.value for one in found] == ["correct", "scored", "incorrect", "incorrect"]
 
 
+def test_responses_to_a_prompt_are_scored_by_one_process():
+    problems = [Problem(name, name) for name in "aabbbacc"]
+    assert shares(problems, 2) == [[0, 1, 5], [2, 3, 4, 6, 7]]
+    assert shares(problems, 1) == [list(range(8))] and shares(problems[:2], 3) == [[0, 1], [], []]
+
+
 def test_each_task_reads_answers_by_its_own_rule(scorers):
     score = scorers(
         main={}, lines={"answers": "last_line"}, even={"function": "tiny:even", "answers": "tags"}
@@ -87,11 +93,12 @@ def test_pairs_from_a_judge_are_the_best_against_the_worst(config, tmp_path, ope
     only(config, "collect").stages.collect.pairs_per_prompt = 1
 
     def reply(content: str, _: int) -> str:
-        return f"[[{len(content.split('<answer>')[1])}]]"
+        return f"[[{len(content.rpartition('<answer>')[2])}]]"
 
     with serving(reply) as judge:
         config.reward.update(function="judge", verifiable=False)
-        config.reward.judge.update(url=judge.url, model="m")
+        own = "{prompt}<answer>{response}"
+        config.reward.judge.update(url=judge.url, model="m", prompt=own)
         session = opened(config, tmp_path, None)
         manifest = run(session)
         rows = read_rollouts(session.folders["collect"] / "rollouts")

@@ -136,7 +136,7 @@ def drawn(
 ) -> Rollout:
     """A sample of at most eight tokens from a server, ended by STOP too."""
     settings = replace(Engine(), kind="server", url=server.url, timeout=10.0, retries=0)
-    named: dict[str, Any] = {"seed": 7, "dtype": "float32", "needs_logprobs": False}
+    named: dict[str, Any] = {"seed": 7, "dtype": "float32"}
     say = (said if said is not None else []).append
     remote = Remote(settings, epath.Path(folder), tokenizer, tokenizer.vocab_size, say=say, **named)
     params = SamplingParams(8, stop_ids=(tokenizer.stop_id,), stop=STOP)
@@ -225,7 +225,6 @@ def test_without_stop_strings_a_server_is_asked_as_before(
         named: dict[str, Any] = {
             "seed": 7,
             "dtype": "float32",
-            "needs_logprobs": False,
             "say": print,
         }
         remote = Remote(settings, epath.Path(tmp_path), tokenizer, tokenizer.vocab_size, **named)

@@ -25,6 +25,13 @@ class DPOLoss(Section):
         """True if the loss compares the policy with a reference."""
         return self.loss_type != "simpo"
 
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """The settings that are set and that the loss does not read."""
+        if self.loss_type != "simpo" and self.simpo_gamma != DPOLoss().simpo_gamma:
+            return ("simpo_gamma",)
+        return ()
+
     def conflicts(self) -> Iterator[ValueError]:
         """Refuse label smoothing where the loss has none."""
         yield from super().conflicts()

@@ -38,8 +38,8 @@ class Offline(DPOLoss, TrainingStage):
 
     @property
     def probes_compare(self) -> bool:
-        """True: its probes are compared with the policy that it starts from."""
-        return True
+        """True if its probes are compared with the policy that it starts from."""
+        return self.probe_sampling.is_whole
 
     @property
     def probes_use_sampler_params(self) -> bool:

@@ -69,6 +69,18 @@ class Difficulty(Section):
             yield ValueError(f"the window of pass rates lies within 0 to 1, got {self.window}")
 
 
+OF_GRPO = (
+    "loss_type",
+    "scale_rewards",
+    "scale_rewards_eps",
+    "epsilon",
+    "epsilon_high",
+    "importance_sampling_level",
+)
+"""The settings of an online stage that a loss of pairs alone does not read, and may have: a study
+varies `loss` alone."""
+
+
 class Online(TrainingStage):
     """Online RL, and the range to offline: every `sync_every` updates the sampling policy becomes
     the trained one.
@@ -168,6 +180,20 @@ class Online(TrainingStage):
         server, of weights in int8, and of a dump with log-probabilities.
         """
         return self.loss == "grpo" or bool(self.grpo_coef)
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """The settings that are set and that the loss does not read."""
+        default = Online()
+        named: list[str] = []
+        if not self.has_ratio:
+            named += [name for name in OF_GRPO if getattr(self, name) != getattr(default, name)]
+        if self.is_preference_loss:
+            return (*named, *(f"dpo.{name}" for name in self.dpo.idle))
+        for name, value in self.dpo.to_dict().items():
+            if value != default.dpo.to_dict()[name]:
+                named.append(f"dpo.{name}")
+        return tuple(named)
 
     @property
     def has_fixed_reference(self) -> bool:
@@ -345,7 +371,7 @@ class Online(TrainingStage):
     @property
     def probes_compare(self) -> bool:
         """True if its probes are compared with a reference."""
-        return self.compares
+        return self.compares and self.sampling.is_whole
 
     @property
     def probes_use_sampler_params(self) -> bool:
