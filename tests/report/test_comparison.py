@@ -4,6 +4,7 @@ is refused."""
 import csv
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -284,6 +285,10 @@ def test_evaluations_of_one_split_are_compared_and_reference_answers_with_them(t
     assert comparison.warnings == [
         "1 of the common problems have other reference answers in one run than in another."
     ]
+    # whichever is named first: dev is behind test
+    again = compared([other, one])
+    assert [side.stage.name for side in again.sides] == ["evaluate", "evaluate"]
+    shutil.rmtree(other / "09-evaluate")
     with pytest.raises(
         ValueError, match=r"no problem in common.* A \(.*b/run\) 1 of dev, B \(.*a/run\) 4 of test"
     ):
