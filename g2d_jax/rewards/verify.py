@@ -34,6 +34,7 @@ repeat word by word."""
 _CHOICE = re.compile(r"\(?([A-J])\)?")
 # What is no prose for all its letters: commands with a name in braces, other commands, indices.
 _NAMES = re.compile(r"\\[A-Za-z]+\*?\s*\{[A-Za-z]*\}|\\text\s*\{[^{}]*\}|\\[A-Za-z]+|_\s*\{\w*\}")
+_ANGLE = re.compile(r"\\angle\s*\{?([A-Z]{3})\}?")
 _TWO_WORDS = re.compile(r"(?<![A-Za-z])[A-Za-z]{2,} +[A-Za-z]{2,}")
 _LONG_WORD = re.compile(r"[A-Za-z]{4,}")
 # Mathematics where they stand without a backslash, and no words of a sentence.
@@ -222,6 +223,47 @@ def _same_words(gold: str, answer: str) -> bool | None:
     return None
 
 
+def _same_letters(gold: str, answer: str) -> bool | None:
+    """Return False for strings of the same letters in another order, alone or as elements: `HTH` is
+    not `HHT`, of which computer algebra would make two products that are equal."""
+    a, b = _strings(gold), _strings(answer)
+    collect = list if lists.PARENTHESES.fullmatch(gold) else set
+    if collect(a) == collect(b) or collect(map(_sorted, a)) != collect(map(_sorted, b)):
+        return None
+    return False
+
+
+def _strings(cleaned: str) -> list[str]:
+    """Return the strings of letters that an answer consists of, casefolded; [] for anything
+    else."""
+    inside = cleaned[1:-1] if lists.PARENTHESES.fullmatch(cleaned) else cleaned
+    parts = lists.elements(inside) or [inside]
+    strings = [without_text(part).replace(" ", "") for part in parts]
+    if not all(map(str.isalpha, strings)):
+        return []
+    return list(map(_in_order, strings))
+
+
+def _in_order(letters: str) -> str:
+    """Return a string of letters by which it is compared: two small ones, but for "no", are a
+    product."""
+    is_product = len(letters) == 2 and not letters.isupper() and _sorted(letters) != "no"
+    return _sorted(letters) if is_product else letters.casefold()
+
+
+def _sorted(letters: str) -> str:
+    return "".join(sorted(letters.casefold()))
+
+
+def _same_angle(gold: str, answer: str) -> bool | None:
+    r"""Compare angles that three points name: `\angle CBA` is `\angle ABC`, and another one than
+    `\angle BAC`."""
+    a, b = _ANGLE.fullmatch(gold), _ANGLE.fullmatch(answer)
+    if not (a and b):
+        return None
+    return a[1] in (b[1], b[1][::-1])
+
+
 def _far_apart(gold: str, answer: str) -> bool | None:
     """Return False for two answers that differ for certain: far apart in value, or words beside a
     number."""
@@ -246,4 +288,14 @@ def _bare_choice(text: str) -> str:
     return bare if _CHOICE.fullmatch(bare) else text
 
 
-_RULES = (_same_shape, _same_choice, _same_based, _same_number, _same_list, _same_words, _far_apart)
+_RULES = (
+    _same_shape,
+    _same_choice,
+    _same_based,
+    _same_number,
+    _same_list,
+    _same_words,
+    _same_letters,
+    _same_angle,
+    _far_apart,
+)
