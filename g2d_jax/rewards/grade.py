@@ -19,7 +19,7 @@ from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 
 from g2d_jax.records import Verdict
-from g2d_jax.rewards import angles, exact, lists, names, sets, shapes, units
+from g2d_jax.rewards import angles, exact, lists, measures, names, sets, shapes, units
 from g2d_jax.rewards.normalise import TEXT_OR_COMMAND, Pair
 from g2d_jax.rewards.pair import paired_up
 from g2d_jax.rewards.quantity import APPROXIMATION_PLACES, Quantity, parse_quantity
@@ -234,7 +234,7 @@ def _rounds(text: str, decimal: Quantity) -> bool:
     quantity = parse_quantity(text)
     if quantity is None:
         numbers: Sequence[object] = _parse(units.without_unit(text))
-    elif quantity.unit and decimal.unit and quantity.unit != decimal.unit:
+    elif not measures.agree(quantity.unit, decimal.unit):
         return False
     else:
         numbers = [_without_percent(quantity)]

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from g2d_jax.rewards import measures
 from g2d_jax.rewards.expression import evaluate
+from g2d_jax.rewards.measures import POUND_STERLING
 
 MAX_CHARS = 700
 """Longer numbers are left to the worker."""
@@ -36,7 +38,10 @@ _UNIT = re.compile(
 _SCIENTIFIC = re.compile(
     r"[-+]?\d+\.(\d+)\s*(?:(?:\\times|\\cdot|\*)\s*10\s*\^\s*\{?\s*|[eE])([-+]?\d{1,3})\s*\}?\s*"
 )
-_POWER = re.compile(r"\^?([23])$")
+_OF_DEGREES = re.compile(
+    r"\^\\circ\s*(?:\\text\s*\{\s*)?(?:([CFNSEW])|(celsius|fahrenheit|north|south|east|west))\s*\}?",
+    re.IGNORECASE,
+)
 _BASED = re.compile(
     r"(-?)(?:\(|\\overline\s*\{)?([0-9A-Za-z]{1,200})[)}]?\s*_\s*\{?\s*(\d{1,2})\s*\}?"
 )
@@ -49,33 +54,12 @@ SCALES = {
     "billion": 10**9,
     "trillion": 10**12,
 }
-_UNIT_NAMES = """
-    mm millimeter millimetre; cm centimeter centimetre; m meter metre; km kilometer kilometre;
-    in inch inche; ft foot feet; yd yard; mi mile; sec s second; ms millisecond; min minute;
-    hour h hr; day; week; month; year yr; mg milligram; g gram; kg kilogram; lb pound; oz ounce;
-    ml milliliter millilitre; l liter litre; gal gallon; mph; degree deg; radian rad; dollar usd;
-    cent; euro; unit; ohm
-"""
-"""Units, and other names of each."""
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def _with_plurals(units: str) -> dict[str, str]:
-    """Return the unit by each of its names, and by their plurals but for those of one letter."""
-    by_name = {}
-    for written in units.split(";"):
-        names = written.split()
-        for name in names:
-            by_name[name] = names[0]
-            if len(name) > 1:
-                by_name[f"{name}s"] = names[0]
-    return by_name
-
-
-_UNITS = _with_plurals(_UNIT_NAMES)
 _FOREIGN = _words("厘米 千米 小时 分钟 公里 公斤 千克 平方米 平方厘米 руб см км").union(
     "个只本元米人岁年天次条张件度块名位棵页题步台双辆间座层周月日颗支個円개명원м"
 )
@@ -84,7 +68,7 @@ _SIGNS = {
     "": "",
     "%": "",
     "^\\circ": "degree",
-    "£": "pound sterling",
+    "£": POUND_STERLING,
     "€": "euro",
     "¥": "yen",
     "₹": "rupee",
@@ -174,7 +158,7 @@ def same_quantity(gold: Quantity, answer: Quantity) -> bool:
     Two different known units disagree (no conversion). With a percent sign on one side only, 50% is
     0.5, and also 50 (the question asked "what percent"), but 0.5% is not 0.5.
     """
-    if gold.unit and answer.unit and gold.unit != answer.unit:
+    if not measures.agree(gold.unit, answer.unit):
         return False
     if gold.percent != answer.percent:
         with_sign, without = (gold, answer) if gold.percent else (answer, gold)
@@ -209,23 +193,6 @@ def terminates(value: Fraction) -> bool:
     return pow(10, value.denominator.bit_length(), value.denominator) == 0
 
 
-def _is_word(word: str) -> bool:
-    """Tell whether a word, or each side of a `/`, is letters, perhaps with a power: `m/s^2`."""
-    return all(_POWER.sub("", part).isalpha() for part in word.split("/"))
-
-
-def _unit(word: str) -> str:
-    """Return the canonical name of a unit such as "km" or "km/h", "" for one that is not known."""
-    names = []
-    for part in word.split("/"):
-        power = _POWER.search(part)
-        name = _UNITS.get(_POWER.sub("", part))
-        if name is None:
-            return ""
-        names.append(name + power[1] if power else name)
-    return "/".join(names)
-
-
 def unit_of(tail: str) -> str:
     r"""Return the canonical name of a unit in `\text{ }` behind a value, "" for one that is not
     known."""
@@ -239,24 +206,28 @@ def _tail(tail: str, *, spaced: bool) -> tuple[int, str, bool] | None:
     sign = tail.lstrip("\\") or tail
     if sign in _SIGNS:
         return 1, _SIGNS[sign], sign == "%"
+    if degrees := _OF_DEGREES.fullmatch(tail):
+        return 1, f"degree {(degrees[1] or degrees[2])[0].upper()}", False
     match = _UNIT.fullmatch(tail)
     if match is None:
         return None
     written = match["text"] or match["bare"] or ""
-    words = [word.strip(".,()~") for word in written.lower().replace(" per ", "/").split()]
+    parts = [word.strip(".,()~") for word in written.replace(" per ", "/").split()]
+    words = [part.lower() for part in parts]
     if words[:1] in (["percent"], ["percentage"]):
         return 1, "", True
     scale = 1
     if words and words[0] in SCALES:
         scale = SCALES[words.pop(0)]
-    if any(not _is_word(word) or word in SCALES or word in HEDGES for word in words):
+        del parts[0]
+    if any(not measures.is_word(word) or word in SCALES or word in HEDGES for word in words):
         return None
     if match["foreign"] and match["foreign"].strip() not in _FOREIGN:  # words of other scripts
         return None
-    names = [word for word in words if word not in POWER_WORDS]
+    names = [part for part in parts if part.lower() not in POWER_WORDS]
     if words and not names:  # "squared"
         return None
-    unit = _unit(names[0]) if len(names) == 1 else ""
+    unit = measures.unit_of(names, marked=match["text"] is not None)
     if match["bare"] and not _is_unit(words, unit, spaced=spaced):
         return None
     power = match["power"] or ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 
+from g2d_jax.rewards import measures
 from g2d_jax.rewards.normalise import TEXT
 from g2d_jax.rewards.quantity import HEDGES, POWER_WORDS, SCALES, unit_of
 
@@ -34,9 +35,7 @@ def without_unit(cleaned: str) -> str:
 
 def differ(gold: str, answer: str) -> bool:
     """Tell whether both have units that are known, and differ."""
-    expected = _known_unit(gold)
-    given = _known_unit(answer)
-    return bool(expected and given) and expected != given
+    return not measures.agree(_known_unit(gold), _known_unit(answer))
 
 
 def _known_unit(text: str) -> str:

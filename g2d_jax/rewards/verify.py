@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from g2d_jax.rewards import expression, lists, names, sets, shapes
+from g2d_jax.rewards import expression, lists, measures, names, sets, shapes
 from g2d_jax.rewards.normalise import canonical, clean, plain_text, without_text
 from g2d_jax.rewards.pair import paired_up
 from g2d_jax.rewards.quantity import (
@@ -143,6 +143,11 @@ def reading(gold: str) -> str:
     if words := _words(text):
         return f"the words {words}"
     return f"the expression {text}"
+
+
+def _opposed(gold: str, answer: str) -> bool | None:
+    """Return False for two answers that say opposite things: north and south, profit and loss."""
+    return False if measures.opposed(gold, answer) else None
 
 
 def _same_choice(gold: str, answer: str) -> bool | None:
@@ -289,6 +294,7 @@ def _bare_choice(text: str) -> str:
 
 
 _RULES = (
+    _opposed,
     _same_shape,
     _same_choice,
     _same_based,
