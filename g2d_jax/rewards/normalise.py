@@ -83,6 +83,8 @@ _SPACES = rules(
     (r"\\(?:mathbf|boldsymbol|bm)\s*\{\s*([a-z])\s*\}", r"\1"),
     (r"\\(?:mbox|text(?:bf|it|rm|normal|sf|tt)?|math(?:rm|bf|it|sf))(?![A-Za-z])\s*\{", r"\\text{"),
     (r"\\text\s*\{\s*\}", ""),
+    # exponents of units: \text{cm^2}
+    (r"(\\text ?\{[^{}^]*[A-Za-z]) ?\^ ?(?:\{ ?([23]) ?\}|([23])) ?\}", r"\1}^{\2\3}"),
     (r"(\\text ?\{[^{}/]*)\} ?/ ?\\text ?\{", r"\1/"),  # units: km / h
     (r" {2,}", " "),  # from here on no rule can meet a long run of spaces
 )
@@ -116,6 +118,12 @@ _SPELLINGS = rules(
     (r"(?<![\d.])\.(?=\d)", "0."),
     (r" {2,}", " "),
 )
+# A number and its unit in one \text, where that is a whole value: the number comes before it. What
+# stands behind one is no unit if it is a single letter that may be a variable.
+_MARKED_NUMBER = re.compile(
+    r"(?P<before>^ ?|[=,;] ?)\\text ?\{ ?(?P<number>[-+]?(?:\\?\$ ?)?(?:\d[\d.,/ ]{0,60}|\.\d{1,60}))"
+    r"(?: ?(?P<percent>\\?%) ?|(?<= )(?P<unit>(?![abcdeiknpqrtuvwxyz](?![A-Za-z]))[A-Za-z][^{}0-9]*))\}"
+)
 # "and" and "or" between values, and not beside other words in \text.
 _JOINED = re.compile(
     r",? ?\\text ?\{ ?(?:and|or) ?\} ?|(?P<words>\\text ?\{[^{}]*\})|,? (?:and|or) "
@@ -147,6 +155,7 @@ def clean(latex: str, *, joined: bool = True) -> str:
     text = _where_marked(_RARE, text)
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
+    text = _MARKED_NUMBER.sub(_before_its_unit, text) if "\\text" in text else text
     if joined:
         text = _JOINED.sub(lambda found: found["words"] or ", ", text)
     text = _where_marked(_WHOLE, text)
@@ -261,6 +270,14 @@ _WHOLE = marked(
         _repeating_fraction,
     ),
 )
+
+
+def _before_its_unit(found: re.Match[str]) -> str:
+    r"""Write `\text{12 cm}` as `12\text{ cm}`."""
+    number = found["before"] + found["number"].rstrip()
+    if found["percent"]:
+        return rf"{number}\%"
+    return rf"{number}\text{{ {found['unit']}}}"
 
 
 def _trim(text: str) -> str:
