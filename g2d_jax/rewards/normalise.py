@@ -128,6 +128,7 @@ _MARKED_NUMBER = re.compile(
 _JOINED = re.compile(
     r",? ?\\text ?\{ ?(?:and|or) ?\} ?|(?P<words>\\text ?\{[^{}]*\})|,? (?:and|or) "
 )
+_DOTS = re.compile(r"\\[lc]?dots[bcimo]?(?![A-Za-z])|\.{3,}")
 _APOSTROPHE = re.compile(r"(?<=[a-z])'(?=[a-z])")
 _DOUBLE_BACKSLASH = re.compile(r"\\\\(?=[a-zA-Z])")
 _WORDS = re.compile(r"[A-Za-z\\{}]")
@@ -159,7 +160,7 @@ def clean(latex: str, *, joined: bool = True) -> str:
     if joined:
         text = _JOINED.sub(lambda found: found["words"] or ", ", text)
     text = _where_marked(_WHOLE, text)
-    return _trim(text)
+    return _trim(_DOTS.sub(r"\\ldots ", text))
 
 
 def without_text(cleaned: str) -> str:
@@ -286,7 +287,7 @@ def _trim(text: str) -> str:
     for _ in range(8):
         before = text
         text = text.strip()
-        if not text.endswith(("...", "\\,", "\\;", "\\:")):
+        if not text.endswith(("\\,", "\\;", "\\:")):
             text = text.rstrip(" ,;:?").removesuffix(".")
         text = text.lstrip(" ,;:=")
         for opening in ("\\boxed{", "\\fbox{", "{", "\\text{"):

@@ -34,6 +34,7 @@ repeat word by word."""
 _CHOICE = re.compile(r"\(?([A-J])\)?")
 # What is no prose for all its letters: commands with a name in braces, other commands, indices.
 _NAMES = re.compile(r"\\[A-Za-z]+\*?\s*\{[A-Za-z]*\}|\\text\s*\{[^{}]*\}|\\[A-Za-z]+|_\s*\{\w*\}")
+_DOTS = r"\ldots"
 _ANGLE = re.compile(r"\\angle\s*\{?([A-Z]{3})\}?")
 _TWO_WORDS = re.compile(r"(?<![A-Za-z])[A-Za-z]{2,} +[A-Za-z]{2,}")
 _LONG_WORD = re.compile(r"[A-Za-z]{4,}")
@@ -145,6 +146,31 @@ def reading(gold: str) -> str:
     return f"the expression {text}"
 
 
+def _same_ellipsis(gold: str, answer: str) -> bool | None:
+    r"""Compare what is left out: a list with `\ldots` has its elements in order, and is none
+    without it."""
+    if (_DOTS in gold) != (_DOTS in answer):
+        return False
+    if _DOTS not in gold:
+        return None
+    a, b = lists.elements(_inside(gold)), lists.elements(_inside(answer))
+    if not (a and b):
+        return None
+    if len(a) != len(b):
+        return False
+    verdicts = list(map(_same_part, a, b))
+    if False in verdicts:
+        return False
+    return None if None in verdicts else True
+
+
+def _same_part(gold: str, answer: str) -> bool | None:
+    """Compare elements of two lists; one that has an ellipsis in it by its text alone."""
+    if _DOTS not in gold and _DOTS not in answer:
+        return quick_verdict(gold, answer)
+    return canonical(gold) == canonical(answer)
+
+
 def _opposed(gold: str, answer: str) -> bool | None:
     """Return False for two answers that say opposite things: north and south, profit and loss."""
     return False if measures.opposed(gold, answer) else None
@@ -241,12 +267,17 @@ def _same_letters(gold: str, answer: str) -> bool | None:
 def _strings(cleaned: str) -> list[str]:
     """Return the strings of letters that an answer consists of, casefolded; [] for anything
     else."""
-    inside = cleaned[1:-1] if lists.PARENTHESES.fullmatch(cleaned) else cleaned
+    inside = _inside(cleaned)
     parts = lists.elements(inside) or [inside]
     strings = [without_text(part).replace(" ", "") for part in parts]
     if not all(map(str.isalpha, strings)):
         return []
     return list(map(_in_order, strings))
+
+
+def _inside(cleaned: str) -> str:
+    """Return what is in the parentheses of a tuple, another answer as it stands."""
+    return cleaned[1:-1] if lists.PARENTHESES.fullmatch(cleaned) else cleaned
 
 
 def _in_order(letters: str) -> str:
@@ -294,6 +325,7 @@ def _bare_choice(text: str) -> str:
 
 
 _RULES = (
+    _same_ellipsis,
     _opposed,
     _same_shape,
     _same_choice,

@@ -116,6 +116,12 @@ def test_quantities(text: str, quantity: Quantity | None) -> None:
         (r"3", r"\text{3 hours 20 minutes}", None),
         (r"\text{12 cm}", r"12", True),
         (r"\text{12 cm}", r"\text{12 mm}", False),
+        (r"1,2,\ldots,10", r"1,2,10", False),
+        (r"1,2,\ldots,10", r"1, 2, \dots, 10", True),
+        (r"1,2,\ldots,10", r"10,\ldots,2,1", False),
+        (r"1,2,...,n^2", r"1,2,\cdots,n \cdot n", None),
+        (r"3.14", r"3.14\ldots", False),
+        (r"\frac{1}{3}", r"0.333\ldots", True),
         (r"\text{(C)}", "C", True),
         ("C", "(C) 12", True),
         ("B", "(B) or (C)", None),
@@ -218,7 +224,7 @@ def test_terminating_decimals(below: int) -> None:
 
 
 UNITS = ["$", " ", "{", "}", "\\", "\\frac", "\\text{", " and", "1,", "√", "²", "1 ", "=", "0.", "\\!", "\\boxed{",
-         "1, ", "\\{1,", "\\{", "\\text{1"]  # fmt: skip
+         "1, ", "\\{1,", "\\{", "\\text{1", "...", "\\ldots,", "\\{\\ldots,", "\\text{1 a"]  # fmt: skip
 
 
 @pytest.mark.parametrize("unit", UNITS)
