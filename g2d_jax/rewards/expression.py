@@ -35,7 +35,7 @@ _INNERMOST = rules(
     (r"([\^_])\s*\{([^{}]*)\}", r"\1(\2)"),
     (r"(\d+)\s*\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}", r"(\1+\2//\3)"),
     (r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"((\1)//(\2))"),
-    (r"\\sqrt\s*\[([^][{}]*)\]\s*\{([^{}]*)\}", r"((\2)^(1//(\1)))"),
+    (r"\\sqrt\s*\[([^][{}]*)\]\s*\{([^{}]*)\}", r"((\2)&(\1))"),  # & is for a root
     (r"\\sqrt\s*\{([^{}]*)\}", r"((\1)^(1//2))"),
 )
 _TO_PYTHON = rules(
@@ -62,7 +62,7 @@ _PLAIN = re.compile(
 )
 _VARIABLE = re.compile(r"[A-Za-z]")
 _DIGITS = re.compile(r"\d+(?:\.\d*)?")
-_PYTHON = re.compile("[\\w\u03c0\\s+*/@().,-]*", re.ASCII)
+_PYTHON = re.compile("[\\w\u03c0\\s+*/@&().,-]*", re.ASCII)
 _CONSTANTS = {"\u03c0": math.pi, "e": math.e, "i": 1j}
 _OPERATORS = {
     ast.Add: operator.add,
@@ -194,9 +194,21 @@ def _number(node: ast.expr) -> Any:
             raise ValueError("1/2x is two things")
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
             return _power(_number(left), _number(right))
+        case ast.BinOp(left=left, op=ast.BitAnd(), right=right):
+            is_known = not any(isinstance(part, ast.Name) for part in ast.walk(left))
+            return _root(_number(left), _number(right), is_known=is_known)
         case ast.BinOp(left=left, op=sign, right=right):
             return _OPERATORS[type(sign)](_number(left), _number(right))
     raise ValueError("no arithmetic")
+
+
+def _root(base: Any, degree: Any, *, is_known: bool) -> Any:
+    """Compute a root, the real one of a negative number where the degree is odd. is_known: the base
+    has no variables, whose sign nothing says."""
+    is_real = is_known and isinstance(base, Fraction | float)
+    if is_real and base < 0 and degree % 2 == 1:
+        return -_power(-base, 1 / degree)
+    return _power(base, 1 / degree)
 
 
 def _power(base: Any, exponent: Any) -> Any:

@@ -34,6 +34,9 @@ _INDEX_OR_ARGUMENT = re.compile(r"(?<=[A-Za-z}])(?:_(?:\w|\{\w+\})|\([^()]*\))")
 _EQUALS = re.compile(r"=(?![^()]{0,200}\))")  # but for P(X=3)
 _TIMES = r"\cdot "
 _BINOMIAL = re.compile(r"\\binom\s*\{\s*(\d{1,3})\s*\}\s*\{\s*(\d{1,3})\s*\}")
+_ODD_ROOT = re.compile(
+    r"(\\sqrt\s*\[\s*\d{0,3}[13579]\s*\]\s*\{)\s*-\s*((?:[\d., ()]|\\frac|\{[\d., ]*\}){1,200}\})"
+)
 _DECIMAL = re.compile(r"(?<![\d.])(\d{1,60})\.(\d{1,60})(?![\d.])")
 _VALUE_OR_LIST = re.compile(r"[\d,;]")
 
@@ -267,6 +270,8 @@ def _exactly(text: str) -> str:
     """Write decimals that are part of an expression as fractions: math-verify makes floats of
     them."""
     text = _BINOMIAL.sub(_combinations, text)
+    # the real root of a negative number, where math-verify takes a complex one
+    text = _ODD_ROOT.sub(r"(-\1\2)", text)
     if parse_quantity(text):
         return text
     return _DECIMAL.sub(_fraction, text)

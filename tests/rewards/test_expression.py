@@ -22,6 +22,7 @@ VALUES = [
     (r"\frac{14}{3}", [14 / 3]),
     (r"-2\sqrt{5}", [-2 * math.sqrt(5)]),
     (r"\sqrt[3]{8} \cdot 10^{2}", [200]),
+    (r"2\sqrt[3]{-27}", [-6]),
     (r"1 \pm 2\sqrt{9}", [7, -5]),
     (r"(2, -\frac{1}{2}]", [2, -0.5]),
     (r"\begin{pmatrix} -1 & 0 \\ 1/2 & 3 \end{pmatrix}", [-1, 0, 0.5, 3]),
@@ -82,6 +83,19 @@ def test_what_is_far_apart_is_wrong_by_computer_algebra_too(
     assert quick_verdict(gold, answer) is False
     monkeypatch.setattr("g2d_jax.rewards.expression.far_apart", lambda *_: False)
     assert grade(gold, answer) is Verdict.INCORRECT
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "verdict"),
+    [
+        ("-3", r"\sqrt[3]{-27}", Verdict.CORRECT),
+        (r"-\sqrt[3]{5}", r"\sqrt[3]{-5}", Verdict.CORRECT),
+        (r"\sqrt[3]{5}", r"\sqrt[3]{-5}", Verdict.INCORRECT),
+        ("3", r"\sqrt[3]{-27}", Verdict.INCORRECT),
+    ],
+)
+def test_an_odd_root_of_a_negative_number_is_real(gold: str, answer: str, verdict: Verdict) -> None:
+    assert grade(gold, answer) is verdict
 
 
 @examples(60)
