@@ -16,7 +16,8 @@ answer.
 "last_line":
 1. the box or boxes, as in "boxed";
 2. without one, the rest of the sentence that begins with "Answer:", "The answer is" or the like,
-   the last of these, whatever it is; with another value or a second thought in the rest of the
+   the last of these, whatever it is, or of the next line that is not empty where nothing stands
+   behind it (`### Answer`); with another value or a second thought in the rest of the
    line, or another value on the next line, there is none.
 "hash": what follows the last `####` on its line.
 "tags": what is in the last `<answer>...</answer>`, or the box in it.
@@ -89,6 +90,12 @@ _ANSWER_CUE = re.compile(
     r"(?:(?:therefore|thus|simply|just)[ \t]{1,4})?",
     re.IGNORECASE | re.MULTILINE,
 )
+_ANSWER_HEADING = re.compile(
+    r"^[ \t>#*_-]{0,20}(?:(?:the|my|our)[ \t]{1,4})?(?:(?:final|correct)[ \t]{1,4})?answers?"
+    r"[ \t\r:*_]{0,20}$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_BLANK = re.compile(r"[ \t\r:*_]*\n\s*")
 _LINE_WINDOW = 10_000  # characters of a line that are read as an answer
 # Not the period of "Dr." and "p.m.", nor one of several.
 _SENTENCE_END = re.compile(r"(?<!\.)(?<!\b[DMS]r)(?<!\bM[sr]s)(?<!\bSt)(?<!\b[ap]\.m)[.?](?=\s)")
@@ -199,12 +206,15 @@ def _last_final_answer(text: str) -> Found:
 
 
 def _last_answer_line(text: str) -> Found:
-    """Find what the last "Answer:" or "The answer is" is followed by, unless another value or a
-    second thought is."""
-    cue = _last(_ANSWER_CUE, text)
-    if cue is None:
+    """Find what the last "Answer:" or "The answer is" is followed by, on its line or else on the
+    next that is not empty, unless another value or a second thought is."""
+    cues = [cue for cue in (_last(_ANSWER_CUE, text), _last(_ANSWER_HEADING, text)) if cue]
+    if not cues:
         return _NOTHING
-    line = text[cue.end() : cue.end() + _LINE_WINDOW + 1].split("\n", 1)[0]
+    cue = max(cues, key=re.Match.end)
+    blank = _BLANK.match(text, cue.end())
+    begin = blank.end() if blank else cue.end()
+    line = text[begin : begin + _LINE_WINDOW + 1].split("\n", 1)[0]
     if len(line) > _LINE_WINDOW:
         return _NOTHING
     sentence, *rest = _SENTENCE_END.split(line, maxsplit=1)
@@ -218,7 +228,8 @@ def _last_answer_line(text: str) -> Found:
     said = _without_marks(_REASON.split(sentence, maxsplit=1)[0])
     if not said or (_VALUE.search(said) and _HEDGED.search(said)):
         return _NOTHING
-    below = text[cue.end() + len(line) : cue.end() + len(line) + _FINAL_WINDOW]
+    end = begin + len(line)
+    below = text[end : end + _FINAL_WINDOW]
     separator = _SEPARATOR.match(below)
     is_list = separator and _FINAL_VALUE.match(below, separator.end())
     if is_list or _goes_on(below, {form(clean(said))}):

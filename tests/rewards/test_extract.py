@@ -420,3 +420,22 @@ def test_nesting_deeper_than_any_recursion_limit() -> None:
 def test_any_text_has_an_answer_or_none(text: str, rule: AnswerRule) -> None:
     answer = final_answer(text, rule)
     assert answer is None or (answer and answer == answer.strip())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Answer:\n42", "42"),
+        ("### Answer\n42", "42"),
+        ("**Answer**\n\n$42$\n\nThis follows.", "$42$"),
+        ("Answer: 4\n### Answer\n5", "5"),
+        ("Answer:\n42\n43", None),
+        ("### Answer\n\nwait, maybe 42", None),
+        ("so we need an answer\n42", None),
+        ("Answer:\n\n", None),
+    ],
+)
+def test_a_label_alone_on_its_line_has_the_next_line_as_its_answer(
+    text: str, expected: str | None
+) -> None:
+    assert final_answer(text, "last_line") == expected
