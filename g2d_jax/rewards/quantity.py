@@ -91,6 +91,13 @@ HEDGES = _words(
     below above over power fifty sixty seventy eighty ninety
     """
 )
+# Of these words, what counts or compares without changing the number: "3 times a day", "2 more",
+# "9 other people", "120 feet above sea level".
+_COUNTED = re.compile(
+    r"\Atimes(?: as (?:many|much)| an? (?:second|minute|hour|day|week|month|year)| each| daily"
+    r"| larger| greater| bigger| longer| faster)?\Z"
+    r"|\A(?:more|less|fewer)(?= [a-z]{3}|\Z)|\Aother(?= [a-z]{3})|\babove (?:sea level|(?:the )?ground)\Z"
+)
 _NOT_UNITS = _words(
     """
     mod sin cos tan cot sec csc log ln exp gcd lcm max min times plus minus over half pi
@@ -220,7 +227,12 @@ def _tail(tail: str, *, spaced: bool) -> tuple[int, str, bool] | None:
     if words and words[0] in SCALES:
         scale = SCALES[words.pop(0)]
         del parts[0]
-    if any(not measures.is_word(word) or word in SCALES or word in HEDGES for word in words):
+    if not all(map(measures.is_word, words)) or not SCALES.keys().isdisjoint(words):
+        return None
+    said = " ".join(words)
+    if match["text"]:
+        said = _COUNTED.sub("", said)
+    if not HEDGES.isdisjoint(said.split()):
         return None
     if match["foreign"] and match["foreign"].strip() not in _FOREIGN:  # words of other scripts
         return None
