@@ -50,7 +50,8 @@ _EITHER = [{POUND_STERLING, "lb"}, {POUND_STERLING, "gbp"}, {"yen", "yuan"}]
 _OPPOSITES = """
     north northward northwards | south southward southwards | east eastward eastwards
     | west westward westwards | northeast | northwest | southeast | southwest;
-    left leftward leftwards | right rightward rightwards; up upward upwards | down downward downwards;
+    left leftward leftwards | right rightward rightwards; up upward upwards
+    | down downward downwards;
     am midnight | pm noon; bc bce | ad ce; profit gain | loss; increase | decrease;
     clockwise | counterclockwise anticlockwise; positive | negative; early earlier | late later;
     monday | tuesday | wednesday | thursday | friday | saturday | sunday;

@@ -39,7 +39,8 @@ _SCIENTIFIC = re.compile(
     r"[-+]?\d+\.(\d+)\s*(?:(?:\\times|\\cdot|\*)\s*10\s*\^\s*\{?\s*|[eE])([-+]?\d{1,3})\s*\}?\s*"
 )
 _OF_DEGREES = re.compile(
-    r"\^\\circ\s*(?:\\text\s*\{\s*)?(?:([CFNSEW])|(celsius|fahrenheit|north|south|east|west))\s*\}?",
+    r"\^\\circ\s*(?:\\text\s*\{\s*)?"
+    r"(?:([CFNSEW])|(celsius|fahrenheit|north|south|east|west))\s*\}?",
     re.IGNORECASE,
 )
 _BASED = re.compile(
@@ -96,7 +97,8 @@ HEDGES = _words(
 _COUNTED = re.compile(
     r"\Atimes(?: as (?:many|much)| an? (?:second|minute|hour|day|week|month|year)| each| daily"
     r"| larger| greater| bigger| longer| faster)?\Z"
-    r"|\A(?:more|less|fewer)(?= [a-z]{3}|\Z)|\Aother(?= [a-z]{3})|\babove (?:sea level|(?:the )?ground)\Z"
+    r"|\A(?:more|less|fewer)(?= [a-z]{3}|\Z)|\Aother(?= [a-z]{3})"
+    r"|\babove (?:sea level|(?:the )?ground)\Z"
 )
 _NOT_UNITS = _words(
     """

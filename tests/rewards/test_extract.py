@@ -272,9 +272,9 @@ def test_boxes_that_something_escaped(text: str, expected: str | None) -> None:
         ("Answer: 5\n6", None),
         ("Answer: 5\nor 6", None),
         ("Answer: 5,\n6", None),
+        ("Answer:\n5", "5"),
         # No such line.
         ("Answer:", None),
-        ("Answer:\n5", None),
         ("Answer: 5\nAnswer: ", None),
         ("Answer: **", None),
         ("my answers vary: 5", None),
