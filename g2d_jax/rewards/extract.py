@@ -211,7 +211,7 @@ def _last_answer_line(text: str) -> Found:
     cues = [cue for cue in (_last(_ANSWER_CUE, text), _last(_ANSWER_HEADING, text)) if cue]
     if not cues:
         return _NOTHING
-    cue = max(cues, key=re.Match.end)
+    cue = max(cues, key=lambda found: found.end())
     blank = _BLANK.match(text, cue.end())
     begin = blank.end() if blank else cue.end()
     line = text[begin : begin + _LINE_WINDOW + 1].split("\n", 1)[0]

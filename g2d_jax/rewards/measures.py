@@ -91,7 +91,7 @@ def _by_symbol() -> dict[str, str]:
 
 def _by_word() -> dict[str, tuple[int, int]]:
     """Return the group and the side of each word that has an opposite."""
-    places = {}
+    places: dict[str, tuple[int, int]] = {}
     for group, written in enumerate(_OPPOSITES.split(";")):
         for side, words in enumerate(written.split("|")):
             places.update(dict.fromkeys(words.split(), (group, side)))
@@ -153,7 +153,7 @@ def opposed(text: str, other: str) -> bool:
 
 def _sides(text: str) -> Mapping[int, set[int]]:
     """Return the sides by each group of opposites that a text has words of."""
-    sides = defaultdict(set)
+    sides: defaultdict[int, set[int]] = defaultdict(set)
     for word in _WORD.findall(text.lower().replace(".", "")):
         if word in _PLACES:
             group, side = _PLACES[word]

@@ -8,6 +8,7 @@ are left to computer algebra in a worker (grade.py).
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection, Iterable
 
 from g2d_jax.rewards import expression, lists, measures, names, sets, shapes
 from g2d_jax.rewards.normalise import canonical, clean, plain_text, without_text
@@ -258,7 +259,8 @@ def _same_letters(gold: str, answer: str) -> bool | None:
     """Return False for strings of the same letters in another order, alone or as elements: `HTH` is
     not `HHT`, of which computer algebra would make two products that are equal."""
     a, b = _strings(gold), _strings(answer)
-    collect = list if lists.PARENTHESES.fullmatch(gold) else set
+    is_tuple = lists.PARENTHESES.fullmatch(gold)
+    collect: Callable[[Iterable[str]], Collection[str]] = list if is_tuple else set
     if collect(a) == collect(b) or collect(map(_sorted, a)) != collect(map(_sorted, b)):
         return None
     return False
