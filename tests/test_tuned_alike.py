@@ -234,7 +234,7 @@ def test_a_study_from_its_tuning_to_its_verdicts(tmp_path, one_device):
     assert told.startswith("2 seeds: 10, 11")
     for question in (
         "1. Is G2D better",
-        "2. Is some K",
+        "2. Is a smaller K",
         "3. Does what DPO",
         "4. Do rollouts teach",
     ):
