@@ -18,7 +18,7 @@ from rich.text import Text
 
 from g2d_jax import config as settings
 from g2d_jax import run_stages
-from g2d_jax.accounting import TRAINING
+from g2d_jax.accounting import TRAINING, behind
 from g2d_jax.card import card
 from g2d_jax.config import (
     BestCheckpoint,
@@ -162,13 +162,13 @@ def _on_this_machine(config: Config) -> Config:
 def last_policy(config: Config) -> str:
     """Return the run's result: the policy that no other stage trains on from, or the selection among
     its checkpoints. Raises ValueError where there are several."""
-    graph = plan(config)
-    trained = [name for name in graph.order if config.stages[name].kind in TRAINING]
+    trained = [name for name in plan(config).order if config.stages[name].kind in TRAINING]
     if not trained:
         raise ValueError("no stage of this run trains a policy: name one with --policy")
+    stages = to_dict(config)["stages"]
     used: set[str] = set()
     for name in trained:
-        used |= graph.behind(name)
+        used |= behind(name, stages).keys() - {name}
     ends = [name for name in trained if name not in used]
     if len(ends) > 1:
         raise ValueError(
@@ -227,15 +227,7 @@ def evaluate(
         config = _with_problems(config, task, stage.split, source)
     elif split or limit or task != "main":
         raise ValueError("split, limit and task say how to take other problems: name these too")
-    engine = config.engine
-    held = config.policies_sampled()
-    if engine.is_server and engine.sync == "none" and policy not in held:
-        raise ValueError(
-            f"the run's server was taken to hold {', '.join(sorted(held))} (engine.sync is 'none'), "
-            f"so what it answers would be told as answers of {policy}: give the run's own command "
-            "again with --config.engine.sync=folder or adapter, which leaves what is done, and "
-            "then this one"
-        )
+    _require_served(config, policy)
     needs = ("model", "tokenizer", "data", "tasks", "reward")
     with opened(folder, config, reward, needs, READ_FOR[stage.split]) as session:
         if session.reward is _not_at_hand and task == "main":
@@ -271,6 +263,20 @@ def evaluate(
         session.tracker.table(*summary_table(manifest, []), first=FIRST)
         session.tracker.say(f"completions: {place / 'rollouts'}")
     return manifest
+
+
+def _require_served(config: Config, policy: str) -> None:
+    """Raise ValueError for a policy that the run's server would have to be sent, and never is."""
+    if not (config.engine.is_server and config.engine.sync == "none"):
+        return
+    held = config.policies_sampled()
+    if policy not in held:
+        raise ValueError(
+            f"the run's server was taken to hold {', '.join(sorted(held))} (engine.sync is 'none'), "
+            f"so what it answers would be told as answers of {policy}: give the run's own command "
+            "again with --config.engine.sync=folder or adapter, which leaves what is done, and "
+            "then this one"
+        )
 
 
 def evaluate_stage(config: Config) -> tuple[str, Evaluate]:

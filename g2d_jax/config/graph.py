@@ -28,17 +28,6 @@ class Plan:
         """Return each stage's folder, numbered in order."""
         return {name: workdir / f"{i:02d}-{name}" for i, name in enumerate(self.order, start=1)}
 
-    def behind(self, name: str) -> set[str]:
-        """Return the stages that a stage is made from, by any number of steps."""
-        found: set[str] = set()
-        waiting = list(self.inputs[name])
-        while waiting:
-            other = waiting.pop()
-            if other not in found:
-                found.add(other)
-                waiting += self.inputs[other]
-        return found
-
     def until(self, last: str | None) -> tuple[str, ...]:
         """Return the stages up to this one, with it; None or "": all."""
         return self.order[: self.order.index(last) + 1] if last else self.order

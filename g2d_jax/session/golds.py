@@ -24,7 +24,7 @@ from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.lock import awaited
 from g2d_jax.runtime.tracking import Progress, Tracker
 from g2d_jax.session.reward_manager import RewardManager
-from g2d_jax.workdir import LINKS, absolute, stage_folders
+from g2d_jax.workdir import LINKS, absolute, has_begun
 
 if TYPE_CHECKING:
     from g2d_jax.rewards.pool import VerifierPool
@@ -70,7 +70,7 @@ def _find_out(
     """Return the ids as `unreadable` does; None for a run that was begun with all of its
     problems."""
     kept = _kept(follows)
-    if kept is None and follows.exists() and stage_folders(follows):
+    if kept is None and has_begun(follows):
         tracker.say(
             f"{follows} was begun by a version that left no problem out for its reference answer: "
             "all stay, and responses to those that the verifier cannot read are unscorable"

@@ -26,7 +26,7 @@ from g2d_jax.session.init_params import base_setting
 from g2d_jax.session.inputs import base_model, named, of_run, policy_settings
 from g2d_jax.session.policies import base_of
 from g2d_jax.session.session import Session
-from g2d_jax.workdir import INPUTS, PLANS, absolute, settings_of, stage_folders
+from g2d_jax.workdir import INPUTS, PLANS, absolute, has_begun, settings_of
 
 MOST_PARTS = 100_000  # of an input whose parts are kept: beyond, its digest and their number alone
 PARTS = "inputs"  # folder of the parts' digests
@@ -46,7 +46,7 @@ def check(
     what differs and what to do.
     """
     kept = read(workdir)
-    begun = bool(stage_folders(workdir)) if begun is None else begun
+    begun = has_begun(workdir) if begun is None else begun
     compare(workdir, found, say, settings, begun)
     if begun and kept is None:
         say(
