@@ -201,13 +201,15 @@ def test_the_numbers_of_a_stage_resume_from_a_checkpoint_with_fields_that_are_go
 def test_packed_results_of_older_versions_are_read(archive: Path, tmp_path: Path) -> None:
     with tarfile.open(archive) as tar:
         tar.extractall(tmp_path, filter="data")
-    points = sorted(file.parent for file in tmp_path.glob("points/*/*/config.json"))
-    # of two archives one is "adaptive"
-    by_arm = {point.name.partition(",")[0]: point for point in points}
-    for point in by_arm.values():
-        assert commands.read_config(epath.Path(point)).stages
-    ends = sorted(by_arm.values())[:1] + points[-1:]
-    comparison = read_comparison(ends)
-    assert len(comparison.problems) > 100 and all(
-        0 < row.accuracy.mean < 1 for row in comparison.last
-    )
+    studies = sorted(tmp_path.glob("points/*"))
+    assert studies
+    for study in studies:
+        points = sorted(file.parent for file in study.glob("*/config.json"))
+        # of two archives one is "adaptive"
+        by_arm = {point.name.partition(",")[0]: point for point in points}
+        for point in by_arm.values():
+            assert commands.read_config(epath.Path(point)).stages
+        # The points of one study are judged on the same problems, those of two need not be.
+        comparison = read_comparison([points[0], points[-1]])
+        assert len(comparison.problems) >= 96
+        assert all(0 < row.accuracy.mean < 1 for row in comparison.last)
