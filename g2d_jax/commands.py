@@ -214,16 +214,11 @@ def evaluate(
         sampling=replace(like.sampling, **changes),
         pass_at=limited,
     )
+    is_trained_on = False
     if problems is not None:
-        if task not in config.all_tasks:
-            raise ValueError(
-                f"there is no task {task!r}; the run has {', '.join(config.all_tasks)}"
-            )
-        problems = places.decided(problems, "problems", places.here())
-        if reason := places.missing(problems, "problems"):
-            raise ValueError(f"problems: {reason}")
-        source = Source(path=problems, split=split or "", limit=limit)
-        trained = _trained_on(config, source)
+        source = _source(config, task, problems, split, limit)
+        problems = source.path
+        is_trained_on = _trained_on(config, source)
         config = _with_problems(config, task, stage.split, source)
     elif split or limit or task != "main":
         raise ValueError("split, limit and task say how to take other problems: name these too")
@@ -234,7 +229,7 @@ def evaluate(
             _not_at_hand()
         if problems is None:
             session.tracker.say(f"{policy} on the problems of {stage.split}, as the stage {own}")
-        elif trained:
+        elif is_trained_on:
             session.tracker.say(
                 f"WARNING: the run trains on {problems} too: what is answered there may be learned "
                 "by heart. Of a file that the run divides, --split test is what it holds out"
@@ -245,10 +240,9 @@ def evaluate(
                 f"problem only {limited} can be told"
             )
         kept_inputs.verify(session, policy, *_scored_by(session, None if problems else stage.split))
-        held_out = [
-            [problem.id, problem.answer] for problem in session.problems.by_split[stage.split]
-        ]
-        scored = [problem.task for problem in session.problems.by_split[stage.split]]
+        asked = session.problems.by_split[stage.split]
+        held_out = [[problem.id, problem.answer] for problem in asked]
+        scored = [problem.task for problem in asked]
         named = [stage.to_dict(), held_out, version(session, policy), scored, _scoring(session)]
         name = f"evaluation-{storage.fingerprint(named)}"
         place = folder / "evaluations" / name
@@ -263,6 +257,19 @@ def evaluate(
         session.tracker.table(*summary_table(manifest, []), first=FIRST)
         session.tracker.say(f"completions: {place / 'rollouts'}")
     return manifest
+
+
+def _source(
+    config: Config, task: str, problems: str, split: splits.Split | None, limit: int | None
+) -> Source:
+    """Return the source of other problems, of which a relative path is of this folder. Raises
+    ValueError where the run has no such task and where nothing is at the path."""
+    if task not in config.all_tasks:
+        raise ValueError(f"there is no task {task!r}; the run has {', '.join(config.all_tasks)}")
+    path = places.decided(problems, "problems", places.here())
+    if reason := places.missing(path, "problems"):
+        raise ValueError(f"problems: {reason}")
+    return Source(path=path, split=split or "", limit=limit)
 
 
 def _require_served(config: Config, policy: str) -> None:

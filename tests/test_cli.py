@@ -616,7 +616,9 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
         "dpo.probe_sampling": '["boxed"]',
     }
     stops = [f"--config.stages.{place}.stop={texts}" for place, texts in chosen.items()]
-    shown = g2d("run", "--config", TINY, "--dry-run", *stops)
+    unread = "--config.stages.dpo.simpo_gamma=2.0"
+    shown = g2d("run", "--config", TINY, "--dry-run", *stops, unread)
+    assert "dpo: loss_type='sigmoid' does not read simpo_gamma, though set" in shown
     assert (
         "WARNING: stages.warmup.sampling.stop has '}', which ends 80 of 80 right responses early:"
         in shown

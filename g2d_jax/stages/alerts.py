@@ -106,6 +106,12 @@ def report(trainer: Trainer, alerts: Iterable[Alert]) -> None:
     say(trainer.session, trainer.name, trainer.step, alerts, trainer.extra_state.warnings)
 
 
+def say_unread(session: Session, name: str, loss: str, unread: Sequence[str]) -> None:
+    """Say which settings are set and not read by the stage's loss; a study may vary that alone."""
+    if unread:
+        session.say_once(f"{name}: {loss} does not read {', '.join(unread)}, though set")
+
+
 def watch(
     trainer: Trainer,
     stage: Online | Offline,

@@ -129,10 +129,7 @@ def _alerts_of_inputs(
 ) -> list[alerts.Alert]:
     """Return what may be wrong with the settings, the number of problems, the dump, and the lengths
     of responses."""
-    if stage.idle:
-        session.say_once(
-            f"{name}: loss={stage.loss!r} does not read {', '.join(stage.idle)}, which are set"
-        )
+    alerts.say_unread(session, name, f"loss={stage.loss!r}", stage.idle)
     problems = len(session.problems.train)
     found = alerts.too_few_problems("problems", problems, stage.prompts_per_step, stage.steps)
     found += alerts.unlikely(stage)
