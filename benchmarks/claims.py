@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from g2d_jax.report.paired_differences import over_baseline
 from g2d_jax.report.read import read_study
 from g2d_jax.study import frontier, stats
 
@@ -111,6 +112,11 @@ class Point:
     best: Array | None
     fourfold: Array | None
 
+    @property
+    def run(self) -> tuple[str, int]:
+        """What the K of one seed have in common: two archives may have the same seed."""
+        return self.archive, self.seed
+
 
 @dataclass(frozen=True)
 class Found:
@@ -180,10 +186,12 @@ def seeds_of(row: Row, study: Study, archive: str, *, tuned: bool) -> list[Point
     rates = sum(len(group.rows) for group in study.baselines)
     if not tuned and rates == len(grpo):
         best = []
+    over_own = over_baseline(row, own, "flops")
+    over_best = over_baseline(row, best, "flops")
+    over_fourfold = over_baseline(row, own, "flops", times=4)
     points = []
     for policy, accuracy in zip(row.policies, row.accuracies, strict=True):
-        over = [over_grpo(policy, accuracy, rows) for rows in (own, best)]
-        over.append(over_grpo(policy, accuracy, own, times=4))
+        over = [found.get(policy.run.seed) for found in (over_own, over_best, over_fourfold)]
         gain = policy.gain
         if gain is None:
             # its warm-up was judged as a point of GRPO alone
@@ -196,29 +204,6 @@ def seeds_of(row: Row, study: Study, archive: str, *, tuned: bool) -> list[Point
 def accuracy_of(row: Row, seed: int) -> Array | None:
     """Return the accuracies of a seed, None if the row lacks it."""
     return row.accuracies[row.seeds.index(seed)] if seed in row.seeds else None
-
-
-def over_grpo(
-    policy: Policy, accuracy: Array, baseline: Sequence[Row], times: float = 1
-) -> Array | None:
-    """Subtract what GRPO of the same seed reaches for so many times the FLOPs, on a straight line
-    between two of its rows that follow each other. NaN beyond them, None without two of the seed.
-
-    baseline: by steps.
-    """
-    costs = []
-    reached = []
-    for row in baseline:
-        values = accuracy_of(row, policy.run.seed)
-        if values is not None:
-            place = row.seeds.index(policy.run.seed)
-            costs.append(row.policies[place].costs["flops"])
-            reached.append(values)
-    if len(costs) < 2:
-        return None
-    cost = times * policy.costs["flops"]
-    there = frontier.interpolate(np.array(costs), np.stack(reached), cost)
-    return np.full_like(accuracy, np.nan) if there is None else accuracy - there
 
 
 def in_points(interval: Interval, k: int | None = None) -> Found:
@@ -245,9 +230,9 @@ Points = Mapping[int, Sequence[Point]]
 
 
 def paired(points: Points, k: int, other: int) -> Found:
-    """Subtract accuracy at another K, seed by seed."""
-    there = {point.seed: point.accuracy for point in points[other]}
-    apart = [point.accuracy - there[point.seed] for point in points[k] if point.seed in there]
+    """Subtract accuracy at another K, seed by seed of a study."""
+    there = {point.run: point.accuracy for point in points[other]}
+    apart = [point.accuracy - there[point.run] for point in points[k] if point.run in there]
     return over_problems(apart, k)
 
 
@@ -295,11 +280,11 @@ def taught(
     points: Points, measure: Callable[[Policy], float], k: int, base: int, *, relative: bool
 ) -> Found:
     """Compare what the rollouts behind the pairs were at a K with another."""
-    first = {point.seed: measure(point.policy) for point in points[base]}
+    first = {point.run: measure(point.policy) for point in points[base]}
     changes = []
     for point in points[k]:
-        if point.seed in first:
-            before = first[point.seed]
+        if point.run in first:
+            before = first[point.run]
             change = measure(point.policy) - before
             changes.append(100 * change / before if relative else 100 * change)
     return over_seeds(changes, k)

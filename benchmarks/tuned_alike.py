@@ -175,21 +175,13 @@ def advantage(row: Row, baseline: Sequence[Row], measure: str, level: float) -> 
     """
     import numpy as np
 
+    from g2d_jax.report import paired_differences as paired
     from g2d_jax.study import frontier
 
-    apart = []
-    for policy, values in zip(row.policies, row.accuracies, strict=True):
-        costs = []
-        reached = []
-        for other in baseline:
-            place = other.seeds.index(policy.run.seed)
-            costs.append(other.policies[place].costs[measure])
-            reached.append(other.accuracies[place])
-        there = frontier.interpolate(np.array(costs), np.stack(reached), policy.costs[measure])
-        if there is None:
-            return None
-        apart.append(values - there)
-    return frontier.mean_interval(np.stack(apart), level=level, limits=(-1, 1))
+    over = paired.over_baseline(row, baseline, measure)
+    if not over or paired.is_out_of_range(over):
+        return None
+    return frontier.mean_interval(np.stack([*over.values()]), level=level, limits=(-1, 1))
 
 
 def of_seeds(row: Row, seeds: Sequence[int]) -> Row:
@@ -242,7 +234,12 @@ def read_priced(study: Path, name: str, recipe: str, topology: str, response: in
 
 
 def answers(read: Study) -> list[str]:
-    """Write the tables of a finished part=judge, and the verdicts of the page's rules."""
+    """Write the tables of a finished part=judge, and the verdicts of the page's rules.
+
+    Raises SystemExit where a setting is judged in no seed: all seeds lack a policy then.
+    """
+    if absent := _absent(read):
+        raise SystemExit(f"judged in no seed yet: {', '.join(absent)}")
     some: set[int] = set().union(*(row.seeds for row in read.rows))
     every = some.intersection(*(row.seeds for row in read.rows))
     seeds = sorted(every)
@@ -296,6 +293,19 @@ def answers(read: Study) -> list[str]:
     return [*lines, "", *_rollouts(chosen)]
 
 
+def _absent(read: Study) -> list[str]:
+    """List the settings whose every point is left out."""
+    judged = set()
+    for row in read.rows:
+        for policy in row.policies:
+            judged.add(_without_seed(policy.run.workdir.name))
+    return sorted({*map(_without_seed, read.left_out)} - judged)
+
+
+def _without_seed(label: str) -> str:
+    return label.rpartition(",seed=")[0]
+
+
 def _best(words: Sequence[str]) -> str:
     """Answer from the verdicts on accuracy at each smaller K, less that at the largest."""
     if "better" in words:
@@ -341,11 +351,15 @@ def _taught(policy: Policy, name: str) -> float:
 
 
 def _worth(verdicts: Mapping[float, tuple[str, Interval | None]]) -> str:
-    """Answer in one word: yes if at any K it is better; no if at every K it is at most 2 points."""
+    """Answer in one word: yes if at any K it is better; no if at every K it is at most 2 points,
+    over seeds."""
     better = [f"K = {k:g}" for k, (word, _) in verdicts.items() if word == "better"]
     if better:
         return f"yes, at {', '.join(better)}."
-    highest = [interval.high if interval else math.inf for _, interval in verdicts.values()]
+    highest = []
+    for _, interval in verdicts.values():
+        is_of_seeds = interval is not None and interval.seeds > 1
+        highest.append(interval.high if is_of_seeds else math.inf)
     return "no." if 100 * max(highest) < LEVEL else "it cannot be told."
 
 

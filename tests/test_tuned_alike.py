@@ -119,6 +119,26 @@ def test_verdicts(low, high, word):
     assert TUNED["verdict"](None) == "out of range"
 
 
+def test_nothing_is_denied_by_one_seed():
+    """Its interval is over problems only."""
+    far = {0: ("worse", Interval(-0.1, -0.12, -0.08, 3, 100))}
+    assert TUNED["_worth"](far) == "no."
+    one = {**far, 5: ("cannot be told", Interval(-0.1, -0.12, -0.08, 1, 100))}
+    assert TUNED["_worth"](one) == "it cannot be told."
+    assert TUNED["_worth"]({**far, 5: ("out of range", None)}) == "it cannot be told."
+
+
+def test_a_setting_that_is_judged_in_no_seed_is_named():
+    def row(*labels):
+        runs = [SimpleNamespace(run=SimpleNamespace(workdir=Path(label))) for label in labels]
+        return SimpleNamespace(policies=runs)
+
+    left_out = {"g2d,steps=5,seed=2": "not finished", "g2d,steps=80,seed=2": "not finished"}
+    read = SimpleNamespace(rows=[row("g2d,steps=5,seed=1")], left_out=left_out)
+    with pytest.raises(SystemExit, match="judged in no seed yet: g2d,steps=80$"):
+        TUNED["answers"](read)
+
+
 def policies(seeds_and_costs, accuracies):
     """A row as `advantage` reads it."""
     policies = [
@@ -126,7 +146,9 @@ def policies(seeds_and_costs, accuracies):
         for seed, cost in seeds_and_costs.items()
     ]
     seeds = list(seeds_and_costs)
-    return SimpleNamespace(policies=policies, seeds=seeds, accuracies=np.array(accuracies))
+    return SimpleNamespace(
+        policies=policies, seeds=seeds, accuracies=np.array(accuracies), ids=["a", "b"]
+    )
 
 
 def test_lines_join_budgets_that_follow_each_other_and_a_seed_out_of_range_is_none():

@@ -103,19 +103,22 @@ def percents(value: Interval) -> tuple[float, float, float]:
     return 100 * value.mean, 100 * value.low, 100 * value.high
 
 
-def interval(value: Interval | None, sign: str = "") -> str:
+def interval(value: Interval | None, sign: str = "", seeds: int = 0) -> str:
     """Format a mean with its interval in percent, "84.2 [83.1, 85.3]"; without one where it is not
     known.
 
-    sign: "+" for a difference in points.
+    sign: "+" for a difference in points. seeds: how many there are, which is said where the
+    interval is of fewer.
     """
     if value is None or math.isnan(value.mean):
         return UNKNOWN
     mean, low, high = percents(value)
     text = f"{mean:{sign}.1f}"
-    if math.isnan(low):
-        return text
-    return f"{text} [{low:{sign}.1f}, {high:{sign}.1f}]"
+    if not math.isnan(low):
+        text += f" [{low:{sign}.1f}, {high:{sign}.1f}]"
+    if 0 < value.seeds < seeds:
+        text += f" ({value.seeds} of {seeds} seeds)"
+    return text
 
 
 def measured(value: float, error: float, *, sign: str = "") -> str:

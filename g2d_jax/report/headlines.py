@@ -177,12 +177,12 @@ def _chosen(study: Study, row: Row, rows: Sequence[Row]) -> str:
         if most and not math.isnan(spent / most):
             text += f" or {100 * spent / most:.0f} % of its compute"
     if row.gain is not None:
-        text += f"; its last training added {fmt.interval(row.gain, '+')} points"
+        added = fmt.interval(row.gain, "+", len(row.seeds))
+        text += f"; its last training added {added} points"
     baseline = paired.best_at(study, row)
     if baseline and (advantage := paired.advantage(row, baseline)) is not None:
-        text += (
-            f"; against {baseline.name} at these FLOPs it has {fmt.interval(advantage, '+')} points"
-        )
+        ahead = fmt.interval(advantage, "+", len(row.seeds))
+        text += f"; against {baseline.name} at these FLOPs it has {ahead} points"
     return f"{text}."
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -57,37 +57,45 @@ def difference(row: Row, other: Row) -> frontier.Interval | None:
 def advantage(row: Row, baseline: Group, measure: str = "flops") -> frontier.Interval | None:
     """Compute what offline training is worth against a baseline that spent as much, seed by seed.
 
-    The baseline's accuracy is interpolated at the row's cost. None where no seed's cost is within
-    its baseline's.
+    None where there is nothing to compare with, and where a seed spent more or less than its
+    baseline ever did: which seeds do is no accident, so the others alone would mislead.
     """
-    if baseline.rows[0].ids != row.ids:
-        return None
-    reached = []
+    over = over_baseline(row, baseline.rows, measure)
+    return None if is_out_of_range(over) else mean_change([*over.values()])
+
+
+def over_baseline(
+    row: Row, baseline: Sequence[Row], measure: str, times: float = 1
+) -> dict[int, Array]:
+    """Subtract what the baseline of each seed reaches for so many times the cost, on a straight
+    line between two of its rows that follow each other: seed -> [N], NaN beyond them.
+
+    baseline: by steps. Left out are seeds of which the baseline has fewer than two rows, or of
+    which a cost is not known, and all of them where it was tested on other problems.
+    """
+    over: dict[int, Array] = {}
+    if not baseline or baseline[0].ids != row.ids:
+        return over
     for policy, values in zip(row.policies, row.accuracies, strict=True):
-        curve = _curve(baseline, policy.run.seed, measure)
-        if curve is None:
+        seed = policy.run.seed
+        costs, reached = [], []
+        for other in baseline:
+            if seed in other.seeds:
+                place = other.seeds.index(seed)
+                costs.append(other.policies[place].costs[measure])
+                reached.append(other.accuracies[place])
+        cost = times * policy.costs[measure]
+        if len(costs) < 2 or len(set(costs)) < len(costs) or not np.isfinite([*costs, cost]).all():
             continue
-        there = frontier.interpolate(*curve, policy.costs[measure])
-        if there is not None:
-            reached.append(values - there)
-    return mean_change(reached)
+        there = frontier.interpolate(np.array(costs), np.stack(reached), cost)
+        over[seed] = np.full_like(values, np.nan) if there is None else values - there
+    return over
 
 
-def _curve(group: Group, seed: int, measure: str) -> tuple[Array, Array] | None:
-    """Give one seed's costs [K] and accuracies [K, N], by steps; None if it has fewer than two
-    points."""
-    points: dict[float, Array] = {}
-    for row in sorted(group.rows, key=lambda row: row.steps):
-        for policy, values in zip(row.policies, row.accuracies, strict=True):
-            if policy.run.seed != seed:
-                continue
-            cost = policy.costs[measure]
-            if cost in points or not math.isfinite(cost):
-                return None
-            points[cost] = values
-    if len(points) < 2:
-        return None
-    return np.array([*points]), np.array([*points.values()])
+def is_out_of_range(over: Mapping[int, Array]) -> bool:
+    """Tell from differences of `over_baseline` whether any seed's cost lies beyond its
+    baseline's."""
+    return any(np.isnan(values).all() for values in over.values())
 
 
 def comparable(rows: Iterable[Row]) -> list[Row]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from string import ascii_uppercase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from etils import epath
@@ -97,19 +97,19 @@ def read_study(workdir: PathLike, name: str, rates: Rates | None = None) -> Stud
     answers = functools.cache(read_answers)
     left_out = {}
     arms: dict[tuple[str, tuple[tuple[str, str], ...]], dict[int | None, list[Policy]]] = {}
+    follows = _follows(plan["points"])
     for point in plan["points"]:
         run = read_run(root / "points" / name / point["label"], answers, rates)
         policy = _last_evaluated(run)
         if policy is None or not policy.result("test"):
             left_out[point["label"]] = UNFINISHED if policy is None else UNTESTED
             continue
-        k = None
+        steps = _steps_fields(point["values"], run)
+        k = int(point["values"][steps[0]]) if steps else None
         values = []
         for field, text in point["values"].items():
-            if not _is_steps(field, run):
+            if field not in steps or not follows(point["arm"], steps[0], field):
                 values.append((field, text))
-            elif k is None:
-                k = int(text)
         by_steps = arms.setdefault((point["arm"], tuple(values)), {})
         by_steps.setdefault(k, []).append(policy)
     groups = [_group(arm, dict(values), by_steps) for (arm, values), by_steps in arms.items()]
@@ -135,10 +135,33 @@ def _last_evaluated(run: Run) -> Policy | None:
     return Policy(run, evaluated[-1])
 
 
-def _is_steps(field: str, run: Run) -> bool:
-    """Whether a field is K: the steps of an online stage."""
-    section, _, name = field.removeprefix("stages.").rpartition(".")
-    return name == "steps" and run.sections.get(section, {}).get("kind") == ONLINE
+def _follows(points: Sequence[Mapping[str, Any]]) -> Callable[[str, str, str], bool]:
+    """Make the test whether, in an arm, one field's value decides another's, as it does of fields
+    that are zipped."""
+
+    @functools.cache
+    def follows(arm: str, field: str, other: str) -> bool:
+        decided: dict[str, str] = {}
+        for point in points:
+            values = point["values"]
+            if point["arm"] != arm or field not in values or other not in values:
+                continue
+            if decided.setdefault(values[field], values[other]) != values[other]:
+                return False
+        return True
+
+    return follows
+
+
+def _steps_fields(values: Mapping[str, str], run: Run) -> list[str]:
+    """List the fields that are steps of online stages, in the order of the stages: the first is
+    K."""
+    fields = []
+    for name in run.stages:
+        is_online = run.sections.get(name, {}).get("kind") == ONLINE
+        if is_online and f"stages.{name}.steps" in values:
+            fields.append(f"stages.{name}.steps")
+    return fields
 
 
 def _group(arm: str, values: Mapping[str, str], by_steps: Seeds) -> Group:

@@ -21,7 +21,7 @@ from g2d_jax.report.headlines import study_headline as headline
 from g2d_jax.report.page import Code, Fold, Note, Part, Report, write
 from g2d_jax.report.policies import Policy
 from g2d_jax.report.read import UNFINISHED, UNTESTED, read_study
-from g2d_jax.report.rows import Group, Row, Study, rows_of, seeds_of
+from g2d_jax.report.rows import Group, Row, Study, mean_change, rows_of, seeds_of
 from g2d_jax.report.run import MEANINGS, MEASURES
 from g2d_jax.report.runs import COLLECT, OFFLINE, ONLINE
 from g2d_jax.report.tables import COSTS, Figures, Table, cost_cells, leaves, table
@@ -281,7 +281,7 @@ def results(study: Study) -> Table:
             "dev %": fmt.percent(row.dev),
             "accuracy % [95 %]": fmt.interval(row.accuracy),
             "seed std": fmt.percent(frontier.seed_spread(row.accuracies)),
-            "gain": _of_seeds(row.gain, row),
+            "gain": fmt.interval(row.gain, "+", len(row.seeds)),
             over: UNKNOWN,
             "against GRPO at this budget": UNKNOWN,
             "FLOPs": fmt.quantity(row.costs["flops"]),
@@ -292,7 +292,8 @@ def results(study: Study) -> Table:
                 line["s"] += ", ahead"  # up to twice as old
             line["loss"] = paired.loss_of(row.first)
         if other is not None and other is not row:
-            line[over] = _of_seeds(paired.difference(row, other), row)
+            apart = paired.difference(row, other)
+            line[over] = fmt.interval(apart, "+", len(row.seeds))
             line[over] += f", {other.name}" * (over == "over")
         if row.group.is_offline:
             line["against GRPO at this budget"] = _versus(study, row)
@@ -315,7 +316,7 @@ def best_of_arms(study: Study) -> Table:
         line = {
             "policy": row.name,
             "accuracy % [95 %]": fmt.interval(row.accuracy),
-            "gain": _of_seeds(row.gain, row),
+            "gain": fmt.interval(row.gain, "+", len(row.seeds)),
         }
         if row.group.is_offline:
             line["against GRPO at this budget"] = _versus(study, row)
@@ -368,15 +369,6 @@ def priced(study: Study, rates: Rates) -> Table:
     return table(f"This study's tokens as those of {rates.recipe} on {rates.topology}", lines)
 
 
-def _of_seeds(interval: Interval | None, row: Row) -> str:
-    """Format a difference, and its number of seeds where that is not all of the row's."""
-    total = len(row.seeds)
-    text = fmt.interval(interval, "+")
-    if interval is not None and 0 < interval.seeds < total:
-        text += f" ({interval.seeds} of {total} seeds)"
-    return text
-
-
 def _versus(study: Study, row: Row) -> str:
     """Compare a row with the baseline `best_at` what it cost, named if there are several."""
     best = paired.best_at(study, row)
@@ -390,12 +382,10 @@ def _versus(study: Study, row: Row) -> str:
 
 def _against(row: Row, baseline: Group, measure: str) -> str:
     """Format what a row has over a baseline that spent as much."""
-    if (advantage := paired.advantage(row, baseline, measure)) is not None:
-        return _of_seeds(advantage, row)
-    if baseline.rows[0].ids != row.ids:
-        return UNKNOWN
-    costs = sorted(other.costs[measure] for other in baseline.rows)
-    return UNKNOWN if costs[0] <= row.costs[measure] <= costs[-1] else OUT_OF_RANGE
+    over = paired.over_baseline(row, baseline.rows, measure)
+    if paired.is_out_of_range(over):
+        return OUT_OF_RANGE
+    return fmt.interval(mean_change([*over.values()]), "+", len(row.seeds))
 
 
 def frontier_chart(study: Study, measure: str) -> Chart | None:

@@ -209,8 +209,8 @@ def study_verdict(study: Study) -> str:
     """Say which policy comes within a point or two of the best GRPO for the least, or that it
     cannot be told and what to run. "" of a study that does not have both GRPO and K.
 
-    GRPO's best, and each K's setting, are those that dev chose; within: the 95 % interval of the
-    difference lies above -`MARGIN`.
+    GRPO's best, and each K's setting, are those that dev chose; a K counts that has the seeds of
+    GRPO's best. Within: the 95 % interval of the difference lies above -`MARGIN`.
     """
     grpo = paired.comparable(rows_of(study.baselines))
     best = paired.chosen(grpo)
@@ -220,7 +220,13 @@ def study_verdict(study: Study) -> str:
             by_k.setdefault(row.steps, []).append(row)
     if best is None or len(grpo) < 2 or len(by_k) < 2 or paired.spectrum(study):
         return ""
-    settings = [row for row in map(paired.chosen, by_k.values()) if row is not None]
+    settings = []
+    for row in map(paired.chosen, by_k.values()):
+        # An interval of fewer seeds is narrower, or of problems only.
+        if row is not None and set(best.seeds) <= set(row.seeds):
+            settings.append(row)
+    if not settings:
+        return ""
     apart = {}
     for row in (*grpo, *settings):
         difference = paired.difference(row, best)
@@ -235,7 +241,7 @@ def study_verdict(study: Study) -> str:
     if len(best.seeds) == 1:
         where += ", with one seed,"
     if len(settings) < len(by_k):
-        where += f" and at {len(settings)} of {len(by_k)} K, those evaluated on dev,"
+        where += f" and at {len(settings)} of {len(by_k)} K, those with all seeds and evaluated on dev,"
     losses = {paired.loss_of(row.first) for row in grpo} - {""}
     online = "GRPO" if losses <= {"grpo"} else "online training"
     grpo_name = f"the best {online} ({_reached(best)}, {prices.written(best)})"

@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,19 +30,19 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import __version__, pipeline, run_stages
-from g2d_jax.config import Online
+from g2d_jax.config import Config, Online
 from g2d_jax.config.graph import plan
-from g2d_jax.config.io import to_dict
+from g2d_jax.config.io import begins_more, differences, identity, to_dict
 from g2d_jax.runtime import processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import LOCK, awaited, try_lock
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import init_params, inputs, kept_inputs
 from g2d_jax.session.session import Session
-from g2d_jax.sweep.graph import Graph, Node, build, node_folder
+from g2d_jax.sweep.graph import ENDING, Graph, Node, build, node_folder
 from g2d_jax.sweep.points import Point, points
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import LINKS, PLANS, absolute, environment, write_settings
+from g2d_jax.workdir import LINKS, PLANS, absolute, environment, settings_of, write_settings
 
 DONE, OPEN = "done", "open"
 PAUSE = 2.0  # seconds between two checks of nodes that other processes run
@@ -124,13 +124,30 @@ def _whole_graph(studied: Sequence[Point], root: epath.Path) -> Graph:
 
 def _requested_steps(root: epath.Path) -> dict[str, tuple[int, list[int]]]:
     """Map trajectory to the most steps, and the steps to keep, that any study of the directory
-    needs of it."""
+    needs of it.
+
+    A step that it has passed without keeping it is left out: who asks for it is refused, and the
+    others are not.
+    """
     requested: dict[str, tuple[int, list[int]]] = {}
     for path in (root / PLANS).glob("*.json"):
         for name, (most, pinned) in storage.read_json(path)["trajectories"].items():
             before, others = requested.get(name, (0, []))
             requested[name] = max(before, most), sorted({*others, *pinned})
+    for name, (most, pinned) in requested.items():
+        passed = _passed(node_folder(root, name), pinned)
+        requested[name] = most, [step for step in pinned if step not in passed]
     return requested
+
+
+def _passed(folder: epath.Path, steps: Sequence[int]) -> list[int]:
+    """List the steps that a finished trajectory has passed without keeping them."""
+    manifest = storage.finished(folder)
+    if manifest is None:
+        return []
+    saved = {*Checkpoints(folder / "checkpoints").steps()} & set(map(int, manifest["at"]))
+    reached = manifest["counts"]["steps"]
+    return [step for step in steps if step <= reached and step not in saved]
 
 
 def _require_free(root: epath.Path) -> None:
@@ -149,16 +166,17 @@ def _claim(
     """Write this study's plan beside those of others; return its graph. Says which reward functions
     have changed since.
 
-    One process at a time: each reads the others' requests, and adds its own points to those of the
-    same name.
+    One process at a time: each reads the others' requests, and adds its own points and steps to
+    those of the same name. Raises ValueError where these would be other seeds of points that have
+    other settings.
     """
     with awaited(root / PLANS):
         graph = build(studied, _requested_steps(root))
         file = root / PLANS / f"{config.name}.json"
-        listed: dict[str, dict[str, Any]] = {}
+        before = storage.read_json(file) if file.exists() else {"points": [], "trajectories": {}}
+        listed: dict[str, dict[str, Any]] = {point["label"]: point for point in before["points"]}
+        _require_alike(root / "points" / config.name, listed, graph)
         changed: dict[str, None] = {}
-        if file.exists():
-            listed = {point["label"]: point for point in storage.read_json(file)["points"]}
         for point, settings, ids in graph.points:
             folder = root / "points" / config.name / point.label
             write_settings(settings, folder)
@@ -177,7 +195,7 @@ def _claim(
         content = {
             "config": to_dict(config),
             "points": list(listed.values()),
-            "trajectories": graph.trajectories,
+            "trajectories": {**before["trajectories"], **graph.trajectories},
             "version": __version__,
         }
         storage.write_json(file, content)
@@ -187,6 +205,43 @@ def _claim(
             "another --workdir to score all by this one"
         )
     return graph
+
+
+def _require_alike(folder: epath.Path, listed: Mapping[str, Any], graph: Graph) -> None:
+    """Raise ValueError where a new point and one listed before differ in more than their seed, and
+    would be one row of the report.
+
+    folder: of the study's points. listed: label -> point, of the plan. A point that is given again
+    replaces its old one.
+    """
+    new = {}
+    for point, settings, _ in graph.points:
+        new[point.arm, tuple(sorted(point.values.items()))] = settings
+    given = {point.label for point, _, _ in graph.points}
+    for label, point in listed.items():
+        now = new.get((point["arm"], tuple(sorted(point["values"].items()))))
+        if label in given or now is None:
+            continue
+        before, _ = settings_of(folder / label, storage.read_json(folder / label / "config.json"))
+        if changed := differences(_but_seed(before), _but_seed(now)):
+            lines = "\n  ".join(changed)
+            raise ValueError(
+                f"the study has the point {label} with other settings, and its report would take "
+                f"both for seeds of one setting:\n  {lines}\nTake another --workdir or "
+                "config.name, or undo the change"
+            )
+
+
+def _but_seed(config: Config | ConfigDict) -> dict[str, Any]:
+    """Return a point's identity without its seed, and without the ends of trajectories, which go on
+    for other points."""
+    values = identity(config)
+    del values["seed"]
+    for stage in values["stages"].values():
+        if begins_more(stage):
+            for setting in ENDING:
+                stage.pop(setting, None)
+    return values
 
 
 class _Worker:
@@ -355,10 +410,8 @@ def _state(node: Node, folder: epath.Path) -> str:
     stage = node.config.stages_of(Online).get(node.name)
     if stage is None or stage.stop != "steps":
         return DONE
-    saved_steps = {*Checkpoints(folder / "checkpoints").steps()} & set(map(int, manifest["at"]))
     reached = manifest["counts"]["steps"]
-    missing = [step for step in stage.keep if step <= reached and step not in saved_steps]
-    if missing:
+    if missing := _passed(folder, stage.keep):
         return (
             f"{folder} went on to {reached} without keeping step {min(missing)}: take another "
             "--workdir for this step"

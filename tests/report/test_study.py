@@ -188,7 +188,9 @@ class Fake:
         stages = {
             "sft": {"kind": "sft", "policy": "init"},
             "train": {"kind": "online", "policy": "sft", **stage},
+            **more.get("stages", {}),
         }
+        links |= {name: f"{name}-{key}" for name in more.get("stages", {})}
         stages["evaluate"] = {"kind": "evaluate", "split": "test", "policies": list(names)}
         self.point(arm, seed, more.get("values", {}), stages, links)
 
@@ -582,6 +584,25 @@ def test_intervals_of_two_seeds_are_students(study):
             own, part
         )
         assert known["g2d", "2", f"accuracy/{part}"] == getattr(row.accuracy, part)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_steps_of_a_second_online_stage_are_k_s_only_where_these_decide_them(tmp_path, zipped):
+    fake = Fake(tmp_path)
+    more = {"more": {"kind": "online", "policy": "train", "steps": 5}}
+    for k, second in (("20", "5"), ("20", "80"), ("40", "80")):
+        if zipped and (k, second) == ("20", "80"):
+            continue
+        values = {"stages.train.steps": k, "stages.more.steps": second}
+        fake.arm("both", 0, {}, [1, 0, 0, 0], values=values, stages=more, steps=int(k))
+    fake.study()
+    read = read_study(tmp_path, "fake")
+    rows = [(row.k, row.seeds, dict(row.group.values)) for row in read.rows]
+    if zipped:
+        assert rows == [(20, [0], {}), (40, [0], {})]
+    else:
+        short, long = {"stages.more.steps": "5"}, {"stages.more.steps": "80"}
+        assert rows == [(20, [0], short), (20, [0], long), (40, [0], long)]
 
 
 def online(loss: str, sync_every: int) -> dict:

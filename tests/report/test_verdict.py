@@ -309,6 +309,16 @@ def test_a_study_of_one_seed_says_so_and_what_is_above_the_best_is_said_to_be(
     )
 
 
+def test_a_k_with_fewer_seeds_than_grpo_counts_for_nothing(tmp_path: Path) -> None:
+    """Its interval would be over problems only: it was -10.0 [-13.0, -7.0] of one seed."""
+    whole = ([0.795] * 3, 40.0)
+    said = study(tmp_path / "some", {10: ([0.9], 20.0), 20: whole}, GRPO)
+    assert said.startswith(
+        "On these 400 problems and at 1 of 2 K, those with all seeds and evaluated on dev, 20 online"
+    )
+    assert study(tmp_path / "none", {10: ([0.6], 20.0), 20: ([0.7], 40.0)}, GRPO) == ""
+
+
 def test_a_study_names_its_losses(tmp_path: Path) -> None:
     g2d: G2D = {10: ([0.6] * 3, 20.0), 20: ([0.795] * 3, 40.0)}
     changed = {"online": {"loss": "dpo"}, "offline": {"loss_type": "simpo"}}

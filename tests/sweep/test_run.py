@@ -106,6 +106,8 @@ def test_more_points_use_what_is_there(shared: tuple[Path, list[str]], forks: Fo
     assert re.search(
         r"^warmup-\S+ failed: .* went on to 5 without keeping step 2", missing, re.MULTILINE
     )
+    # What cannot be had fails for those alone who ask for it.
+    assert ran(sweep(forks, workdir, "--product", STEPS)) == []
 
 
 def test_a_point_opens_like_a_run(
@@ -157,6 +159,30 @@ def test_steps_that_a_later_study_asks_for_are_kept_by_the_one_that_runs_them(
         stage = worker._latest(before).config.stages["warmup"]
     assert before.config.stages["warmup"].steps == 3
     assert stage.steps == 5 and set(stage.keep) >= {1, 2, 3, 5}
+
+
+def test_a_second_call_of_a_study_still_asks_for_the_steps_of_its_first(tmp_path: Path) -> None:
+    root, config = epath.Path(tmp_path), resolve(TINY)
+    asked: dict[str, tuple[int, list[int]]] = {}
+    for seed in (0, 1):
+        sweeps._claim(config, studied("stages.warmup.steps=1,3", seeds=(seed,)), root, print)
+        asked |= sweeps._requested_steps(root)
+        assert sweeps._requested_steps(root) == asked and len(asked) == seed + 1
+
+
+@pytest.mark.parametrize("setting", ["dpo.beta=0.01", "warmup.optimizer.learning_rate=0.5"])
+def test_seeds_of_one_setting_have_one_setting(tmp_path: Path, setting: str) -> None:
+    """What is given again, and what is another row of the report, may have another."""
+    root, before = epath.Path(tmp_path), resolve(TINY)
+    other = resolve(TINY, [f"config.stages.{setting}"])
+    k, more = "stages.warmup.steps=1,3", "stages.warmup.steps=5"
+    sweeps._claim(before, points(with_axes(before, (k,), (), (0,))), root, print)
+    sweeps._claim(before, points(with_axes(before, (k,), (), (1,))), root, print)
+    sweeps._claim(other, points(with_axes(other, (more,), (), (2,))), root, print)
+    with pytest.raises(ValueError, match=re.escape(f"stages.{setting.partition('=')[0]}: ")) as told:
+        sweeps._claim(other, points(with_axes(other, (k,), (), (0,))), root, print)
+    assert "the study has the point warmup.steps=1,seed=1 with other settings" in str(told.value)
+    sweeps._claim(other, points(with_axes(other, (k,), (), (0, 1))), root, print)
 
 
 def test_a_reward_function_that_changed_is_said_once(tmp_path: Path) -> None:
