@@ -47,6 +47,7 @@ from g2d_jax.workdir import (
     mark_start,
     packages,
     require_same_run,
+    source_digest,
     without_secrets,
 )
 
@@ -134,7 +135,7 @@ def open_session(
             "config": to_dict(config),
             "until": until,
             "own": own_functions,
-            "packages": packages(),
+            "packages": {**packages(), "g2d_jax": source_digest()},
         }
         processes.agreed("settings or packages", mine)
         token = processes.on_leader(lambda: _take(config, folder, own_functions))
@@ -147,7 +148,7 @@ def open_session(
             with contextlib.closing(session):
                 processes.on_leader(lambda: check_models(session))
                 _ = session.problems  # by all processes, which agree on them
-                session.contents = processes.on_leader(lambda: _compared(session))
+                session.contents = _compared(session)
                 processes.on_leader(lambda: claim(config, folder, own_functions))
                 # Raises for an impossible mesh, before any work.
                 _ = session.sampling.devices.for_sampling
@@ -235,10 +236,14 @@ def _take(config: Config, folder: epath.Path, own: Mapping[str, str]) -> str:
 
 
 def _compared(session: Session) -> dict[str, str]:
-    """Compare what the run reads with what its work directory keeps of it; return the digests by
-    setting."""
-    found = inputs.contents_of(inputs.of_run(session))
-    kept_inputs.check(session.workdir, found, session.tracker.say, session.config)
+    """Compare what the run reads with what the other processes read, and with what its work
+    directory keeps of it; return the digests by setting. All processes call it together."""
+    with processes.barrier():
+        found = inputs.contents_of(inputs.of_run(session))
+    processes.agreed("files", {setting: content.digest for setting, content in found.items()})
+    with processes.barrier():
+        if processes.leader():
+            kept_inputs.check(session.workdir, found, session.tracker.say, session.config)
     return inputs.digests(found)
 
 

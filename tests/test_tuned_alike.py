@@ -135,7 +135,7 @@ def test_a_setting_that_is_judged_in_no_seed_is_named():
 
     left_out = {"g2d,steps=5,seed=2": "not finished", "g2d,steps=80,seed=2": "not finished"}
     read = SimpleNamespace(rows=[row("g2d,steps=5,seed=1")], left_out=left_out)
-    with pytest.raises(SystemExit, match="judged in no seed yet: g2d,steps=80$"):
+    with pytest.raises(SystemExit, match=r"judged in no seed yet: g2d,steps=80$"):
         TUNED["answers"](read)
 
 

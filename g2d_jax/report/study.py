@@ -28,7 +28,6 @@ from g2d_jax.report.tables import COSTS, Figures, Table, cost_cells, leaves, tab
 from g2d_jax.report.verdict import study_verdict as verdict
 from g2d_jax.runtime.storage import PathLike, fingerprint
 from g2d_jax.study import frontier, stats
-from g2d_jax.study.frontier import Interval
 from g2d_jax.study.pricing import Rates
 
 COLUMNS = ("arm", "values", "seed", "K", "split", "measure", "value")

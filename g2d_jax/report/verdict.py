@@ -221,10 +221,10 @@ def study_verdict(study: Study) -> str:
     if best is None or len(grpo) < 2 or len(by_k) < 2 or paired.spectrum(study):
         return ""
     settings = []
-    for row in map(paired.chosen, by_k.values()):
+    for choice in map(paired.chosen, by_k.values()):
         # An interval of fewer seeds is narrower, or of problems only.
-        if row is not None and set(best.seeds) <= set(row.seeds):
-            settings.append(row)
+        if choice is not None and set(best.seeds) <= set(choice.seeds):
+            settings.append(choice)
     if not settings:
         return ""
     apart = {}
@@ -241,7 +241,9 @@ def study_verdict(study: Study) -> str:
     if len(best.seeds) == 1:
         where += ", with one seed,"
     if len(settings) < len(by_k):
-        where += f" and at {len(settings)} of {len(by_k)} K, those with all seeds and evaluated on dev,"
+        where += (
+            f" and at {len(settings)} of {len(by_k)} K, those with all seeds and evaluated on dev,"
+        )
     losses = {paired.loss_of(row.first) for row in grpo} - {""}
     online = "GRPO" if losses <= {"grpo"} else "online training"
     grpo_name = f"the best {online} ({_reached(best)}, {prices.written(best)})"

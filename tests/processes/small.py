@@ -3,7 +3,8 @@ wrong.
 
 SLOW: seconds that a call of the reward takes. HANGS, DIFFERS, STOPPED: index of the process in
 which it never returns, of the one with another seed, and of the one that gets SIGTERM while it
-reads this config.
+reads this config. DISK: a folder that has, by index, what each process has at one and the same
+path.
 """
 
 import os
@@ -31,6 +32,10 @@ def get_config(arg: str = "") -> ConfigDict:
         os.kill(os.getpid(), signal.SIGTERM)
     config.seed = int(os.environ.get("DIFFERS") == index)
     config.reward.function = "small:even"
+    if "DISK" in os.environ:
+        os.chdir(f"{os.environ['DISK']}/{index}")
+        config.reward.folder = "/proc/self/cwd"
+        config.reward.function = "mine:fair"
     config.stages.warmup.update(dynamic_sampling=1, stop="budget", budget={"amount": 1e30})
     config.stages.warmup.probe.update(every=1, prompts=4, num_generations=2)
     config.stages.evaluate.update(policies=("warmup", "dpo"))

@@ -15,6 +15,7 @@ from matrix import slow
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.storage import StoreUnavailable
+from g2d_jax.workdir import source_digest
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -60,6 +61,30 @@ def test_other_settings_on_one_host_are_refused_by_all(launch: Launch, tmp_path:
         assert "settings or packages differ between processes" in process.stderr
         assert "All hosts need the same files, packages and arguments" in process.stderr
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+@pytest.mark.slow
+def test_another_file_on_one_host_is_refused_by_all(launch: Launch, tmp_path: Path) -> None:
+    for index in (0, 1):
+        (tmp_path / str(index)).mkdir()
+        (tmp_path / str(index) / "mine.py").write_text(
+            f"def fair(completions, **columns):\n    return [{index}.0] * len(completions)\n"
+        )
+    launched = launch(2, 1, *command(tmp_path / "run"), env={"DISK": str(tmp_path)})
+    assert launched.statuses() == [1, 1], launched.told()
+    for process in launched.running:
+        assert "files differ between processes" in process.stderr
+        assert "reward.function is" in process.stderr
+
+
+def test_an_edited_copy_of_this_library_is_told_from_another(tmp_path: Path) -> None:
+    (tmp_path / "losses").mkdir()
+    (tmp_path / "losses" / "dpo.py").write_text("beta = 0.1\n")
+    before = source_digest(tmp_path)
+    (tmp_path / "losses" / "cached.pyc").write_text("")
+    assert source_digest(tmp_path) == before
+    (tmp_path / "losses" / "dpo.py").write_text("beta = 0.2\n")
+    assert source_digest(tmp_path) != before
 
 
 def children() -> set[str]:

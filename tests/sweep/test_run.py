@@ -179,7 +179,9 @@ def test_seeds_of_one_setting_have_one_setting(tmp_path: Path, setting: str) -> 
     sweeps._claim(before, points(with_axes(before, (k,), (), (0,))), root, print)
     sweeps._claim(before, points(with_axes(before, (k,), (), (1,))), root, print)
     sweeps._claim(other, points(with_axes(other, (more,), (), (2,))), root, print)
-    with pytest.raises(ValueError, match=re.escape(f"stages.{setting.partition('=')[0]}: ")) as told:
+    with pytest.raises(
+        ValueError, match=re.escape(f"stages.{setting.partition('=')[0]}: ")
+    ) as told:
         sweeps._claim(other, points(with_axes(other, (k,), (), (0,))), root, print)
     assert "the study has the point warmup.steps=1,seed=1 with other settings" in str(told.value)
     sweeps._claim(other, points(with_axes(other, (k,), (), (0, 1))), root, print)
