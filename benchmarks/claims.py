@@ -336,7 +336,7 @@ def offline_added(study: Study) -> list[Found]:
     return [over_problems(gains)]
 
 
-def easy_less_hard(study: Study) -> list[Found]:
+def hard_less_easy(study: Study) -> list[Found]:
     """Compare pairs of easy prompts with those of hard ones, from many and from few prompts."""
     by_arm: dict[str, list[Row]] = {"hard": [], "easy": []}
     for row in study.rows:
@@ -431,7 +431,7 @@ CLAIMS = (
         "equally many pairs teach unequally: hard prompts less easy ones",
         "cause",
         "more",
-        easy_less_hard,
+        hard_less_easy,
     ),
     Claim("Bridging", "offline DPO adds to the start", "spectrum", "more", offline_added),
     Claim(

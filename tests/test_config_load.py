@@ -694,6 +694,32 @@ def test_what_a_loss_does_not_read(changes, idle):
     assert config.Config.of(made).stages["warmup"].idle == idle
 
 
+@pytest.mark.parametrize(
+    ("changes", "idle"),
+    [
+        ({}, ()),
+        ({"epsilon": 0.2}, ()),
+        ({"importance_sampling_level": "sequence"}, ("importance_sampling_level",)),
+        ({"importance_sampling_level": "sequence", "importance_cap": 2.0}, ()),
+        (
+            {"epsilon": 3e-4, "epsilon_high": 4e-4, "importance_cap": 2.0},
+            ("epsilon", "epsilon_high"),
+        ),
+        ({"epsilon": 3e-4, "epsilon_high": 4e-4, "sync_every": 2}, ()),
+        ({"epsilon": 3e-4, "sync_every": 4, "num_iterations": 2}, ()),
+        ({"epsilon": 3e-4, "sync_every": 0}, ()),
+        ({"epsilon": 3e-4, "rollouts": "dump.jsonl"}, ("epsilon",)),
+        ({"loss_type": "cispo"}, ("what 'cispo' has beyond 'dapo'",)),
+        ({"loss": "dpo", "epsilon": 3e-4}, ()),  # `idle` has it
+        ({"loss": "group_dpo", "grpo_coef": 1.0, "epsilon": 3e-4}, ("epsilon",)),
+    ],
+)
+def test_what_a_ratio_of_one_leaves_without_effect(changes, idle):
+    made = config_load.resolve("demo")
+    made.stages.warmup.update(changes)
+    assert config.Config.of(made).stages["warmup"].idle_on_policy == idle
+
+
 def test_what_does_nothing_is_refused_until_a_stage_has_begun(tmp_path):
     """A first try that failed has left settings, on which nothing rests yet."""
     made = config_load.resolve("demo")

@@ -3,6 +3,7 @@ toy size."""
 
 import itertools
 import math
+import re
 import runpy
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -230,12 +231,25 @@ def test_suites_by_name(name: str, train: str, test: tuple[str, str, int | None]
 
 @pytest.mark.parametrize(
     "suite",
-    ["math500", "amc23", "gsm8k", "math500:test", "gsm8k:test", "hub:HuggingFaceH4/MATH-500:test"],
+    [
+        "math500",
+        "amc23",
+        "gsm8k",
+        "math500:test",
+        "gsm8k:test",
+        "hub:HuggingFaceH4/MATH-500:test",
+        "gsm8k:test[:50%]",
+        "math500:test[:400]",
+        "hub:openai/gsm8k@main:test[:100]",
+        "gsm8k:train[:10%] + test",
+    ],
 )
 def test_test_problems_are_not_trained_on(suite: str) -> None:
-    config = resolve("qwen2.5-7b", [f"data.train.path={suite}"])
+    config = resolve("qwen2.5-7b")
+    config.data.train.path = suite
     with pytest.raises(
-        ValueError, match=f"data.train.path is '{suite}', which are test problems: train on math"
+        ValueError,
+        match=re.escape(f"data.train.path is '{suite}', which are test problems: train on math"),
     ):
         pipeline.check(Config.of(config))
 

@@ -5,8 +5,8 @@ are others.
                 │               └─ now and then drawn all the same
                 └─ drawn again after a while
 
-- Retirement (the density filter): a prompt all of whose responses got one reward, the same in
-  several groups running, has no gradient and is left out.
+- Retirement (the density filter): a prompt all of whose responses got one reward, as
+  overlong_buffer shapes it, the same in several groups running, has no gradient and is left out.
 - Targeting: prompts whose running pass rate lies outside a window are drawn less often.
 
 A choice depends on the order, the history and the seed alone, and neither on the batch nor on the

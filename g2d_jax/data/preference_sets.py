@@ -4,7 +4,7 @@ as chat messages.
     form                 columns
     explicit             prompt (question, instruction), chosen, rejected: texts, or lists of messages
     implicit             chosen and rejected alone, whole conversations or whole texts: they begin with the prompt
-    both                 prompt beside whole conversations, which must begin with it
+    both                 prompt beside whole conversations, or whole texts, which must begin with it
     with a system text   system (system_prompt) beside any of them
     with token ids       prompt_ids, chosen_ids, rejected_ids beside the texts: the ids count, as in this library's sets
 
@@ -35,6 +35,7 @@ _REJECTED = ("rejected", "rejected_response")
 _SYSTEM = ("system", "system_prompt")
 _IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
 EMPTY, EQUAL = "with an empty response", "with two equal responses"
+HALF_WHOLE = "with the prompt before one of the responses alone"
 
 Ids: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -130,9 +131,15 @@ def _prompt(values: Values) -> Prompt | None:
 
 
 def _of_texts(prompt: Prompt | None, chosen: str, rejected: str) -> PairRow:
-    """Make a pair of two texts: responses beside a prompt, or else whole texts that begin alike."""
+    """Make a pair of two texts: responses beside a prompt, whole texts beside the prompt that both
+    begin with, or else whole texts that begin alike. Raises LeftOut where one of two is whole."""
     if prompt is not None:
-        return PairRow(prompt, chosen, rejected)
+        whole = [isinstance(prompt, str) and _is_whole(text, prompt) for text in (chosen, rejected)]
+        if not any(whole):
+            return PairRow(prompt, chosen, rejected)
+        if not all(whole):
+            raise LeftOut(HALF_WHOLE)
+        return PairRow(prompt, chosen[len(prompt) :], rejected[len(prompt) :])
     length = _common(chosen, rejected)
     # Words stay whole: "The sky is bl|ue" and "The sky is bl|ack" have "The sky is" in common.
     while _splits_a_word(chosen, length) or _splits_a_word(rejected, length):
@@ -143,6 +150,15 @@ def _of_texts(prompt: Prompt | None, chosen: str, rejected: str) -> PairRow:
             "there is no 'prompt', and 'chosen' and 'rejected' have no beginning in common"
         )
     return PairRow(as_text(shared, "chosen"), chosen[len(shared) :], rejected[len(shared) :])
+
+
+def _is_whole(text: str, prompt: str) -> bool:
+    """Return whether a text is a prompt and its response, not a response that greets back: "Hi" and
+    "Good morning" do not make "Hi there" and "Good morning!" whole."""
+    if not text.startswith(prompt) or len(prompt.split()) < 2:
+        return False
+    following = text[len(prompt) :]
+    return not prompt[-1].isalnum() or not following or following[0].isspace()
 
 
 def _splits_a_word(text: str, at: int) -> bool:

@@ -265,7 +265,9 @@ def check_training(source: str, field: str) -> None:
     on the hub."""
     suites = [place.partition(":")[0].partition("@")[0] for place in NAMED.values()]
     repository, _, split = _on_hub(source) or ("", None, "")
-    if repository in suites and split == "test":
+    # Parts of splits are written test[:50%] and train+test.
+    parts = {part.strip() for part in re.split(r"[\[(+]", split)}
+    if repository in suites and not parts.isdisjoint({"test", "all"}):
         raise ValueError(
             f"{field} is {source!r}, which are test problems: train on math, numinamath or "
             "gsm8k:train, or on a file"

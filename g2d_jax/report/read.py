@@ -243,11 +243,11 @@ def read_comparison(
 
     Problems are those of the same id, which is a hash of their text. output: the directory of the
     study that is made.
-    policies: "ends" for each run's first and last one, "all". Of each run its last finished
-    evaluation counts: of the first run whichever that is, of the others the last on the same split
-    if there is one. Raises ValueError for fewer than two runs, one given twice, a folder that is no
-    run, a run without a finished evaluation or without its completions, and where no problem is
-    common.
+    policies: "ends" for each run's first and last one, "all". Of each run a finished evaluation
+    counts: of the first run the last on test, of the others the last on the first one's split; where
+    there is none, the last on test, else the last. Raises ValueError for fewer than two runs, one
+    given twice, a folder that is no run, a run without a finished evaluation or without its
+    completions, and where no problem is common.
     """
     if policies not in ("ends", "all"):
         raise ValueError(f"policies must be ends or all, got {policies!r}")

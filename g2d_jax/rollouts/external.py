@@ -65,8 +65,7 @@ class ExternalBatches:
     draws: Draws
     groups: Sequence[Sequence[ExternalRow]]
     prompts: int  # of a batch
-    without_logprobs: int  # rows that a loss with a ratio of policies trains on unweighed
-    rows: int
+    unweighed: int  # rows without log-probabilities that a loss with a ratio of policies trains on
 
     @property
     def pairs(self) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -92,8 +91,8 @@ def external_batches(session: Session, name: str, stage: Online) -> ExternalBatc
     """Read the batches of an online stage from stage.rollouts; None if it samples its own.
 
     Rows of the same prompt and step are a group. Raises ValueError naming file and line of what the
-    stage cannot train on, if there are too few groups for its steps, and if log-probabilities are
-    there that importance_cap=0 would leave unused.
+    stage cannot train on, if there are too few groups for its steps, if log-probabilities are there
+    that importance_cap=0 would leave unused, and if only some rows have them.
     """
     if stage.rollouts == "sample":
         return None
@@ -130,9 +129,7 @@ def external_batches(session: Session, name: str, stage: Online) -> ExternalBatc
         identifier = group[0].rollout.problem_id
         draws.append((session.problems.train_by_id[identifier], visits[identifier]))
         visits[identifier] += 1
-    return ExternalBatches(
-        session, problems, draws, groups, stage.prompts_per_step, unweighed, len(rows)
-    )
+    return ExternalBatches(session, problems, draws, groups, stage.prompts_per_step, unweighed)
 
 
 def external_groups(
@@ -190,6 +187,7 @@ def read(
     problems: dict[str, Problem] = {}
     rows: list[ExternalRow] = []
     first_prompts: dict[str, tuple[str, np.ndarray]] = {}
+    first_answers: dict[str, tuple[str, str]] = {}
     by_text = functools.cache(partial(_by_text, session))
     counts: Counter[str] = Counter()
     for row in read_dump(path, reward):
@@ -225,6 +223,16 @@ def read(
         elif row.completion_ids is not None:
             counts.update(_compared(session.tokenizer, rollout.token_ids, text.strip()))
         problems.setdefault(problem.id, problem)
+        # Of the problem's rows the first with an answer of its own says what all are scored against.
+        if row.answer is not None and problem.answer is not None:
+            if problem.id not in first_answers:
+                problems[problem.id] = problem
+            where, answer = first_answers.setdefault(problem.id, (row.where, problem.answer))
+            if problem.answer != answer:
+                raise ValueError(
+                    f"{row.where}: its answer is {problem.answer!r:.80}, and that of the same "
+                    f"prompt in {where} is {answer!r:.80}"
+                )
         rows.append(
             ExternalRow(row.where, row.step, row.prompt_key, rollout, safe_text(text), score)
         )
@@ -365,15 +373,23 @@ def _rollout(session: Session, problem: Problem, row: DumpRow, prompt_ids: np.nd
 
 
 def _unweighed(name: str, stage: Online, rows: Sequence[ExternalRow]) -> int:
-    """Count the rows without log-probabilities that a loss with a ratio of policies takes for the
-    policy's own.
+    """Count the rows that a loss with a ratio of policies takes for the policy's own: all, where none
+    has log-probabilities.
 
-    Raises ValueError where all rows have them and importance_cap is 0: the rule is that of a server
-    and of int8.
+    Raises ValueError where some have them and others not, and where all have them and
+    importance_cap is 0: the rule is that of a server and of int8.
     """
-    if not stage.has_ratio or stage.importance_cap:
+    if not stage.has_ratio:
         return 0
-    without = sum(bool(np.isnan(row.rollout.logprobs[0])) for row in rows)
+    without = [row for row in rows if np.isnan(row.rollout.logprobs[0])]
+    if 0 < len(without) < len(rows):
+        raise ValueError(
+            f"{without[0].where}: it has no logprobs, and {len(rows) - len(without)} of the "
+            f"{len(rows)} responses have: a GRPO loss weighs all by them or none. Give all rows "
+            "logprobs, or none"
+        )
+    if stage.importance_cap:
+        return 0
     if not without:
         raise ValueError(
             f"{stage.rollouts} has the logprobs of the policy that wrote it, and with "
@@ -381,7 +397,7 @@ def _unweighed(name: str, stage: Online, rows: Sequence[ExternalRow]) -> int:
             f"drawn them: set stages.{name}.importance_cap, to 2 say, which weighs each token by "
             "the ratio of the two; rollout_corr/kl then shows how far apart they are"
         )
-    return without
+    return len(without)
 
 
 def _unfit(session: Session, stage: Online, row: ExternalRow) -> str | None:

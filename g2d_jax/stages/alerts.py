@@ -112,6 +112,16 @@ def say_unread(session: Session, name: str, loss: str, unread: Sequence[str]) ->
         session.say_once(f"{name}: {loss} does not read {', '.join(unread)}, though set")
 
 
+def say_on_policy(session: Session, name: str, idle: Sequence[str]) -> None:
+    """Say which settings of GRPO's ratio are set where it is 1 throughout."""
+    if idle:
+        session.say_once(
+            f"{name}: with one update a batch the ratio of policies is 1, which leaves "
+            f"{' and '.join(idle)} without effect: raise num_iterations and sync_every, or "
+            "sync_every alone"
+        )
+
+
 def watch(
     trainer: Trainer,
     stage: Online | Offline,
@@ -221,6 +231,13 @@ def unlikely(stage: TrainingStage) -> list[Alert]:
         listed = ", ".join(map(str, beyond))
         text = f"keep has {listed}, and the stage ends with step {stage.steps}: they come with more steps"
         found.append(Alert("keep", text, {"steps": stage.steps}))
+    if stage.stop == "budget" and stage.optimizer.schedule != "constant":
+        text = (
+            f"optimizer.schedule is {stage.optimizer.schedule!r}, which decays over all {stage.steps} "
+            "steps, and the budget may end the stage long before: the learning rate then has hardly "
+            'fallen. To try: steps at about what the budget pays for, or schedule="constant"'
+        )
+        found.append(Alert("schedule", text, {"steps": stage.steps}))
     if stage.steps <= stage.sync_every and stage.sync_every > stage.num_iterations:
         text = (
             f"sync_every is {stage.sync_every}, and the stage has {stage.steps} steps: all its "
@@ -254,18 +271,18 @@ def too_few_prompts(asked: int, count: int) -> list[Alert]:
     return [Alert("data", text, {"prompts": asked, "problems": count})]
 
 
-def unweighed(without: int, rows: int) -> list[Alert]:
+def unweighed(rows: int) -> list[Alert]:
     """Warn if a loss with a ratio of policies trains on rollouts whose log-probabilities are not
-    known."""
-    if not without:
+    known. rows: how many there are of these."""
+    if not rows:
         return []
     text = (
-        f"{without} of the dump's {rows} responses have no logprobs: how far the policy that wrote "
+        f"the dump's {rows} responses have no logprobs: how far the policy that wrote "
         "them is from this one cannot be told, and GRPO takes them for its own, at a ratio of 1. "
         "To try: rollouts with logprobs and "
         'importance_cap=2, loss="dpo", which needs none'
     )
-    return [Alert("unweighed", text, {"without_logprobs": without, "responses": rows})]
+    return [Alert("unweighed", text, {"responses": rows})]
 
 
 def refuse_beyond_short(lengths: Iterable[tuple[int, int]], positions: int) -> None:

@@ -130,12 +130,13 @@ def _alerts_of_inputs(
     """Return what may be wrong with the settings, the number of problems, the dump, and the lengths
     of responses."""
     alerts.say_unread(session, name, f"loss={stage.loss!r}", stage.idle)
+    alerts.say_on_policy(session, name, stage.idle_on_policy)
     problems = len(session.problems.train)
     found = alerts.too_few_problems("problems", problems, stage.prompts_per_step, stage.steps)
     found += alerts.unlikely(stage)
     if external is None:
         return [*found, *alerts.position_alerts(session, stage.sampling)]
-    unweighed = alerts.unweighed(external.without_logprobs, external.rows)
+    unweighed = alerts.unweighed(external.unweighed)
     sampling = stage.sampling if stage.probe.every else None  # only probes sample
     return [*found, *unweighed, *alerts.position_alerts(session, sampling, external.pairs)]
 

@@ -92,6 +92,31 @@ def test_several_turns_and_texts_that_begin_alike() -> None:
 
 
 @pytest.mark.parametrize(
+    ("prompt", "chosen", "rejected"),
+    [
+        (ASK, f"{ASK} {GOOD}", f"{ASK} {BAD}"),
+        ("\n\nHuman: 2+2\n\nAssistant:", f"\n\nHuman: 2+2\n\nAssistant: {GOOD}", None),
+    ],
+)
+def test_a_prompt_beside_whole_texts_is_cut_off_them(
+    prompt: str, chosen: str, rejected: str | None
+) -> None:
+    pair = to_pair({"prompt": prompt, "chosen": chosen, "rejected": rejected or f"{prompt} {BAD}"})
+    assert (pair.prompt, pair.chosen, pair.rejected) == (prompt, f" {GOOD}", f" {BAD}")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "chosen", "rejected"),
+    [("Hi", "Hi there", "Hi you"), ("Good morning", "Good morning!", "Good mornings")],
+)
+def test_a_response_that_repeats_a_greeting_is_whole(
+    prompt: str, chosen: str, rejected: str
+) -> None:
+    pair = to_pair({"prompt": prompt, "chosen": chosen, "rejected": rejected})
+    assert (pair.chosen, pair.rejected) == (chosen, rejected)
+
+
+@pytest.mark.parametrize(
     ("row", "reason"),
     [
         ({"prompt": ASK, "chosen": "", "rejected": BAD}, "empty"),
@@ -100,12 +125,14 @@ def test_several_turns_and_texts_that_begin_alike() -> None:
         ({"prompt": turns(ASK), "chosen": [], "rejected": says(BAD)}, "empty"),
         ({"chosen": turns(ASK, ""), "rejected": turns(ASK, BAD)}, "empty"),
         ({"chosen": "The sky is", "rejected": "The sky is blue."}, "empty"),
+        ({"prompt": ASK, "chosen": f"{ASK} {GOOD}", "rejected": ASK}, "empty"),
+        ({"prompt": ASK, "chosen": f"{ASK} {GOOD}", "rejected": BAD}, "prompt before one of"),
         ({"prompt": ASK, "chosen": GOOD, "rejected": GOOD}, "equal"),
         ({"prompt": ASK, "chosen": GOOD, "rejected": f"{GOOD}\n"}, "equal"),
         ({"chosen": turns(ASK, GOOD), "rejected": turns(ASK, GOOD)}, "equal"),
     ],
 )
-def test_empty_and_equal_pairs_are_left_out(row: dict[str, Any], reason: str) -> None:
+def test_empty_equal_and_half_whole_pairs_are_left_out(row: dict[str, Any], reason: str) -> None:
     with pytest.raises(LeftOut, match=reason):
         to_pair(row)
 

@@ -9,6 +9,7 @@ from worlds import only, run, training
 
 from g2d_jax.config import Offline, Online, Optimizer, Sft, TrainingStage
 from g2d_jax.config.io import to_dict
+from g2d_jax.config.stages.online import Budget
 from g2d_jax.report.page import text as markdown
 from g2d_jax.report.read import read_run
 from g2d_jax.report.run import report
@@ -45,6 +46,14 @@ def causes(found: list[alerts.Alert]) -> list[str]:
         (Online(steps=4, sync_every=4, num_iterations=4), []),  # one rollout each time is meant
         (Online(steps=10, sync_every=0), []),
         (Online(steps=1, sync_every=1), []),
+        (
+            Online(
+                stop="budget", budget=Budget(amount=1e12), optimizer=Optimizer(schedule="cosine")
+            ),
+            ["schedule is 'cosine', which decays over all 20 steps, and the budget may end"],
+        ),
+        (Online(stop="budget", budget=Budget(amount=1e12)), []),
+        (Online(optimizer=Optimizer(schedule="cosine")), []),
     ],
 )
 def test_settings_that_hardly_anyone_wants(stage: TrainingStage, expected: list[str]) -> None:

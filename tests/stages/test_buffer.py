@@ -318,6 +318,25 @@ def test_retired_prompts_are_not_drawn_again(train, tmp_path, opened):
     assert last["curriculum/skipped"] > 0
 
 
+def always_right(prompts: list[str], completions: list[str], **columns: object) -> list[float]:
+    return [1.0] * len(completions)
+
+
+def test_prompts_whose_lengths_alone_differ_in_reward_do_not_retire(train, tmp_path, opened):
+    stage = train.stages.train
+    stage.update(steps=3, drop_solved={"after": 1, "revisit": 0})
+    stage.overlong_buffer = stage.sampling.max_new_tokens
+    session = opened(train, tmp_path, always_right)
+    run(session)
+    lengths: dict[str, set[int]] = {}
+    for row in rollouts(tmp_path, 0) + rollouts(tmp_path, 1):
+        lengths.setdefault(row.rollout.problem_id, set()).add(row.rollout.length)
+    retired = sum(len(of_prompt) == 1 for of_prompt in lengths.values())
+    assert retired < len(lengths)
+    share = retired / len(session.problems.train)
+    assert metrics_of(tmp_path)[-1]["curriculum/retired"] == pytest.approx(share)
+
+
 def test_two_tasks_with_rewards_of_their_own(train, tmp_path, opened):
     file = tmp_path / "chat.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"{a}+{a}"}) + "\n" for a in range(16)), "utf-8")

@@ -371,6 +371,22 @@ def test_a_dumps_answer_leaves_a_known_problem_what_the_data_say_of_it(small, tm
     assert seen == [(["3", "3"], ["mine", "mine"])]
 
 
+def test_the_answer_of_any_row_of_a_prompt_counts_and_two_are_refused(small, tmp_path, opened):
+    ask = {"prompt": "7+7+7+7=?"}
+    judged = [{**ask, "completion": "7", "reward": 1}]
+    rows = [*judged, {**ask, "completion": "8", "answer": "7"}]
+    problems, read = external_rollouts.read(
+        opened(small, tmp_path), lines(tmp_path / "a.jsonl", rows)
+    )
+    assert [problems[row.rollout.problem_id].answer for row in read] == ["7", "7"]
+    rows.append({**ask, "completion": "8", "answer": "8"})
+    with pytest.raises(
+        ValueError,
+        match=r"b\.jsonl, line 3: its answer is '8', and that of the same prompt in .*line 2 is '7'",
+    ):
+        external_rollouts.read(opened(small, tmp_path), lines(tmp_path / "b.jsonl", rows))
+
+
 def test_rollouts_made_elsewhere(small, tmp_path, opened):
     train = opened(small, tmp_path).problems.train
     rows = [

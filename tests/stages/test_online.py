@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from g2d_jax.models import lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops
 from g2d_jax.records import Problem
+from g2d_jax.rollouts.external import external_batches
 from g2d_jax.rollouts.generate import (
     Draws,
     Groups,
@@ -230,10 +232,29 @@ def test_a_ratio_needs_the_logprobs_that_a_dump_has(warmup, tmp_path, opened, lo
     # how far off the dump is, nats a token
     assert shown[-0.7] - shown[-1.7] == pytest.approx(1.0, abs=1e-5)
     warmup.stages.warmup.importance_cap = 0.0
-    write(*rows_of(problems[:2], -0.7), *rows_of(problems[2:], None))
-    manifest = run(opened(warmup, tmp_path / "some"))
+    write(*rows_of(problems, None))
+    manifest = run(opened(warmup, tmp_path / "none"))
     (warning,) = [warning for warning in manifest["warnings"] if warning["cause"] == "unweighed"]
-    assert "8 of the dump's 16 responses have no logprobs" in warning["text"]
+    assert "the dump's 16 responses have no logprobs" in warning["text"]
+
+
+@pytest.mark.parametrize("cap", [0.0, 2.0])
+def test_logprobs_of_some_rows_alone_are_refused(warmup, tmp_path, opened, cap):
+    session = opened(warmup, tmp_path / "some")
+    problems = session.problems.train[:4]
+    path = tmp_path / "rows.jsonl"
+    rows = [*rows_of(problems[:3], -0.7), *rows_of(problems[3:], None)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    warmup.stages.warmup.update(rollouts=str(path), steps=1, importance_cap=cap)
+    stage = Config.of(warmup).stages["warmup"]
+    assert isinstance(stage, Online)
+    with pytest.raises(
+        ValueError,
+        match=r"rows\.jsonl, line 13: it has no logprobs, and 12 of the 16 .* all rows logprobs, or n",
+    ):
+        external_batches(session, "warmup", stage)
+    # pairs need none
+    assert external_batches(session, "warmup", replace(stage, loss="dpo", importance_cap=0.0))
 
 
 @pytest.mark.parametrize(
@@ -260,6 +281,15 @@ def test_settings_of_sampling_are_refused_beside_a_dump(warmup, changes, message
     warmup.stages.warmup.update({"rollouts": "mine", **changes})
     with pytest.raises(ValueError, match=message):
         Config.of(warmup)
+
+
+def test_gspo_at_a_ratio_of_one_is_said(warmup, tmp_path, opened, capsys):
+    warmup.stages.warmup.update(importance_sampling_level="sequence", epsilon=3e-4)
+    stage = Config.of(warmup).stages["warmup"]
+    assert isinstance(stage, Online)
+    online.alerts_ahead(opened(warmup, tmp_path), "warmup", stage)
+    said = "the ratio of policies is 1, which leaves epsilon and importance_sampling_level without"
+    assert f"warmup: with one update a batch {said}" in capsys.readouterr().out
 
 
 def test_with_a_reference_kl_is_zero_at_the_first_step_only(warmup, tmp_path, opened):

@@ -196,6 +196,26 @@ class Online(TrainingStage):
         return tuple(named)
 
     @property
+    def idle_on_policy(self) -> tuple[str, ...]:
+        """The settings of the ratio that are set and change no gradient, since one update a batch,
+        by the policy that the stage takes for the sampler's, has a ratio of 1.
+
+        importance_cap weighs by another ratio, of trainer against sampler, token by token: with it
+        one ratio a response has another gradient than one a token, at 1 too. CISPO's gradient is
+        dapo's then, and reads no level.
+        """
+        if not self.has_ratio or self.sync_every != 1:
+            return ()
+        default = Online()
+        names = ["epsilon", "epsilon_high"]
+        if not self.importance_cap or self.loss_type == "cispo":
+            names.append("importance_sampling_level")
+        idle = [name for name in names if getattr(self, name) != getattr(default, name)]
+        if self.loss_type == "cispo":
+            idle.append("what 'cispo' has beyond 'dapo'")
+        return tuple(idle)
+
+    @property
     def has_fixed_reference(self) -> bool:
         """True if the loss compares the policy with a reference that stays the same."""
         return self.compares and not self.reference_sync
