@@ -181,3 +181,26 @@ def test_cispo_is_that_of_trl() -> None:
     np.testing.assert_allclose(grad, [-0.125, -0.625, 0.16758001150890983, 1.25], rtol=1e-6)
     means = mean_metrics(sums, "tokens")
     assert (means["clip_ratio/low_mean"], means["clip_ratio/high_mean"]) == (0.0, 0.25)
+
+
+@pytest.mark.parametrize("cispo", [False, True])
+def test_what_the_ratios_settings_change_in_the_gradient_of_a_first_update(cispo: bool) -> None:
+    """Nothing at a ratio of 1, but for one ratio a response beside weights of importance, which are
+    of tokens."""
+    logp, sampler, advantages, weights = gspo_inputs(0)
+    policy, drawn, a, w = f32(logp, sampler, advantages, weights)
+    ids = jnp.asarray(IDS, jnp.int32)
+
+    def gradient(cap: float = 0.0, **settings: object) -> np.ndarray:
+        def loss(x: jax.Array) -> jax.Array:
+            weighs = {"sampler_logprobs": drawn, "importance_cap": cap}
+            return grpo_loss(x, None, None, a, w, **weighs, **settings)[0]
+
+        return np.asarray(jax.grad(loss)(policy))
+
+    for cap in (0.0, 2.0):
+        plain = gradient(cap)
+        clipped = gradient(cap, epsilon=0.0, epsilon_high=4.0, cispo=cispo)
+        np.testing.assert_allclose(clipped, plain, rtol=1e-6)
+        apart = np.abs(gradient(cap, sequence_ids=ids, cispo=cispo) - plain).max()
+        assert apart > 1e-2 if cap and not cispo else apart < 1e-6
