@@ -7,8 +7,10 @@
 # What runs there is this checkout: its wheel is built here and copied to the hosts. 0 (done) deletes the slice. 1 and 2
 # (g2d stopped with a message) and 69 (it could not be installed) end this script and keep the slice, so that the same
 # command, once the cause is mended, starts at once. A slice that was preempted is made again; g2d that ended with 75 or
-# by a signal is started again, and after G2D_MAX_FAILURES starts in a row that came to nothing this script ends with
-# 75 and keeps the slice. Stopping this script (Ctrl-C) leaves g2d running on the slice; the same command joins it again.
+# by a signal is started again, and after G2D_MAX_FAILURES failures in a row (starts during which `g2d status` did not
+# change, hosts that were not reached, requests that fail) this script ends with 75 and keeps the slice. Stopping this
+# script (Ctrl-C) leaves g2d running on the slice; the same command joins it again. Other arguments while g2d runs there,
+# or another TYPE, are refused with 2, and that slice is kept whatever KEEP says.
 # --dry-run prints the commands in the order of an undisturbed run.
 #
 # ZONE, TYPE            where, and which accelerator type: v5litepod-16 (or v5e-16), v5p-32, v6e-16 …
@@ -41,12 +43,14 @@ name=$1
 shift
 
 TYPE=${TYPE/#v5e-/v5litepod-} # Cloud TPU's own name of a v5e
-case ${RUNTIME:=}$TYPE in
-  v6e-*) RUNTIME=v2-alpha-tpuv6e ;;
-  v5p-*) RUNTIME=v2-alpha-tpuv5 ;;
-  v5litepod-*) RUNTIME=v2-alpha-tpuv5-lite ;;
-  v4-* | v3-* | v2-*) RUNTIME=tpu-ubuntu2204-base ;;
-esac
+if [[ -z ${RUNTIME:=} ]]; then
+  case $TYPE in
+    v6e-*) RUNTIME=v2-alpha-tpuv6e ;;
+    v5p-*) RUNTIME=v2-alpha-tpuv5 ;;
+    v5litepod-*) RUNTIME=v2-alpha-tpuv5-lite ;;
+    v4-* | v3-* | v2-*) RUNTIME=tpu-ubuntu2204-base ;;
+  esac
+fi
 [[ -n $RUNTIME ]] || refuse "TYPE=$TYPE is none of v5litepod-N, v5e-N, v5p-N, v6e-N, v4-N, v3-N and v2-N: mend it, or set RUNTIME too"
 case ${KEEP:=failed} in
   failed | always | never) ;;
@@ -118,7 +122,9 @@ package=${G2D_PACKAGE:-}
 
 tpus=(gcloud compute tpus)
 state() { "${tpus[@]}" queued-resources describe "$name" "${where[@]}" '--format=value(state.state)' 2>/dev/null; }
-machine() { "${tpus[@]}" tpu-vm describe "$name" "${where[@]}" '--format=value(state)' 2>/dev/null; }
+machine() { # field: of the TPU VM
+  "${tpus[@]}" tpu-vm describe "$name" "${where[@]}" "--format=value($1)" 2>/dev/null
+}
 create() {
   call "${tpus[@]}" queued-resources create "$name" "--node-id=$name" "${where[@]}" "--accelerator-type=$TYPE" \
     "--runtime-version=$RUNTIME" --spot --quiet
@@ -165,9 +171,11 @@ failed() { # message
 # 0, 1, 2, 69: what g2d, or its installation, ended with. 75: to be run again. 255: not all hosts were reached. gcloud's
 # own statuses are 1 and 2 as well, so it is what the hosts print that counts.
 attempt() {
+  : >"$log"
   copy || return 255
   follow "$(date +%s)-$RANDOM" 2>&1 | tee "$log"
   local status=${PIPESTATUS[0]} ended final
+  ! grep -q 'g2d runs here already with other arguments' "$log" || KEEP=always # another run's slice
   ended=$(grep -o 'g2d exit status: [0-9]*' "$log" | sort -u)
   for final in 2 1 69; do
     if grep -qx "g2d exit status: $final" <<<"$ended"; then return "$final"; fi
@@ -177,13 +185,23 @@ attempt() {
   return 75
 }
 
+progress= # the newest digest of `g2d status` that a host printed
+moved() { # whether the work directory changed since an earlier attempt printed one
+  local before=$progress now
+  now=$(grep -o 'g2d progress: [0-9a-f]*' "$log" | tail -n 1)
+  progress=${now:-$before}
+  [[ -n $before && $progress != "$before" ]]
+}
+
 seen=
 while :; do
   state=$(state)
   [[ -z $state ]] || seen=1
   case $state in
     ACTIVE)
-      started=$SECONDS
+      type=$(machine acceleratorType)
+      type=${type##*/}
+      [[ -z $type || $type == "$TYPE" ]] || refuse "the slice $name is a $type, not a $TYPE: give another NAME, or TYPE=$type"
       attempt
       status=$?
       case $status in
@@ -191,14 +209,13 @@ while :; do
         1 | 2) say "g2d stopped with the message above, status $status" && finish "$status" ;;
         69) say "g2d could not be installed on a host: see above" && finish 69 ;;
       esac
-      ((SECONDS - started < 600)) || failures=0 # it did run
       why="g2d is to be started again, and the slice is there"
       ((status == 75)) || why="not all hosts were reached, and the slice is there; is the key known? (docs/launch.md)"
       # What the cloud says counts, not what ssh says: a key or a network that fails here is no reason to delete.
       if [[ $(state) == ACTIVE ]]; then
-        case $(machine) in
+        case $(machine state) in
           PREEMPTED | TERMINATED) say "preempted" && "${delete[@]}" ;;
-          *) failed "$why" ;;
+          *) if moved; then failures=0 && say "$why"; else failed "$why"; fi ;;
         esac
       fi
       ;;

@@ -23,6 +23,7 @@ def environment(record: Path, plan: str = "", **more: str) -> dict[str, str]:
         "PYTHON": sys.executable,
         "G2D_COMMAND": str(BIN / "fake-g2d"),
         "G2D_PAUSE": "0",
+        "G2D_LEASE": "0",
         "SLURM_JOB_ID": "7",
         "SLURM_CPUS_PER_TASK": "4",
         **more,

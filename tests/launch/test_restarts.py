@@ -2,10 +2,12 @@
 start again."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,9 @@ def test_workstation_hands_on_a_signal_and_ends(tmp_path: Path, number: signal.S
         ("kill", 137, True),
         ("75 137", 137, True),
         ("0 75", 75, True),
+        ("1 75", 1, False),  # srun gives the highest status
+        ("75 2", 2, False),
+        ("137 1", 1, False),
         ("130", 130, False),
         ("127", 127, False),
     ],
@@ -83,9 +88,10 @@ def test_slurm(tmp_path: Path, plan: str, status: int, requeued: bool) -> None:
     assert (tmp_path / "scontrol").exists() == requeued
     assert not requeued or (tmp_path / "scontrol").read_text() == "requeue 7\n"
     assert (starts(tmp_path, 0), starts(tmp_path, 1)) == (1, 1)
-    command = f"{BIN / 'fake-g2d'} run {' '.join(ARGUMENTS)}"
-    options = "--cpus-per-task=4 --gpu-bind=none --kill-on-bad-exit=0 --wait=600"
-    assert (tmp_path / "srun").read_text() == f"{options} {command}\n"
+    for rank in (0, 1):
+        assert (tmp_path / f"starts{rank}").read_text() == f"run {' '.join(ARGUMENTS)}\n"
+    options = "--cpus-per-task=4 --gpu-bind=none --kill-on-bad-exit=0 --wait=600 "
+    assert (tmp_path / "srun").read_text().startswith(options)
 
 
 @pytest.mark.parametrize(
@@ -133,9 +139,24 @@ def test_slurm_hands_sigterm_to_the_tasks_and_queues_again(tmp_path: Path) -> No
     assert (tmp_path / "scontrol").read_text() == "requeue 7\n"
 
 
-def slice_of_two(record: Path, plan: str, **more: str) -> subprocess.CompletedProcess[str]:
-    env = environment(record, plan, ZONE="z", TYPE="v6e-8", G2D_PACKAGE="p", **more)
-    return launch("tpu-queued-resource.sh", "mine", *ARGUMENTS, env=env)
+def test_a_slurm_task_hears_ctrl_c_as_it_would_without_the_scripts_shell() -> None:
+    """bash has its background commands ignore SIGINT, and Python then leaves it ignored."""
+    (function,) = re.findall(
+        r"^task\(\) \{.*?^\}$", (LAUNCH / "slurm.sbatch").read_text(), re.MULTILINE | re.DOTALL
+    )
+    says = "import signal; print(signal.getsignal(signal.SIGINT).__name__)"
+    shell = ["-c", f'{function}; task "$@"', "task", sys.executable, "-c", says]
+    done = subprocess.run(
+        [sys.executable, "-c", HEEDING, *shell], capture_output=True, text=True, timeout=30
+    )
+    assert done.stdout == "default_int_handler\n", done.stderr
+
+
+def slice_of_two(
+    record: Path, plan: str, *arguments: str, **more: str
+) -> subprocess.CompletedProcess[str]:
+    env = environment(record, plan, **{"ZONE": "z", "TYPE": "v6e-8", "G2D_PACKAGE": "p", **more})
+    return launch("tpu-queued-resource.sh", "mine", *ARGUMENTS, *arguments, env=env)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +262,34 @@ def test_a_slice_on_which_nothing_works_is_given_up_and_kept(tmp_path: Path) -> 
     done = slice_of_two(tmp_path, "75\n137\n75", G2D_MAX_FAILURES="3")
     assert done.returncode == 75 and starts(tmp_path) == 3
     assert calls(tmp_path) == ["create", *["scp", "ssh"] * 3]
+
+
+def test_a_slice_is_given_up_after_starts_without_progress(tmp_path: Path) -> None:
+    done = slice_of_two(tmp_path, "+75\n+kill\n75\nkill\n0", G2D_MAX_FAILURES="2")
+    assert (done.returncode, starts(tmp_path)) == (75, 4), done.stderr
+
+
+def test_another_accelerator_type_than_the_slices_is_refused(tmp_path: Path) -> None:
+    assert slice_of_two(tmp_path, "1").returncode == 1
+    done = slice_of_two(tmp_path, "1\n0", TYPE="v5e-16", KEEP="never")
+    assert done.returncode == 2 and "is a v6e-8, not a v5litepod-16" in done.stderr
+    assert calls(tmp_path) == ["create", "scp", "ssh"] and starts(tmp_path) == 1
+
+
+def test_other_arguments_do_not_follow_a_run_that_is_at_work(tmp_path: Path) -> None:
+    plan = "term\n0"
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(slice_of_two, tmp_path, plan)
+        wait_for(tmp_path / "waiting0", tmp_path / "waiting1")
+        other = slice_of_two(tmp_path, plan, "--config.seed=2", KEEP="never")
+        deleted = "delete" in calls(tmp_path)
+        for rank in (0, 1):
+            os.kill(int((tmp_path / f"waiting{rank}").read_text()), signal.SIGTERM)
+    arguments = f"--config.checkpoint.every=10 {' '.join(ARGUMENTS)}"
+    assert other.returncode == 2 and not deleted, other.stderr
+    assert f"g2d runs here already with other arguments: {arguments} \n" in other.stdout
+    assert f"nothing was started with: {arguments} --config.seed=2 \n" in other.stdout
+    assert first.result().returncode == 0 and starts(tmp_path) == 2  # its own two
 
 
 def test_a_host_starts_an_attempt_once(tmp_path: Path) -> None:

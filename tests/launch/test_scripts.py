@@ -43,6 +43,13 @@ def test_a_v5e_goes_by_the_name_that_plans_have_too(tmp_path: Path) -> None:
     assert "--accelerator-type=v5litepod-16 --runtime-version=v2-alpha-tpuv5-lite" in done.stdout
 
 
+@pytest.mark.parametrize("type_", ["v6e-8", "v99-8"])
+def test_a_software_version_of_ones_own_counts(tmp_path: Path, type_: str) -> None:
+    env = environment(tmp_path, ZONE="z", TYPE=type_, G2D_PACKAGE="p", RUNTIME="v2-alpha-tpuv6e-1")
+    done = launch("tpu-queued-resource.sh", "--dry-run", "mine", *ARGUMENTS, env=env)
+    assert f"--accelerator-type={type_} --runtime-version=v2-alpha-tpuv6e-1 " in done.stdout
+
+
 def test_dry_run_of_the_tpu_slice(tmp_path: Path) -> None:
     config = tmp_path / "mine.py"
     config.touch()
