@@ -23,7 +23,7 @@ from g2d_jax.plan import target
 from g2d_jax.plan.programs import programs_of, scorings
 from g2d_jax.plan.target import Compiled, DoesNotFit
 from g2d_jax.plan.topologies import GIB, Device, Topology
-from g2d_jax.plan.work import Time, problems, reads_locally, shape_of, time_of
+from g2d_jax.plan.work import Time, problems, reads_locally, shape_of, time_of, train_problems
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import init_params
 from g2d_jax.session.problems import Problems
@@ -187,7 +187,10 @@ def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> It
             )
             session.problems.prompt_lengths = (most,)
             held_out = {split: problems(config, split) for split in ("dev", "test")}
-            session.problems.counts = {"train": sys.maxsize, **held_out}
+            # without a limit as many as a stage asks for; `show.assumptions` says so
+            train = train_problems(config)
+            counts = {"train": sys.maxsize if train is None else train, **held_out}
+            session.problems.counts = counts
         if path := config.model.path:
             adapters = init_params.adapters(config.lora)
             shape = dataclasses.replace(shape_of(path), **adapters)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from g2d_jax.accounting import TOKENS
-from g2d_jax.config import Evaluate, TrainingStage, setting_of
+from g2d_jax.config import Collect, Evaluate, TrainingStage, setting_of
 from g2d_jax.models.decoder import count_params
 from g2d_jax.plan.planning import Entry, Plan
 from g2d_jax.plan.topologies import GIB
@@ -169,6 +169,17 @@ def assumptions(plan: Plan) -> list[str]:
             lines.append(
                 f"{stage}: {ASSUMED:,} problems of {field}, which is not read and has no limit: "
                 f"set how many there are with --config.{field}.limit=N"
+            )
+    unlimited = []
+    for name, task in config.all_tasks.items():
+        if task.train.path and not task.train.limit:
+            unlimited.append(setting_of(name, "train"))
+    for name, collect in config.stages_of(Collect).items():
+        if unlimited and name in plan.stages and collect.rollouts == "sample":
+            lines.append(
+                f"{name}: {collect.prompts:,} prompts are assumed to be there: "
+                f"{', '.join(unlimited)} is not read and has no limit: set how many there are with "
+                f"--config.{unlimited[0]}.limit=N"
             )
     return lines
 

@@ -112,6 +112,12 @@ def _is_local_file(source: str) -> bool:
     )
 
 
+def train_problems(config: Config) -> int | None:
+    """Count the problems to train on over all tasks, by their limits; None where one has none."""
+    limits = [task.train.limit for task in config.all_tasks.values() if task.train.path]
+    return None if None in limits else sum(filter(None, limits))
+
+
 def problems(config: Config, split: str) -> int:
     """Count the problems of a held-out split over all tasks: its limit, the suite's size, or an
     assumed number."""

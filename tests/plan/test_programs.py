@@ -98,7 +98,9 @@ def shown(plan, **options):
 
 
 def test_what_is_assumed_is_said():
-    entries = [Entry(Program("evaluate", "decode", None, fixed(), Work(0, 0, 0, {})))]
+    entries = []
+    for stage in ("collect", "evaluate"):
+        entries.append(Entry(Program(stage, "decode", None, fixed(), Work(0, 0, 0, {}))))
 
     def assumed(prompt, *changes):
         config = Config.of(resolve(TINY, [*SMALL, *changes]))
@@ -115,6 +117,12 @@ def test_what_is_assumed_is_said():
         "--config.data.test.limit=N",
     ]
     assert assumed(7, "config.data.test.limit=86", path) == []
+    train = "config.data.train.path=mine.jsonl", "config.stages.collect.prompts=8192"
+    assert assumed(7, *train, "config.data.train.limit=none") == [
+        "collect: 8,192 prompts are assumed to be there: data.train is not read and has no limit: "
+        "set how many there are with --config.data.train.limit=N"
+    ]
+    assert assumed(7, *train, "config.data.train.limit=3") == []
     assert assumed(7, "config.data.test.limit=none", "config.data.test.path=procedural:slips") == []
 
 
@@ -143,6 +151,8 @@ def test_the_work_is_of_the_prompts_that_are_here_or_of_a_mean_that_is_told(tmp_
     config.model.path = ""
     config.data.test.path = str(tmp_path / "elsewhere.jsonl")
     assert prefilled(config) == (config.data.max_prompt_length, (config.data.max_prompt_length,))
+    config.data.train.limit = 5  # of the 8 prompts that collect asks for
+    assert prefilled(config, 3)[0] == 3 * 5 / 8
 
 
 def test_a_recipe_that_was_compiled_before_is_shown_at_once():
