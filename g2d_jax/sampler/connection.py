@@ -28,6 +28,17 @@ writes about 150."""
 RESTING = (408, 409, 425, 429)
 """Statuses below 500 that say: try again."""
 
+PLAIN = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""The model's own distribution. A server takes what a request leaves out from the model's
+generation_config.json."""
+
 T = TypeVar("T")
 
 
@@ -126,6 +137,7 @@ class Connection:
         """Return the log-probabilities of the likeliest first tokens after a prompt; {} if the
         server gives none. model: the name that it has for it."""
         body = {
+            **PLAIN,
             "model": model,
             "prompt": prompt_ids,
             "max_tokens": 1,

@@ -36,7 +36,7 @@ from g2d_jax.runtime import processes
 from g2d_jax.runtime.threads import in_daemons
 from g2d_jax.sampler import COUNTS
 from g2d_jax.sampler.answers import MOST_LOGPROB, Reader
-from g2d_jax.sampler.connection import Connection
+from g2d_jax.sampler.connection import PLAIN, Connection
 from g2d_jax.sampler.programs import Shapes
 
 PREFIX = "g2d-"
@@ -303,6 +303,7 @@ class Remote:
             self.seed, purpose, request.problem_id, request.visit, number
         ).tolist()
         body = {
+            **PLAIN,
             "model": served.name,
             "prompt": request.prompt_ids.tolist(),
             "n": 1,

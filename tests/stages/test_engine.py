@@ -214,6 +214,9 @@ def test_requests_and_answers(
             "top_k": 0,
             "logprobs": 1,
         },
+        # or the server would take the model's own, of its generation_config.json
+        **{"min_p": 0.0, "repetition_penalty": 1.0},
+        **{"presence_penalty": 0.0, "frequency_penalty": 0.0},
         **{"stop_token_ids": [stop], "ignore_eos": True, "return_token_ids": True},
     }
     assert body["prompt"] == [3, 4, 5]
@@ -386,7 +389,12 @@ def test_log_probs_before_the_temperature_are_left_out(draw: Drawn) -> None:
 
     with serving(reply(True)) as server:
         assert draw(server, temperature=0.5)[0].logprobs.tolist() == [np.float32(-0.7)]
-        assert len(server.completions()) == 5
+        asked = server.completions()
+        assert len(asked) == 5
+        # a penalty or a filter of the model's own would hide what the temperature does
+        assert {(body["repetition_penalty"], body["min_p"], body["top_k"]) for body in asked} == {
+            (1.0, 0.0, 0)
+        }
     said: list[str] = []
     with serving(reply(False)) as server:
         assert np.isnan(draw(server, said, temperature=0.5)[0].logprobs).all() and len(said) == 1
