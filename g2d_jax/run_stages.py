@@ -20,6 +20,7 @@ from g2d_jax.accounting import TRAINING, goodput
 from g2d_jax.config import Config, Sft, places, prefix_of, setting_of
 from g2d_jax.config.graph import Plan, valid_plan
 from g2d_jax.config.io import to_dict
+from g2d_jax.config.policy_name import OF_MODEL, PolicyName
 from g2d_jax.config.section import unused
 from g2d_jax.data.problems import check_training
 from g2d_jax.models import quantise
@@ -33,7 +34,7 @@ from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, require_services
 from g2d_jax.session import init_params, inputs, kept_inputs
 from g2d_jax.session.answers import warn_of_answers
-from g2d_jax.session.policies import require_elsewhere
+from g2d_jax.session.policies import model_of, require_elsewhere
 from g2d_jax.session.problems import described, table
 from g2d_jax.session.program import compile_programs
 from g2d_jax.session.session import Session
@@ -210,10 +211,20 @@ def _introduce(session: Session, order: Plan, until: str) -> None:
 
 
 def check_models(session: Session) -> None:
-    """Raise ValueError for a model or a reward model whose files cannot be loaded, by the headers
-    of its weights."""
+    """Raise ValueError for a model, a policy "hf:PATH" of a stage that is not finished, or a reward
+    model, whose files cannot be loaded, by config.json and the headers of its weights."""
     if session.model_folder is not None:
         find_weights(session.model_folder, session.model_config.base)
+    for name, stage in session.config.stages.items():
+        folder = session.folders.get(name)
+        if folder is None or storage.finished(folder):
+            continue
+        for policy in stage.policies_read():
+            try:
+                if PolicyName.parse(policy).origin == OF_MODEL:
+                    model_of(session, policy)
+            except ValueError as error:
+                raise ValueError(f"stages.{name}: {error}") from error
     for name, task in session.config.all_tasks.items():
         is_own = name == "main" and session.reward is not None
         if task.reward.function == "model" and not is_own:

@@ -75,6 +75,7 @@ def load(
     dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
     lora: Lora | None = None,
     quantised: str = "",
+    config: ModelConfig | None = None,
 ) -> Decoder:
     """Load a model folder, local or on an object store (see resolve), as a stacked Decoder with
     parameters in dtype.
@@ -86,15 +87,15 @@ def load(
     unexpected, misshapen or truncated tensor raises ValueError by name. lora: what stands beside
     these adapters instead, as `lora.frozen` gives it. quantised: the kind of codes that the linear
     layers are held as, a parameter being encoded as soon as it is on the devices; no more than one
-    of them is there as it was.
+    of them is there as it was. config: the shape to load it in, with adapters and codes, in place of
+    what config.json, lora and quantised say.
     """
-    config = read_config(folder)
-    headers = find_weights(epath.Path(folder), config)
+    if config is None:
+        config = dataclasses.replace(read_config(folder), lora=lora, quantise=quantised)
+    headers = find_weights(epath.Path(folder), config.base)
     if config.tie_word_embeddings and "lm_head.weight" in headers:
         _check_tied(headers)
-    return load_decoder(
-        dataclasses.replace(config, lora=lora, quantise=quantised), headers, mesh=mesh, dtype=dtype
-    )
+    return load_decoder(config, headers, mesh=mesh, dtype=dtype)
 
 
 def load_decoder(

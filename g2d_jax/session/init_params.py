@@ -88,9 +88,7 @@ def base(
     (`lora.frozen`)."""
     if folder is None:
         return random(config, shape, mesh)
-    return hf.load(
-        folder, mesh=mesh, dtype=base_dtype(config), lora=shape.lora, quantised=shape.quantise
-    )
+    return hf.load(folder, mesh=mesh, dtype=base_dtype(config), config=shape)
 
 
 def random(config: Config, shape: ModelConfig, mesh: Mesh) -> Decoder:

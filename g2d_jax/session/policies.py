@@ -4,7 +4,7 @@ run, "hf:PATH"."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import jax.numpy as jnp
 from etils import epath
@@ -14,6 +14,7 @@ from g2d_jax.config import places
 from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName
 from g2d_jax.models import decoder, hf, lora
 from g2d_jax.models.decoder import Decoder
+from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.program_cache import Jitted
 from g2d_jax.session import init_params
@@ -170,11 +171,28 @@ def base_path(session: Session, policy: str) -> str:
 
 def _load_base(session: Session, name: str) -> Decoder:
     """Load "init" or "hf:PATH" without adapters: the frozen part, if the run has adapters."""
-    parsed = PolicyName.parse(name)
-    folder = session.model_folder if parsed.origin == INIT else hf.resolve(parsed.place)
-    if parsed.origin != INIT and hf.read_config(folder) != session.model_config.base:
-        raise ValueError(f"policy {name!r} has another shape than this run's model")
+    is_own = PolicyName.parse(name).origin == INIT
+    folder = session.model_folder if is_own else model_of(session, name)
     return init_params.base(session.config, folder, session.model_config, session.mesh)
+
+
+def model_of(session: Session, policy: str) -> epath.Path:
+    """Return the folder of a policy "hf:PATH". Raises ValueError for a model that computes something
+    else than the run's, and for weights that cannot be loaded, by their headers."""
+    folder, ours = hf.resolve(PolicyName.parse(policy).place), session.model_config.base
+    theirs = hf.read_config(folder)
+    differing: list[str] = []
+    for field in fields(ours):
+        own, other = getattr(ours, field.name), getattr(theirs, field.name)
+        # the length that a model is made for changes nothing that is computed
+        if own != other and field.name != "max_position_embeddings":
+            differing.append(f"{field.name} {other!r:.200} (the run's: {own!r:.200})")
+    if differing:
+        raise ValueError(
+            f"policy {policy!r} has another shape than this run's model: {', '.join(differing)}"
+        )
+    find_weights(folder, theirs)
+    return folder
 
 
 def followed(policy: str, folder: epath.Path) -> str:

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from g2d_jax import config as settings
+from g2d_jax import dryrun, run_stages
 from g2d_jax.config import Collect, Offline, Online, Optimizer, Sft
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.packing import Group, Response
@@ -100,6 +101,35 @@ def test_what_adapters_stand_beside(config, tmp_path, opened):
     assert base_of(second, "dpo") == f"hf:{other}"
     with pytest.raises(ValueError, match="holds no run any more"):
         base_of(opened(config, tmp_path / "third"), "dpo")
+
+
+def test_a_policy_that_is_another_model_is_refused_before_any_work(config, tmp_path, opened):
+    """By its config.json and the headers of its weights, by dry runs too. The length that it is
+    made for may differ: nothing is computed with it."""
+    shape = opened(config, tmp_path / "shape").model_config
+    other = hf.save(decoder.init(shape, jax.random.key(9)), tmp_path / "other")
+    own = storage.read_json(other / "config.json")
+    config.stages.evaluate.policies = ("init", f"hf:{other}")
+
+    storage.write_json(other / "config.json", {**own, "max_position_embeddings": 64})
+    session = opened(config, tmp_path / "longer")
+    run_stages.check_models(session)
+    assert load_policy(session, f"hf:{other}").config == shape
+
+    changed = {**own, "rms_norm_eps": 1e-5, "rope_parameters": None, "rope_theta": 5e5}
+    storage.write_json(other / "config.json", changed)
+    message = (
+        r"stages\.evaluate: policy 'hf:.*' has another shape than this run's model: "
+        r"rope_theta 500000\.0 \(the run's: 10000\.0\), rms_norm_eps 1e-05 \(the run's: 1e-06\)$"
+    )
+    for refuse in (lambda: run_stages.check_models(session), lambda: dryrun.show(config)):
+        with pytest.raises(ValueError, match=message):
+            refuse()
+
+    storage.write_json(other / "config.json", own)
+    (other / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"stages\.evaluate: .* holds neither model\.safetensors"):
+        run_stages.check_models(session)
 
 
 def test_the_model_behind_another_run_s_policy(config, tmp_path, opened):
