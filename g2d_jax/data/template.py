@@ -68,7 +68,8 @@ class TemplateSettings:
         a system message with that content. A system message in the data's own conversation wins
         over this setting.
     date: YYYY-MM-DD that templates take for today, so that prompts do not change overnight.
-    enable_thinking: handed to templates that know it (Qwen3); None: left to the template.
+    enable_thinking: handed to templates that know it (Qwen3), others are refused; None: left to
+        the template.
     """
 
     chat: bool | None = None
@@ -134,7 +135,8 @@ class Template:
     source: the same with the settings' date where it asks for the time.
     pinned: the same with all settings written into it, see `pin`.
     inserted: the system block that the template writes unasked and `pinned` does not, "" for none.
-    fault: called for texts that the chat template leaves out. Raises ValueError when the settings
+    fault: called for texts that the chat template leaves out, and for an enable_thinking that it does
+    not know. Raises ValueError when the settings
     ask for what the tokenizer's chat template cannot do.
     """
 
@@ -163,8 +165,23 @@ class Template:
         self.source: str = _at_midnight(self.own, settings.date)
         self.pinned: str = ""
         self.inserted: str = ""
+        hand_over(self._require_switch, fault)
         if self.is_chat:
             self._pin()
+
+    def _require_switch(self) -> None:
+        """Raise ValueError for an enable_thinking that changes no prompt. False without a chat
+        template is what there is."""
+        thinking = self.settings.enable_thinking
+        if "enable_thinking" not in self.own and (thinking or (self.is_chat and thinking is False)):
+            why = (
+                "the chat template does not know that variable"
+                if self.is_chat
+                else "no chat template is in use"
+            )
+            raise ValueError(
+                f"tokenizer.enable_thinking is {thinking}, and {why}: leave it unset (None)"
+            )
 
     def conversation(self, prompt: Prompt) -> Conversation:
         """Return the messages of a prompt: with the prompt template and the system message of the

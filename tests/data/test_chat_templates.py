@@ -41,7 +41,7 @@ def build(make, name, *, special=True, adds_bos=False, **settings):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_templates_are_accepted(make, name):
     template, _, _, end = PUBLISHED[name]
-    thinks = (None, True, False) if "enable_thinking" in template else (None, False)
+    thinks = (None, True, False) if "enable_thinking" in template else (None,)
     for system, thinking in itertools.product((None, "default", "", "Be brief."), thinks):
         if name in WITHOUT_SYSTEM and system in ("", "Be brief."):
             with pytest.raises(

@@ -174,3 +174,22 @@ def test_conversations(make):
         render(make(), MINE)
     with pytest.raises(ValueError, match="end with a user message"):
         render(make(), (USER, ASSISTANT))
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_a_switch_that_the_template_does_not_know_is_refused(make, thinking):
+    asked = TemplateSettings(enable_thinking=thinking)
+    message = f"enable_thinking is {thinking}, and the chat template does not .*: leave it unset"
+    plain = make(make.chatml_with_default)
+    with pytest.raises(ValueError, match=message):
+        Template(plain, asked)
+    said: list[ValueError] = []
+    Template(plain, asked, said.append)  # of a run that is finished
+    assert len(said) == 1
+    Template(make(make.chatml_thinking), asked)
+
+
+def test_without_a_template_nothing_can_be_made_to_think(make):
+    with pytest.raises(ValueError, match="enable_thinking is True, and no chat template is in use"):
+        Template(make(), TemplateSettings(enable_thinking=True))
+    Template(make(), TemplateSettings(enable_thinking=False))
