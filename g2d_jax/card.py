@@ -27,22 +27,29 @@ from g2d_jax.config.io import from_dict, identity, to_dict
 from g2d_jax.config.policy_name import is_external, own_stage
 from g2d_jax.data.template import PLACEHOLDER, Template
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE, PromptTokenizer
+from g2d_jax.models import hf
 from g2d_jax.report import format as fmt
 from g2d_jax.report.headlines import run_headline
 from g2d_jax.report.tables import one_line, result_of, summary_table
-from g2d_jax.runtime import storage
-from g2d_jax.session.policies import base_path
+from g2d_jax.runtime import gguf_file, storage
+from g2d_jax.session.policies import base_path, base_revision
 from g2d_jax.session.session import Session
 
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 _QUESTION = "1+1=?"
+VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""The values of vLLM's --max-lora-rank that adapters of a run need."""
+
+VLLM_RANK = 16
+"""What vLLM takes without --max-lora-rank."""
+
 HERE = "path/to/this"
 """Where a card says that its own files lie."""
 
 
-def card(session: Session, policy: str, *, adapters: bool = False) -> str:
+def card(session: Session, policy: str, *, adapters: bool = False, published: bool = False) -> str:
     """Write a policy's README.md from the run's settings and its finished stages' manifests.
-    adapters: of PEFT."""
+    adapters: of PEFT; published: their base is named by the last part of its path."""
     config = session.config
     manifests = _finished(session, own_stage(policy))
     parts = [
@@ -54,10 +61,47 @@ def card(session: Session, policy: str, *, adapters: bool = False) -> str:
         _quantised(config, adapters),
         _data(_published(config)),
         *map(partial(_results, manifests=manifests), _evaluations(manifests)),
+        *(notes_on_base(session, policy, published) if adapters else ()),
         _use(session, adapters=adapters),
         *_origins(session, "the base model and of the data"),
     ]
     return "\n".join(filter(None, parts))
+
+
+def base_named(session: Session, policy: str, *, published: bool) -> str | None:
+    """Return what PEFT loads the base of a policy's adapters by; None where it would load none, or
+    one beside which they do nothing. published: of a path the last part."""
+    base = base_path(session, policy)
+    if not base or gguf_file.is_gguf(base):
+        return None
+    if hf.has_images(hf.resolve(base, revision=base_revision(session, policy))):
+        return None
+    return places.last_part(base) if published else base
+
+
+def notes_on_base(session: Session, policy: str, published: bool) -> list[str]:
+    """Say what whoever loads a policy's adapters has to know of their base: nothing, or a
+    sentence. Raises ValueError for a base that is gone."""
+    base = base_path(session, policy)
+    named = base_named(session, policy, published=published)
+    shown = places.last_part(base)
+    instead = "export it with --policy init, and load the adapters beside that folder"
+    if not base:
+        return [f"These adapters' base is the run's own random model: {instead}.\n"]
+    if gguf_file.is_gguf(base):
+        return [f"These adapters' base is {shown}, which PEFT does not load: {instead}.\n"]
+    if named is None:
+        return [
+            f"These adapters are of the language model of {shown}, which has images too; beside the "
+            f"whole model PEFT finds none of their layers, and they do nothing: {instead}. "
+            "adapter_config.json names no base.\n"
+        ]
+    if named != base:
+        return [
+            f"adapter_config.json names these adapters' base by the last part of its path, "
+            f"{named}: load that model yourself, and the adapters beside it with PeftModel.\n"
+        ]
+    return []
 
 
 def dataset_card(session: Session, name: str, repository: str) -> str:
@@ -230,11 +274,8 @@ def _origin(session: Session, policy: str) -> str:
     config, path = session.config, base_path(session, policy)
     if not path:
         return f"random parameters (seed {config.seed})"
-    revision = (
-        f", revision `{config.model.revision}`"
-        if path == config.model.path and config.model.revision
-        else ""
-    )
+    found = base_revision(session, policy)
+    revision = f", revision `{found}`" if found else ""
     lora = f", with adapters of rank {config.lora.rank}" if config.lora.rank else ""
     return f"`{places.last_part(path)}`{revision}{lora}"
 
@@ -355,12 +396,8 @@ def _use(session: Session, *, adapters: bool) -> str:
     parts.append(_code_block(_prompt_code(tokenizer), "python"))
     parts.append("The policy was trained on prompts like this one:\n")
     parts.append(_code_block(tokenizer.render(_QUESTION), "text"))
-    if adapters and template.differences():
-        parts.append(
-            "Served beside its base, the base's own chat template would be used: hand this one "
-            "over, as in `vllm serve BASE --enable-lora --lora-modules NAME=FOLDER --chat-template "
-            "FOLDER/chat_template.jinja`.\n"
-        )
+    if adapters:
+        parts.append(_served(session))
     sampled = "How the figures were sampled stands in the settings of the stages"
     if adapters:
         parts.append(
@@ -370,10 +407,26 @@ def _use(session: Session, *, adapters: bool) -> str:
         )
     else:
         sampled += (
-            "; generation_config.json has the base model's own sampling settings, where it has any"
+            "; generation_config.json has the base model's own sampling settings, where it has any, "
+            "but no `repetition_penalty`: nothing here was sampled with one"
         )
     parts.append(f"{sampled}.\n")
     return "\n".join(parts)
+
+
+def _served(session: Session) -> str:
+    """Tell how vLLM serves the adapters beside their base."""
+    rank = hf.greatest_rank(session.model_config)
+    command, notes = "vllm serve BASE --enable-lora --lora-modules NAME=FOLDER", []
+    if rank > VLLM_RANKS[-1]:
+        notes.append(f"vLLM serves adapters up to rank {VLLM_RANKS[-1]}, these have {rank}.")
+    elif rank > VLLM_RANK:
+        command += f" --max-lora-rank {min(n for n in VLLM_RANKS if n >= rank)}"
+        notes.append(f"Their greatest rank is {rank}.")
+    if session.tokenizer.template.differences():
+        command += " --chat-template FOLDER/chat_template.jinja"
+        notes.append("The base's own chat template would be used else.")
+    return " ".join([f"Served beside the base: `{command}`.", *notes]) + "\n"
 
 
 def _stop_strings(config: Config) -> list[str]:

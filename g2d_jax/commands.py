@@ -19,7 +19,7 @@ from rich.text import Text
 from g2d_jax import config as settings
 from g2d_jax import run_stages
 from g2d_jax.accounting import TRAINING, behind
-from g2d_jax.card import card
+from g2d_jax.card import base_named, card, notes_on_base
 from g2d_jax.config import (
     BestCheckpoint,
     Config,
@@ -47,12 +47,12 @@ from g2d_jax.records import Problem, Request, Rollout, SamplingParams, Verdict, 
 from g2d_jax.report.samples import conversation
 from g2d_jax.report.tables import FIRST, summary_table
 from g2d_jax.rewards.functions import RewardFunction, load_reward
-from g2d_jax.runtime import flags, gguf_file, processes, program_cache, storage
+from g2d_jax.runtime import flags, processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.terminal import clean
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs, kept_inputs
-from g2d_jax.session.policies import base_path, checkpoint_of, load_policy
+from g2d_jax.session.policies import base_path, base_revision, checkpoint_of, load_policy
 from g2d_jax.session.problems import READ_FOR, SPLITS
 from g2d_jax.session.session import Session
 from g2d_jax.stages import evaluate as evaluation
@@ -390,15 +390,18 @@ def export(
     policy: str | None = None,
     dtype: str = "float32",
     adapters: bool = False,
+    published: bool = False,
 ) -> epath.Path:
     """Write a policy as a Hugging Face folder: safetensors, config, tokenizer, generation config,
     model card.
 
-    adapters: write these alone, as PEFT has them, in place of the model they are merged into.
+    dtype: "float32" or "bfloat16". adapters: write these alone, as PEFT has them, in place of the
+    model they are merged into. published: name their base, where it is a path, by its last part.
     Several processes call it together: each reads and holds its part of the policy, the first one
-    writes. Raises ValueError if the folder holds a model already, there is no such policy, it has
+    writes. Raises ValueError for another dtype, if the folder holds a model already, there is no such policy, it has
     no adapters to write, or the processes see different runs.
     """
+    hf.stored_dtype(dtype)
     policy = policy and places.decided(policy, "policy", places.here())
     target = epath.Path(output).expanduser()
     request = {"policy": policy, "dtype": dtype, "adapters": adapters}
@@ -419,7 +422,8 @@ def export(
             "settings or packages", {"config": to_dict(config), "packages": packages(), **request}
         )
         with opened(workdir, config) as session:
-            _export(session, policy or last_policy(config), target, dtype, adapters)
+            chosen = policy or last_policy(config)
+            _export(session, chosen, target, dtype, adapters=adapters, published=published)
     return target
 
 
@@ -432,41 +436,41 @@ def _require_free(folder: epath.Path) -> None:
             raise ValueError(f"{folder} holds {what} already: choose another --output")
 
 
-def _export(session: Session, policy: str, folder: epath.Path, dtype: str, adapters: bool) -> None:
+def _export(
+    session: Session,
+    policy: str,
+    folder: epath.Path,
+    dtype: str,
+    *,
+    adapters: bool,
+    published: bool,
+) -> None:
     """Write the files of `export`, config.json or PEFT's last but for the card's note."""
     if adapters and not session.config.lora.rank:
         raise ValueError("the run has no adapters (lora.rank is 0): export without --adapters")
     processes.on_leader(lambda: kept_inputs.verify(session, policy))
     params = load_policy(session, policy)
-    text = processes.on_leader(lambda: _write_texts(session, policy, folder, adapters))
+    text = processes.on_leader(lambda: _write_texts(session, policy, folder, adapters, published))
     if adapters:
-        if not (base := base_path(session, policy)):
-            session.tracker.say(
-                "these adapters' base is the run's own random model: export it with --policy init"
-            )
-        elif gguf_file.is_gguf(base):
-            session.tracker.say(
-                f"these adapters' base is {base}, which PEFT does not load: export it with "
-                "--policy init, and load the adapters beside that folder"
-            )
-        elif processes.on_leader(lambda: hf.has_images(hf.resolve(base))):
-            session.tracker.say(
-                f"these adapters are of the language model of {base}, which has images too: export "
-                "it with --policy init, and load the adapters beside that folder"
-            )
+        base = processes.on_leader(lambda: base_named(session, policy, published=published))
+        for note in processes.on_leader(lambda: notes_on_base(session, policy, published)):
+            session.tracker.say(note.strip())
         session.tracker.say(
             f"responses of this policy end at {session.tokenizer.ends()}, which a server beside "
             "the base has to be told: see the model card"
         )
-        hf.save_adapters(params, folder, base=base, dtype=dtype)  # type: ignore[arg-type]
+        revision = base_revision(session, policy) if base else None
+        hf.save_adapters(params, folder, base=base, revision=revision, dtype=dtype)
     else:
         _save_model(session, policy, params, folder, dtype)
     processes.on_leader(lambda: _add_note(session, folder, text))
 
 
-def _write_texts(session: Session, policy: str, folder: epath.Path, adapters: bool) -> str:
+def _write_texts(
+    session: Session, policy: str, folder: epath.Path, adapters: bool, published: bool
+) -> str:
     """Write the tokenizer and the model card; return the card."""
-    text = card(session, policy, adapters=adapters)
+    text = card(session, policy, adapters=adapters, published=published)
     session.tokenizer.save(folder)
     for sentence in session.tokenizer.template.differences():
         session.tracker.say(f"{CHAT_TEMPLATE} is written as in training: {sentence}")

@@ -26,6 +26,9 @@ from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tracking import Screen
 from g2d_jax.workdir import absolute, secret_variables, without_secrets
 
+KINDS = ("model", "adapters", "dataset")
+"""What a run has to publish."""
+
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 _ANSWERS = {
     401: f"the token is not accepted: {_LOG_IN}",
@@ -58,9 +61,11 @@ def push(
     None is the run's result. dry_run: only show the files and the card. A new repository is private
     unless `public`. All processes call it together; the leader writes and uploads. The token is
     that of huggingface_hub. Raises ValueError for a repository that holds something other than an
-    earlier push of this run, or that is public without `public`; where there is no token; and for a
-    file with a secret in it. Nothing is uploaded then, nor written to `output`.
+    earlier push of this run, or that is public without `public`; where there is no token; for
+    another `what`; and for a file with a secret in it. Nothing is uploaded then, nor written to `output`.
     """
+    if what not in KINDS:
+        raise ValueError(f"what is one of {', '.join(KINDS)}, got {what!r}")
     if (repo is None) == (output is None):
         raise ValueError(
             "give --repo USER/NAME to upload, or --output FOLDER to write what would be uploaded"
@@ -90,7 +95,7 @@ def push(
                 card = dataset_card(session, stage, repo or os.fspath(output or ""))
                 processes.on_leader(lambda: storage.write_bytes(place / "README.md", card.encode()))
         if not stage:
-            export(folder, place, policy=policy, adapters=what == "adapters")
+            export(folder, place, policy=policy, adapters=what == "adapters", published=True)
         processes.on_leader(lambda: storage.write_json(place / PROVENANCE, origin))
         return processes.on_leader(lambda: _publish(upload, target, Path(place), dry_run))
 

@@ -230,3 +230,12 @@ def test_a_commit_in_between_is_not_lost(finished: Path, hub: Hub) -> None:
         push(finished, "me/pairs", what="dataset")
     hub.__class__ = Hub
     push(finished, "me/pairs", what="dataset")
+
+
+def test_what_there_is_to_publish_and_dtypes_are_checked_before_anything_else(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ValueError, match="what is one of model, adapters, dataset, got 'adapter'"):
+        push(tmp_path, "me/it", what="adapter")
+    with pytest.raises(ValueError, match="saved as float32 or bfloat16, not float16"):
+        commands.export(tmp_path, tmp_path / "out", dtype="float16")

@@ -52,6 +52,7 @@ from g2d_jax.runtime import processes, storage
 __all__ = [
     "config_from_hf",
     "config_to_hf",
+    "greatest_rank",
     "has_images",
     "load",
     "read_config",
@@ -59,6 +60,7 @@ __all__ = [
     "resolve",
     "save",
     "save_adapters",
+    "stored_dtype",
 ]
 
 FINISHED = {CONFIG: "a model", ADAPTERS: "adapters"}
@@ -268,9 +270,7 @@ def save(
     calling this. Every process must call it; the first one writes. Raises ValueError when the folder already holds a
     finished model or adapters; Preempted between two files of a watched process.
     """
-    place, stored = epath.Path(folder), jnp.dtype(dtype)
-    if stored.name not in ("float32", "bfloat16"):
-        raise ValueError(f"weights are saved as float32 or bfloat16, not {stored.name}")
+    place, stored = epath.Path(folder), stored_dtype(dtype)
     config = config_to_hf(
         model.config.base, eos_ids=eos_ids, bos_id=bos_id, pad_id=pad_id, dtype=stored.name
     )
@@ -295,10 +295,16 @@ def save(
 
 
 def save_adapters(
-    policy: Decoder, folder: storage.PathLike, *, base: str, dtype: str = "float32"
+    policy: Decoder,
+    folder: storage.PathLike,
+    *,
+    base: str | None,
+    revision: str | None = None,
+    dtype: str = "float32",
 ) -> epath.Path:
     """Write a policy's adapters alone, as Hugging Face's PEFT reads them. base: the model they
-    stand beside, a hub id or a folder; PEFT loads it by that name.
+    stand beside, a hub id or a folder; PEFT loads it by that name, and none where it is None.
+    revision: of a hub id.
 
     adapter_config.json is written last. Every process must call it; the first one writes. Raises
     ValueError for a policy without adapters, and for a folder that holds some, or a model, already.
@@ -309,7 +315,7 @@ def save_adapters(
             "the policy has no adapters: all its parameters were trained, export it as a model"
         )
     processes.on_leader(lambda: _clear(place))
-    stored = jnp.dtype(dtype)
+    stored = stored_dtype(dtype)
     shapes, fetch = _peft_adapters(policy, stored)
     safetensors_file.write(place / "adapter_model.safetensors", shapes, stored, fetch)
     if jax.process_index() == 0:
@@ -317,6 +323,7 @@ def save_adapters(
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
             "base_model_name_or_path": base,
+            "revision": revision,
             "r": low_rank.rank,
             "lora_alpha": low_rank.alpha,
             "use_rslora": low_rank.rslora,
@@ -390,6 +397,25 @@ def _fused_targets(config: ModelConfig, low_rank: Lora) -> dict[str, Any]:
             joint = dataclasses.replace(low_rank, rank=ranks[name])
             alphas[name] = low_rank.alpha * low_rank.scale / joint.scale
     return {"target_modules": targets, "rank_pattern": ranks, "alpha_pattern": alphas}
+
+
+def stored_dtype(name: Any) -> jnp.dtype:
+    """Return the dtype that weights are saved in. Raises ValueError for any but float32 and
+    bfloat16."""
+    try:
+        stored = jnp.dtype(name)
+    except TypeError:
+        stored = None
+    if stored is None or stored.name not in ("float32", "bfloat16"):
+        raise ValueError(f"weights are saved as float32 or bfloat16, not {name}")
+    return stored
+
+
+def greatest_rank(config: ModelConfig) -> int:
+    """Return the greatest rank of the adapters that `save_adapters` writes."""
+    assert config.lora
+    ranks = _fused_targets(config, config.lora).get("rank_pattern", {})
+    return max([config.lora.rank, *ranks.values()])
 
 
 def _clear(folder: epath.Path) -> None:

@@ -34,6 +34,9 @@ GENERATION = "generation_config.json"
 ADAPTERS = "adapter_config.json"
 
 _DOWNLOAD = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.md"]
+# Subfolders hold copies in other formats, consolidated*.safetensors the weights once more, as
+# Mistral has them.
+_NOT_DOWNLOADED = ["*/*", "consolidated*.safetensors"]
 # Derived from the config, written by old transformers.
 _HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 _LANGUAGE_MODEL = re.compile(r"^(language_model\.(?=model\.|lm_head\.)|model\.language_model\.)")
@@ -41,15 +44,8 @@ _IMAGES = re.compile(r"^((model\.)?(vision_tower|multi_modal_projector)|model\.v
 # Beside a language model: layers that predict further tokens, which transformers leaves out too.
 _FURTHER_TOKENS = re.compile(r"^mtp\.")
 _NAMED = 5
-_SAMPLING = (
-    "do_sample",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-)
+# Not repetition_penalty, which changes greedy answers too: no figure of a run was made with one.
+_SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p")
 
 
 def resolve(path_or_id: storage.PathLike, *, revision: str | None = None) -> epath.Path:
@@ -88,9 +84,8 @@ def resolve(path_or_id: storage.PathLike, *, revision: str | None = None) -> epa
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        # The second pattern keeps out subfolders: copies in other formats, the original checkpoint.
         downloaded = snapshot_download(
-            name, revision=revision, allow_patterns=_DOWNLOAD, ignore_patterns=["*/*"]
+            name, revision=revision, allow_patterns=_DOWNLOAD, ignore_patterns=_NOT_DOWNLOADED
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ValueError(
@@ -156,7 +151,7 @@ def _refuse_gguf(folder: epath.Path) -> None:
 
 def read_sampling(folder: storage.PathLike) -> dict[str, bool | int | float]:
     """Read the sampling settings of a folder's generation_config.json: temperature, top_p and the
-    like, {} without one.
+    like, {} without one; its repetition_penalty is left out.
 
     These are what transformers and vLLM take as defaults. Only numbers and truth values under known
     names are read. Raises ValueError naming the file if it is damaged.

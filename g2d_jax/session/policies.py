@@ -169,6 +169,12 @@ def base_path(session: Session, policy: str) -> str:
     return session.config.model.path if base.origin == INIT else base.place
 
 
+def base_revision(session: Session, policy: str) -> str | None:
+    """Return the revision of the pretrained model that a policy began with, None for the newest."""
+    model = session.config.model
+    return (model.revision or None) if base_path(session, policy) == model.path else None
+
+
 def _load_base(session: Session, name: str) -> Decoder:
     """Load "init" or "hf:PATH" without adapters: the frozen part, if the run has adapters."""
     is_own = PolicyName.parse(name).origin == INIT

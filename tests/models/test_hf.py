@@ -359,9 +359,9 @@ def test_sampling_settings_of_a_folder(tmp_path: Path) -> None:
         "temperature": 0.7,
         "top_k": 20,
         "top_p": 0.8,
-        "repetition_penalty": 1.05,
     }
     others = {
+        "repetition_penalty": 1.05,  # changes greedy answers too
         "eos_token_id": [151645, 151643],
         "min_p": None,
         "typical_p": "high",

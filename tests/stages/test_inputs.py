@@ -663,3 +663,49 @@ def trained_elsewhere(place: Path, tmp_path: Path, begins_with: str) -> tuple[Pa
     with Checkpoints(other / "01-sft" / "checkpoints") as checkpoints:
         checkpoints.save(6, {"params": {"a": jnp.ones(3)}}, {})
     return other, base
+
+
+def exported(workdir: Path, folder: Path, **options: Any) -> tuple[dict[str, Any], str]:
+    """adapter_config.json and the card of fresh adapters."""
+    commands.export(workdir, folder, policy="init", adapters=True, **options)
+    card = (folder / "README.md").read_text()
+    return json.loads((folder / "adapter_config.json").read_text()), card
+
+
+def test_adapters_say_what_they_are_loaded_beside(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The base's place on this machine is not published; a model with images is not named, since
+    PEFT would put the adapters nowhere in it. vLLM is told a rank above 16."""
+    config, model = reading(place), place / "model"
+    config.lora.rank = 24
+    begin(config, tmp_path / "work")
+    found, card = exported(tmp_path / "work", tmp_path / "here")
+    assert found["base_model_name_or_path"] == str(model) and found["revision"] is None
+    assert "--max-lora-rank 32" in card and "last part of its path" not in card
+    found, card = exported(tmp_path / "work", tmp_path / "there", published=True)
+    assert found["base_model_name_or_path"] == "model"
+    said = "names these adapters' base by the last part of its path, model: load that model"
+    assert said in card and said in capsys.readouterr().out and str(place) not in card
+
+    text = json.loads((model / "config.json").read_text())
+    draw, text["model_type"] = np.random.default_rng(0), "gemma3_text"
+    whole = {"model_type": "gemma3", "text_config": text, "vision_config": {}}
+    (model / "config.json").write_text(json.dumps(whole))
+    shapes = table.expected_shapes(read_config(model))
+    save_file(
+        {
+            name.replace("model.", "model.language_model.", 1): draw.standard_normal(
+                shape, np.float32
+            )
+            for name, shape in shapes.items()
+        },
+        model / "model.safetensors",
+    )
+    config.stages.train.policy, config.stages.evaluate.policies = "init", ("init", "dpo")
+    config.lora.rank = 16
+    begin(config, tmp_path / "images")
+    found, card = exported(tmp_path / "images", tmp_path / "beside")
+    assert found["base_model_name_or_path"] is None and "--max-lora-rank" not in card
+    said = "are of the language model of model, which has images too"
+    assert said in card and said in capsys.readouterr().out
