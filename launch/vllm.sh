@@ -3,7 +3,7 @@
 #
 #   launch/vllm.sh [--dry-run] MODEL SYNC [option of `vllm serve` …]
 #
-# MODEL is a folder or hub id: the policy itself, or anything of its shape where weights are loaded into it. SYNC is the
+# MODEL is a folder or hub id: the policy itself, or one with its config.json where weights are loaded into it. SYNC is the
 # run's engine.sync: none, folder or adapter. The last two open paths of vLLM by which who reaches the port
 # can load files and replace weights, without a key: keep it on a loopback or private address.
 #

@@ -176,7 +176,7 @@ def _build(vocabulary: _Vocabulary) -> tuple[PreTrainedTokenizerFast, tuple[int,
     for name in ("eot", "eom"):
         end = vocabulary.file.get(f"tokenizer.ggml.{name}_token_id", int)
         if end is not None:
-            ends.append(vocabulary.valid_id("eot", end))
+            ends.append(vocabulary.valid_id(name, end))
     return pretrained, tuple(ends)
 
 

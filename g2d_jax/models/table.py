@@ -98,25 +98,19 @@ def _feed_forward(c: ModelConfig) -> dict[str, Param]:
     """Return the rows of a layer's gated feed-forward layer, or of its experts and the router that
     chooses among them."""
     module, table = "model.layers.{layer}.mlp", {}
+    inner = "expert_mlp" if c.num_experts else "mlp"
+    sides = {"gate": ("embed", inner), "up": ("embed", inner), "down": (inner, "embed")}
     if c.num_experts:
         router = _row(c, ("embed", "routes"), "normal", f"{module}.gate.weight", 1)
         table["router"] = replace(router, exact=True)
-        for name, sides in (
-            ("gate", ("embed", "expert_mlp")),
-            ("up", ("embed", "expert_mlp")),
-            ("down", ("expert_mlp", "embed")),
-        ):
+    for name, axes in sides.items():
+        if c.num_experts:
             hf_name = f"{module}.experts.{{expert}}.{name}_proj.weight"
-            row = _row(c, ("experts", *sides), "normal", hf_name, 1)
+            row = _row(c, ("experts", *axes), "normal", hf_name, 1)
             table[f"expert_{name}"] = replace(row, experts=c.num_experts)
-        return table
-    for name, axes in (
-        ("gate", ("embed", "mlp")),
-        ("up", ("embed", "mlp")),
-        ("down", ("mlp", "embed")),
-    ):
-        row = _row(c, axes, "normal", f"{module}.{name}_proj.weight", 1)
-        table[name] = replace(row, quantised=c.quantise)
+        else:
+            row = _row(c, axes, "normal", f"{module}.{name}_proj.weight", 1)
+            table[name] = replace(row, quantised=c.quantise)
     return table
 
 

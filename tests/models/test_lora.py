@@ -4,6 +4,7 @@ trained."""
 from __future__ import annotations
 
 import dataclasses
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,8 @@ def test_what_cannot_be_written(base: decoder.Decoder, tmp_path: Path) -> None:
     made = policy(base, Lora(2, 4.0))
     with pytest.raises(ValueError, match="the policy has no adapters"):
         hf.save_adapters(base, tmp_path / "adapters", base="somewhere")
-    hf.save_adapters(made, tmp_path / "adapters", base="somewhere")
+    hf.save_adapters(made, tmp_path / "adapters", base="somewhere", revision="abc123")
+    written = json.loads((tmp_path / "adapters" / "adapter_config.json").read_text())
+    assert (written["base_model_name_or_path"], written["revision"]) == ("somewhere", "abc123")
     with pytest.raises(ValueError, match="already holds adapters"):
         hf.save_adapters(made, tmp_path / "adapters", base="somewhere")

@@ -26,7 +26,14 @@ from g2d_jax.records import Verdict
 from g2d_jax.rollouts.external import external_groups
 from g2d_jax.runtime import storage
 from g2d_jax.session.cost import Cost
-from g2d_jax.session.policies import base_of, base_path, frozen_params, load_policy, load_reference
+from g2d_jax.session.policies import (
+    base_of,
+    base_path,
+    base_revision,
+    frozen_params,
+    load_policy,
+    load_reference,
+)
 from g2d_jax.session.row_shapes import CPU_TOKENS, RowShape, choose_row_length, pack_rows
 from g2d_jax.session.training_programs import Scorer
 from g2d_jax.stages import sft
@@ -142,6 +149,13 @@ def test_the_model_behind_another_run_s_policy(config, tmp_path, opened):
     config.lora.rank = 2
     with pytest.raises(ValueError, match="its adapters are not beside this run's model"):
         base_path(opened(config, tmp_path / "ours"), "dpo")
+
+
+def test_adapters_name_the_revision_of_the_run_s_model_alone(config, tmp_path, opened):
+    config.model.path, config.model.revision = "org/model", "abc123"
+    session = opened(config, tmp_path)
+    assert base_revision(session, "dpo") == "abc123"
+    assert base_revision(session, "hf:org/other") is None
 
 
 def test_a_reference_in_the_type_of_activations_gives_the_bits_of_the_policy(
