@@ -68,8 +68,8 @@ class TemplateSettings:
         a system message with that content. A system message in the data's own conversation wins
         over this setting.
     date: YYYY-MM-DD that templates take for today, so that prompts do not change overnight.
-    enable_thinking: handed to templates that know it (Qwen3), others are refused; None: left to
-        the template.
+    enable_thinking: handed to templates that know it (Qwen3). Others are refused with True, and
+        with False where they begin a thought all the same. None: left to the template.
     """
 
     chat: bool | None = None
@@ -135,9 +135,9 @@ class Template:
     source: the same with the settings' date where it asks for the time.
     pinned: the same with all settings written into it, see `pin`.
     inserted: the system block that the template writes unasked and `pinned` does not, "" for none.
-    fault: called for texts that the chat template leaves out, and for an enable_thinking that it does
-    not know. Raises ValueError when the settings
-    ask for what the tokenizer's chat template cannot do.
+    fault: called for texts that the chat template leaves out, and for an enable_thinking that it
+    does not heed. Raises ValueError when the settings ask for what the tokenizer's chat template
+    cannot do.
     """
 
     def __init__(
@@ -170,18 +170,27 @@ class Template:
             self._pin()
 
     def _require_switch(self) -> None:
-        """Raise ValueError for an enable_thinking that changes no prompt. False without a chat
-        template is what there is."""
+        """Raise ValueError for an enable_thinking that the template does not know: True, and False
+        where prompts begin a thought all the same."""
         thinking = self.settings.enable_thinking
-        if "enable_thinking" not in self.own and (thinking or (self.is_chat and thinking is False)):
-            why = (
-                "the chat template does not know that variable"
-                if self.is_chat
-                else "no chat template is in use"
-            )
-            raise ValueError(
-                f"tokenizer.enable_thinking is {thinking}, and {why}: leave it unset (None)"
-            )
+        if thinking is None or "enable_thinking" in self.own:
+            return
+        if thinking is False and not self._begins_thought():
+            return
+        why = "the chat template does not know that variable"
+        if not self.is_chat:
+            why = "no chat template is in use"
+        elif not thinking:
+            why += " and begins every response with a thought"
+        raise ValueError(
+            f"tokenizer.enable_thinking is {thinking}, and {why}: leave it unset (None)"
+        )
+
+    def _begins_thought(self) -> bool:
+        if not self.is_chat:
+            return False
+        asked: Message = {"role": "user", "content": "?"}
+        return self._run((asked,), generation=True, source=self.own).rstrip().endswith("<think>")
 
     def conversation(self, prompt: Prompt) -> Conversation:
         """Return the messages of a prompt: with the prompt template and the system message of the

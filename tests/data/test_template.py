@@ -177,15 +177,24 @@ def test_conversations(make):
 
 
 @pytest.mark.parametrize("thinking", [True, False])
-def test_a_switch_that_the_template_does_not_know_is_refused(make, thinking):
+def test_a_switch_that_changes_nothing_is_refused(make, thinking):
+    """False is what a model without thoughts does anyway, and what one cannot do that begins each
+    response with a thought."""
     asked = TemplateSettings(enable_thinking=thinking)
     message = f"enable_thinking is {thinking}, and the chat template does not .*: leave it unset"
-    plain = make(make.chatml_with_default)
-    with pytest.raises(ValueError, match=message):
-        Template(plain, asked)
-    said: list[ValueError] = []
-    Template(plain, asked, said.append)  # of a run that is finished
-    assert len(said) == 1
+    plain = make.chatml_with_default
+    always = plain.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n")
+    assert always != plain
+    for template in (plain, always):
+        tokenizer = make(template)
+        if thinking or template == always:
+            with pytest.raises(ValueError, match=message):
+                Template(tokenizer, asked)
+            said: list[ValueError] = []
+            Template(tokenizer, asked, said.append)  # of a run that is finished
+            assert len(said) == 1
+        else:
+            Template(tokenizer, asked)
     Template(make(make.chatml_thinking), asked)
 
 
