@@ -76,7 +76,9 @@ def base_named(session: Session, policy: str, *, published: bool) -> str | None:
         return None
     if hf.has_images(hf.resolve(base, revision=base_revision(session, policy))):
         return None
-    return places.last_part(base) if published else base
+    if published:
+        return places.last_part(base)
+    return base
 
 
 def notes_on_base(session: Session, policy: str, published: bool) -> list[str]:

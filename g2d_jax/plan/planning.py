@@ -189,8 +189,9 @@ def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> It
             held_out = {split: problems(config, split) for split in ("dev", "test")}
             # without a limit as many as a stage asks for; `show.assumptions` says so
             train = train_problems(config)
-            counts = {"train": sys.maxsize if train is None else train, **held_out}
-            session.problems.counts = counts
+            if train is None:
+                train = sys.maxsize
+            session.problems.counts = {"train": train, **held_out}
         if path := config.model.path:
             adapters = init_params.adapters(config.lora)
             shape = dataclasses.replace(shape_of(path), **adapters)

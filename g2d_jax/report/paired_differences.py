@@ -61,7 +61,9 @@ def advantage(row: Row, baseline: Group, measure: str = "flops") -> frontier.Int
     baseline ever did: which seeds do is no accident, so the others alone would mislead.
     """
     over = over_baseline(row, baseline.rows, measure)
-    return None if is_out_of_range(over) else mean_change([*over.values()])
+    if is_out_of_range(over):
+        return None
+    return mean_change([*over.values()])
 
 
 def over_baseline(
@@ -88,7 +90,9 @@ def over_baseline(
         if len(costs) < 2 or len(set(costs)) < len(costs) or not np.isfinite([*costs, cost]).all():
             continue
         there = frontier.interpolate(np.array(costs), np.stack(reached), cost)
-        over[seed] = np.full_like(values, np.nan) if there is None else values - there
+        if there is None:
+            there = np.full_like(values, np.nan)
+        over[seed] = values - there
     return over
 
 

@@ -105,7 +105,9 @@ def read_study(workdir: PathLike, name: str, rates: Rates | None = None) -> Stud
             left_out[point["label"]] = UNFINISHED if policy is None else UNTESTED
             continue
         steps = _steps_fields(point["values"], run)
-        k = int(point["values"][steps[0]]) if steps else None
+        k = None
+        if steps:
+            k = int(point["values"][steps[0]])
         values = []
         for field, text in point["values"].items():
             if field not in steps or not follows(point["arm"], steps[0], field):

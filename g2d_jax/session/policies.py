@@ -172,7 +172,9 @@ def base_path(session: Session, policy: str) -> str:
 def base_revision(session: Session, policy: str) -> str | None:
     """Return the revision of the pretrained model that a policy began with, None for the newest."""
     model = session.config.model
-    return (model.revision or None) if base_path(session, policy) == model.path else None
+    if base_path(session, policy) != model.path:
+        return None
+    return model.revision or None
 
 
 def _load_base(session: Session, name: str) -> Decoder:

@@ -173,7 +173,9 @@ def _claim(
     with awaited(root / PLANS):
         graph = build(studied, _requested_steps(root))
         file = root / PLANS / f"{config.name}.json"
-        before = storage.read_json(file) if file.exists() else {"points": [], "trajectories": {}}
+        before: dict[str, Any] = {"points": [], "trajectories": {}}
+        if file.exists():
+            before = storage.read_json(file)
         listed: dict[str, dict[str, Any]] = {point["label"]: point for point in before["points"]}
         _require_alike(root / "points" / config.name, listed, graph)
         changed: dict[str, None] = {}
