@@ -342,7 +342,9 @@ def _rollouts(chosen: Sequence[Row]) -> list[str]:
             for name in TAUGHT[:2]:
                 before = _taught(first[policy.run.seed], name)
                 lower.append((before > _taught(policy, name)) - (before < _taught(policy, name)))
-    answer = {1: "yes.", -1: "no."}.get(lower[0] if len(set(lower)) == 1 else 0)
+    # one seed tells nothing of another
+    is_alike = len(set(lower)) == 1 and len(lower) > len(TAUGHT[:2])
+    answer = {1: "yes.", -1: "no."}.get(lower[0] if is_alike else 0)
     return [*lines, "", f"4. Do rollouts teach less as K grows? {answer or 'it cannot be told.'}"]
 
 
