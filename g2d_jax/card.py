@@ -41,7 +41,7 @@ VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values of vLLM's --max-lora-rank that adapters of a run need."""
 
 VLLM_RANK = 16
-"""What vLLM takes without --max-lora-rank."""
+"""The --max-lora-rank of a vLLM that is told none."""
 
 HERE = "path/to/this"
 """Where a card says that its own files lie."""

@@ -27,7 +27,7 @@ from g2d_jax.runtime.tracking import Screen
 from g2d_jax.workdir import absolute, secret_variables, without_secrets
 
 KINDS = ("model", "adapters", "dataset")
-"""What a run has to publish."""
+"""The kinds of things that a run publishes."""
 
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 _ANSWERS = {
