@@ -262,14 +262,18 @@ def evaluate(
 def _source(
     config: Config, task: str, problems: str, split: splits.Split | None, limit: int | None
 ) -> Source:
-    """Return the source of other problems, of which a relative path is of this folder. Raises
-    ValueError where the run has no such task and where nothing is at the path."""
+    """Return the source of other problems, of which a relative path is of this folder. Broken rows
+    are taken as the run's own test problems take them.
+
+    Raises ValueError where the run has no such task and where nothing is at the path.
+    """
     if task not in config.all_tasks:
         raise ValueError(f"there is no task {task!r}; the run has {', '.join(config.all_tasks)}")
     path = places.decided(problems, "problems", places.here())
     if reason := places.missing(path, "problems"):
         raise ValueError(f"problems: {reason}")
-    return Source(path=path, split=split or "", limit=limit)
+    on_error = config.all_tasks[task].test.on_error
+    return Source(path=path, split=split or "", limit=limit, on_error=on_error)
 
 
 def _require_served(config: Config, policy: str) -> None:

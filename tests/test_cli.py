@@ -579,7 +579,7 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     )
     assert "stages.warmup.steps: 20 -> 3\n" in shown
     assert (
-        "warmup: 40 problems for 3 steps of 400: each is drawn 30 times, some of them twice"
+        "warmup: 40 problems for 3 batches of 400: each is drawn 30 times, some of them twice"
         in shown
     )
     assert "| warmup   | online" in shown and "parameters; devices: " in shown
@@ -1259,6 +1259,16 @@ def test_evaluation_and_samples_read_no_other_problems(
 
     def all_right(completions: list[str], **columns: object) -> list[float]:
         return [1.0 for _ in completions]
+
+    # a row that tells nothing is skipped as the run's test problems skip theirs
+    with dev.open("a") as file:
+        file.write('{"text": "7+8=?"}\n')
+    with pytest.raises(ValueError, match='leave broken rows out: on_error="skip"'):
+        commands.evaluate(run, "sft", problems=str(dev), num_generations=1)
+    source = {"path": "procedural:chains", "limit": 2}
+    run = changed(test=source | {"on_error": "skip"})
+    manifest = commands.evaluate(run, "sft", problems=str(dev), num_generations=1)
+    assert manifest["result"]["problems"] == 3
 
     for reward, mean in ((none, 0.0), (all_right, 1.0)):
         manifest = commands.evaluate(

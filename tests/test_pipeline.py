@@ -74,6 +74,12 @@ def test_stages_run_after_what_they_read_and_evaluations_last(config: ConfigDict
             "temperature must be above 0",
         ),
         ("warmup", "sampling", settings.sampling(8, top_p=0.9), "top_p 1"),
+        (
+            "collect",
+            "sampling",
+            settings.sampling(8, temperature=0.0),
+            "stages.collect: .*temperature is 0, and greedy responses to a prompt are all the same",
+        ),
         ("collect", "rollouts", "rollouts.jsonl", "path of a dump that exists"),
         ("collect", "min_pass_rate", 1.5, "no window"),
         (

@@ -56,10 +56,22 @@ def source(
     split: Literal["", "train", "dev", "test"] = "",
     limit: int | None = None,
     fields: Mapping[str, str] | None = None,
+    *,
+    on_error: Literal["raise", "skip"] = "raise",
+    revision: str | None = None,
 ) -> ConfigDict:
     """Return a source of problems: see `Source`. fields: such as {"problem": "question"}, the
     file's for ours."""
-    return editable(Source(path=path, split=split, limit=limit, fields=fields or {}))
+    return editable(
+        Source(
+            path=path,
+            revision=revision,
+            split=split,
+            limit=limit,
+            fields=fields or {},
+            on_error=on_error,
+        )
+    )
 
 
 @_parameters_of(Reward)

@@ -263,13 +263,14 @@ def _group_dpo(stage: Online, draws: Draws, groups: Groups, sides: Sequence[Side
     tokens: list[list[dict[str, Any]]] = [[{}] * len(group) for group in groups]
     if stage.grpo_coef:
         tokens = _grpo_tokens(stage, draws, groups)
+    always = stage.beta or stage.entropy_coef
     loss_groups = []
     for number, (group, (chosen, rejected)) in enumerate(zip(groups, sides, strict=True)):
         responses = []
         for i, row in enumerate(group):
             side = float(i in chosen) - float(i in rejected)
             token = tokens[number][i]
-            if side or (token.get("weight") and (token["advantage"] or stage.beta)):
+            if side or (token.get("weight") and (always or token["advantage"])):
                 weight = abs(side) * float(weights[number])
                 sequence = {"side": side, "prompt": float(number), "pair_weight": weight}
                 responses.append(_response(row, token, sequence))

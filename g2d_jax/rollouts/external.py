@@ -188,6 +188,7 @@ def read(
     rows: list[ExternalRow] = []
     first_prompts: dict[str, tuple[str, np.ndarray]] = {}
     first_answers: dict[str, tuple[str, str]] = {}
+    verified: dict[str, str] = {}  # problems whose answer scores a row -> the first such row
     by_text = functools.cache(partial(_by_text, session))
     counts: Counter[str] = Counter()
     for row in read_dump(path, reward):
@@ -202,10 +203,6 @@ def read(
                 continue
             counts["unknown"] += problem.id not in session.problems.train_by_id
             score = _given(row, session.config.all_tasks[problem.task].reward)
-            if score is None and problem.answer is None:
-                raise BrokenRow(
-                    "it has neither a reward nor an answer, and its prompt is not in data.train"
-                )
             # raises ValueError, as for special tokens in the text
             ours = session.tokenizer.encode_prompt(problem)
             rollout = _rollout(session, problem, row, ours)
@@ -223,6 +220,8 @@ def read(
         elif row.completion_ids is not None:
             counts.update(_compared(session.tokenizer, rollout.token_ids, text.strip()))
         problems.setdefault(problem.id, problem)
+        if score is None and _is_verified(session, problem.task):
+            verified.setdefault(problem.id, row.where)
         # Of the problem's rows the first with an answer of its own says what all are scored against.
         if row.answer is not None and problem.answer is not None:
             if problem.id not in first_answers:
@@ -236,6 +235,12 @@ def read(
         rows.append(
             ExternalRow(row.where, row.step, row.prompt_key, rollout, safe_text(text), score)
         )
+    for identifier, where in verified.items():
+        if problems[identifier].answer is None:
+            raise ValueError(
+                f"{where}: it has no reward, and neither a row of its prompt nor data.train has an "
+                "answer to score it against"
+            )
     if counts["left out"]:
         session.say_once(
             f"{path}: {counts['left out']} rows left out, whose problems data.train goes without: "
@@ -319,13 +324,17 @@ def _problem(
         return known
     task = "main" if known is None else known.task
     answer = row.answer
-    has_function = session.reward is not None and task == "main"
-    verified = session.config.all_tasks[task].reward.function == "verify" and not has_function
-    if answer is not None and verified:
+    if answer is not None and _is_verified(session, task):
         answer = plain_answer(answer)
     if known is not None:
         return replace(known, answer=answer)
     return Problem(identifier, row.prompt, answer, source=path, task=task)
+
+
+def _is_verified(session: Session, task: str) -> bool:
+    """Return whether a task's responses are scored against a reference answer."""
+    has_function = session.reward is not None and task == "main"
+    return session.config.all_tasks[task].reward.function == "verify" and not has_function
 
 
 def _given(row: DumpRow, settings: Reward) -> Score | None:

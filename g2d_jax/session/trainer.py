@@ -158,8 +158,10 @@ class Trainer:
         self.bar.update(step, metrics)
 
     def logs(self, step: int) -> bool:
-        """Return whether the metrics of a step are logged."""
-        return step % self.session.config.logging.every == 0 or step == self.total
+        """Return whether the metrics of a step are logged: of every so many, and of the last,
+        where a budget may end the stage too."""
+        is_last = step == self.total or self.extra_state.ended is not None
+        return is_last or step % self.session.config.logging.every == 0
 
     def _time_spent(self) -> dict[str, float]:
         """Return the seconds from update to update, or since the stage began to train, and their

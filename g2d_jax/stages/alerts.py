@@ -148,13 +148,10 @@ def watch(
     for name, values in series.items():
         if len(values) >= window:
             latest[name] = statistics.fmean(values[-window:])
-    report(
-        trainer,
-        [
-            *collapse(series, stage, window),
-            *sampled(latest, stage.sampling_of_probes.max_new_tokens),
-        ],
-    )
+    limit: int | None = stage.sampling_of_probes.max_new_tokens
+    if kind == "train" and isinstance(stage, Online) and stage.rollouts != "sample":
+        limit = None  # a dump's is its writer's
+    report(trainer, [*collapse(series, stage, window), *sampled(latest, limit)])
     reward = float(metrics.get("reward", math.nan))
     if kind == "train" and math.isfinite(reward):
         if new:
@@ -177,6 +174,8 @@ def _judge_rise(trainer: Trainer, stage: Online | Offline) -> None:
     A warning that is withdrawn stays in the log of metrics, but not in the manifest, and so not in
     the report.
     """
+    if not (isinstance(stage, Online) and stage.samples_anew):
+        return  # its batches' rewards are not of what it has learned
     warnings = trainer.extra_state.warnings
     causes = {warning["cause"] for warning in warnings}
     alerts = stalled(trainer.extra_state.rewards, stage)
@@ -248,16 +247,15 @@ def unlikely(stage: TrainingStage) -> list[Alert]:
     return found
 
 
-def too_few_problems(what: Drawn, count: int, batch: int, steps: int) -> list[Alert]:
-    """Warn if a stage of this many steps has too few problems, or examples, to draw a batch of each
-    step from."""
+def too_few_problems(what: Drawn, count: int, batch: int, batches: int) -> list[Alert]:
+    """Warn if a stage of this many batches has too few problems, or examples, to draw them from."""
     size, most_visits = BATCHES[what]
-    visits = steps * batch / count
-    if not steps or (count >= batch and visits <= most_visits):
+    visits = batches * batch / count
+    if not batches or (count >= batch and visits <= most_visits):
         return []
     text = (
-        f"{count} {what} for {steps} steps of {batch}: each is drawn {visits:.0f} "
-        f"times{', some of them twice in a step' if count < batch else ''}. To try: more {what}, a "
+        f"{count} {what} for {batches} batches of {batch}: each is drawn {visits:.0f} "
+        f"times{', some of them twice in a batch' if count < batch else ''}. To try: more {what}, a "
         f"smaller {size}, fewer steps"
     )
     return [Alert("data", text, {what: count, "visits": visits})]

@@ -73,7 +73,8 @@ class HeldOut:
     def file(self) -> epath.Path:
         """The file of the sampled answers; see `greedy_file`."""
         name = re.sub(r"[^\w@.-]", "_", self.policy)
-        if name != self.policy:  # no two share a file
+        # No two share a file, nor one's sampled answers with another's greedy ones.
+        if name != self.policy or name.endswith("-greedy"):
             name += f"-{storage.fingerprint(self.policy)[:8]}"
         return self.folder / f"{name}.parquet"
 

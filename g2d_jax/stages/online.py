@@ -131,11 +131,12 @@ def _alerts_of_inputs(
     of responses."""
     alerts.say_unread(session, name, f"loss={stage.loss!r}", stage.idle)
     alerts.say_on_policy(session, name, stage.idle_on_policy)
-    problems = len(session.problems.train)
-    found = alerts.too_few_problems("problems", problems, stage.prompts_per_step, stage.steps)
-    found += alerts.unlikely(stage)
+    found = alerts.unlikely(stage)
     if external is None:
-        return [*found, *alerts.position_alerts(session, stage.sampling)]
+        problems = len(session.problems.train)
+        count = -(-stage.steps // stage.num_iterations)
+        scarce = alerts.too_few_problems("problems", problems, stage.prompts_per_step, count)
+        return [*scarce, *found, *alerts.position_alerts(session, stage.sampling)]
     unweighed = alerts.unweighed(external.unweighed)
     sampling = stage.sampling if stage.probe.every else None  # only probes sample
     return [*found, *unweighed, *alerts.position_alerts(session, sampling, external.pairs)]

@@ -15,7 +15,7 @@ from g2d_jax.report.read import read_run
 from g2d_jax.report.run import report
 from g2d_jax.runtime.storage import write_json
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.stages import alerts
+from g2d_jax.stages import alerts, online
 from g2d_jax.stages.alerts import SIGNAL_ADVICE, collapse, too_few_problems
 
 ONLINE = Online()
@@ -219,9 +219,9 @@ def test_remedies_are_those_not_taken_yet(changes, cause, expected):
     [
         (
             ("problems", 3, 8, 30),
-            "3 problems for 30 steps of 8: each is drawn 80 times, some of them twice in a step.",
+            "3 problems for 30 batches of 8: each is drawn 80 times, some of them twice in a batch.",
         ),
-        (("problems", 7, 8, 1), "each is drawn 1 times, some of them twice in a step"),
+        (("problems", 7, 8, 1), "each is drawn 1 times, some of them twice in a batch"),
         (
             ("problems", 100, 32, 200),
             "each is drawn 64 times. To try: more problems, a smaller prompts_per_step",
@@ -229,7 +229,7 @@ def test_remedies_are_those_not_taken_yet(changes, cause, expected):
         (("problems", 20_000, 32, 160), ""),
         (
             ("examples", 64, 64, 21),
-            "64 examples for 21 steps of 64: each is drawn 21 times. To try: more examples, a",
+            "64 examples for 21 batches of 64: each is drawn 21 times. To try: more examples, a",
         ),
         (("examples", 128_000, 64, 2000), ""),
     ],
@@ -364,6 +364,42 @@ def test_a_long_stage_whose_reward_does_not_rise_says_so_halfway(
         trainer.step = 0
 
 
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        (Online(policy="init", steps=20), ["cut", "stalled"]),
+        (Online(policy="init", steps=20, sync_every=10), ["cut", "stalled"]),
+        (
+            Online(policy="init", steps=20, sync_every=0),
+            ["cut"],
+        ),  # its rollouts are those of its start
+        (Online(policy="init", steps=20, sync_every=20), ["cut"]),
+        # its rewards and limit are the writer's
+        (Online(policy="init", steps=20, rollouts="dump.jsonl"), []),
+    ],
+)
+def test_what_its_batches_tell_of_a_policy_is_said_where_they_are_its_own(
+    small, tmp_path, opened, stage, expected
+):
+    with training(opened(small, tmp_path), "dpo", 20, stage) as trainer:
+        for step in range(1, 21):
+            trainer.step = step
+            metrics = {"reward": 0.3, "completions/clipped_ratio": 0.98}
+            alerts.watch(trainer, stage, metrics, kind="train")
+        alerts.conclude(trainer, stage)
+        assert [warning["cause"] for warning in trainer.extra_state.warnings] == expected
+        trainer.step = 0
+
+
+def test_a_batch_that_serves_several_updates_is_drawn_once(config, tmp_path, opened):
+    only(config, "warmup").stages.warmup.update(steps=12, num_iterations=4, sync_every=4, keep=())
+    config.data.train.limit = 3
+    session = opened(config, tmp_path)
+    found = online.alerts_ahead(session, "warmup", session.config.stages["warmup"])
+    told = [alert.text for alert in found if alert.cause == "data"]
+    assert len(told) == 1 and told[0].startswith("3 problems for 3 batches of 4: each is drawn 4 ")
+
+
 def test_chosen_responses_that_become_unlikely():
     dpo = Offline()
     assert (
@@ -390,9 +426,9 @@ def test_a_run_that_learns_nothing_says_so_in_the_terminal_and_at_the_top_of_the
     said = capsys.readouterr().out
     for text in (one["text"] for one in manifest["warnings"]):
         assert said.count(f"WARNING: {text}\n") == 1
-    assert said.index("3 problems for 6 steps of 4") < said.index("warmup 1/6")
+    assert said.index("3 problems for 6 batches of 4") < said.index("warmup 1/6")
     text = markdown(report(read_run(tmp_path)))
-    assert text.index("- Warning: warmup: 3 problems for 6 steps") < text.index("\n## ")
+    assert text.index("- Warning: warmup: 3 problems for 6 batches") < text.index("\n## ")
     (
         tmp_path / "01-warmup" / "manifest.json"
     ).unlink()  # of a stage under way it is what was logged

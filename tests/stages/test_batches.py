@@ -188,7 +188,7 @@ def test_truncated_responses_teach_nothing_where_they_are_masked(how, entropy_co
     batch = make(groups, **how, entropy_coef=entropy_coef, mask_truncated=True)
     assert batch.has_signal.tolist() == [True, False, False]
     counted = {(0, 1): 2, (0, 2): 3}
-    if entropy_coef and not how:
+    if entropy_coef and how in ({}, GROUP_GRPO):
         # GRPO keeps an unscorable response, whose advantage is 0, for its entropy
         counted[1, 2] = 4
     assert trained(batch) == set(counted)
@@ -231,7 +231,8 @@ def test_a_batch_without_any_signal_has_no_weight_but_all_that_the_loss_reads(
     names = read.get(how.get("loss"), GRPO) | ({"entropy_weight"} if entropy_coef else set())
     cut = [group(0, [1, 0], cut=[0, 1]), group(1, [0, 1], cut=[0, 1])]
     same = [group(0, [1, 1]), group(1, [0, None])]
-    needs_none = "loss" not in how and (how or entropy_coef)  # GRPO's KL and entropy need no signal
+    # GRPO's KL and entropy need no signal
+    needs_none = how == WITH_KL[0] or (entropy_coef and how in ({}, GROUP_GRPO))
     for groups in (cut,) if needs_none else (cut, same):
         batch = make(
             groups, **how, dynamic_sampling=refill, entropy_coef=entropy_coef, mask_truncated=True

@@ -375,16 +375,33 @@ def test_the_answer_of_any_row_of_a_prompt_counts_and_two_are_refused(small, tmp
     ask = {"prompt": "7+7+7+7=?"}
     judged = [{**ask, "completion": "7", "reward": 1}]
     rows = [*judged, {**ask, "completion": "8", "answer": "7"}]
-    problems, read = external_rollouts.read(
-        opened(small, tmp_path), lines(tmp_path / "a.jsonl", rows)
-    )
-    assert [problems[row.rollout.problem_id].answer for row in read] == ["7", "7"]
+    for order in (rows, [{**ask, "completion": "9"}, *rows]):
+        problems, read = external_rollouts.read(
+            opened(small, tmp_path), lines(tmp_path / "a.jsonl", order)
+        )
+        assert {problems[row.rollout.problem_id].answer for row in read} == {"7"}
+    small.reward.function = "verify"
+    nothing = lines(tmp_path / "c.jsonl", [*judged, {**ask, "completion": "9"}])
+    with pytest.raises(ValueError, match=r"c\.jsonl, line 2: it has no reward, and neither a row"):
+        external_rollouts.read(opened(small, tmp_path, None), nothing)
     rows.append({**ask, "completion": "8", "answer": "8"})
     with pytest.raises(
         ValueError,
         match=r"b\.jsonl, line 3: its answer is '8', and that of the same prompt in .*line 2 is '7'",
     ):
         external_rollouts.read(opened(small, tmp_path), lines(tmp_path / "b.jsonl", rows))
+
+
+def test_a_function_scores_rows_without_an_answer(small, tmp_path, opened):
+    problems = [{"problem": f"{n}+1=?"} for n in range(2, 40)]
+    small.data.train = settings.source(lines(tmp_path / "train.jsonl", problems))
+    rows = [{"prompt": "2+1=?", "completion": text} for text in "12"]
+    small.stages.collect.rollouts = lines(tmp_path / "rollouts.jsonl", rows)
+
+    def reward(completions: list[str], **_: object) -> list[float]:
+        return [float(text == "1") for text in completions]
+
+    assert run(opened(small, tmp_path / "work", reward))["counts"]["pairs"] == 1
 
 
 def test_rollouts_made_elsewhere(small, tmp_path, opened):
@@ -584,7 +601,6 @@ def test_a_reward_that_fails_names_its_stage_and_loses_nothing(small, tmp_path, 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": "1+1=?", "completion": "x"}, "neither a reward nor an answer"),
         (
             {"prompt": "1+1=?", "reward": 1},
             "has the fields 'prompt', 'reward'; a rollout has .* completion or completion_ids",

@@ -14,6 +14,7 @@ from g2d_jax import accounting, pipeline
 from g2d_jax.config import Config, graph
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime import storage
+from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.session import Session
@@ -103,8 +104,11 @@ def test_a_budget_ends_with_the_step_that_reaches_it(early, tmp_path, opened):
         budgeted = changed(
             whole, stop="budget", budget={"measure": measure, "amount": amount}, keep=()
         )
+        budgeted.logging.every = 2  # the last step is logged too
         ended = run(elsewhere(session, budgeted, tmp_path / name), "warmup")
         assert ended["counts"]["steps"] == expected, name
+        logged = [row["step"] for row in read_metrics(tmp_path / name) if "loss" in row["metrics"]]
+        assert logged == {1: [1], 2: [2], 3: [2, 3]}[expected]
         assert ended["counts"]["rollouts"] == expected * 4 * 4
         assert accounting.cost(ended)["flops"] == at[expected]["flops"]
         # that of writing this step is known later

@@ -430,6 +430,14 @@ def test_a_server_with_another_policy_is_not_believed(
             {"stages.collect.select": "uncertain", "stages.collect.max_pairs": 4},
             "collect.*entropies",
         ),
+        (
+            {
+                "stages.collect.rollouts": "archive",
+                "stages.collect.select": "confident",
+                "stages.collect.max_pairs": 4,
+            },
+            "collect.*entropies",
+        ),
         ({"engine.sync": "none"}, r"engine\.sync is 'none'.*sample from"),
         ({"engine.sync": "adapter"}, r"engine\.sync is 'adapter', and lora\.rank"),
         ({"engine.url": "http://me:pw@host/v1"}, "engine: the endpoint's url holds a user name"),

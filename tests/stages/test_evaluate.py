@@ -15,9 +15,12 @@ from g2d_jax.config import Config, graph
 from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.records import Verdict
 from g2d_jax.report.run import write_run
+from g2d_jax.rollouts.generate import greedy_file
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts
+from g2d_jax.session.cost import Cost
 from g2d_jax.session.session import Session
+from g2d_jax.stages.held_out import HeldOut
 from g2d_jax.workdir import claim
 
 
@@ -139,6 +142,16 @@ def test_without_verdicts_there_are_rewards_and_no_accuracy(config, tmp_path, op
     )
     html = Path(page).read_text()
     assert "0/2" not in html and "wrong in both" not in html and "v-scored" in html
+
+
+def test_no_two_policies_share_a_file(tmp_path):
+    named = ["dpo", "dpo-greedy", "dpo_greedy", "run:a#dpo", "run:b#dpo", "run_a_dpo", "dpo@5"]
+    files = []
+    for policy in named:
+        held_out = HeldOut(None, None, policy, epath.Path(tmp_path), Cost(), None)  # type: ignore[arg-type]
+        files += [held_out.file, greedy_file(held_out.file)]
+    assert len(set(files)) == 2 * len(named)
+    assert files[0].name == "dpo.parquet"
 
 
 def test_a_greedy_answer_shares_its_prompt_with_the_sampled_ones(config, tmp_path, opened):

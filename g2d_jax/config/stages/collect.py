@@ -103,6 +103,11 @@ class Collect(Stage):
                 f"num_generations is {self.num_generations}, and a preference pair takes two "
                 "responses to a prompt, one better than the other: set it to 2 or more, 8 say"
             )
+        if self.rollouts == "sample" and not self.sampling.temperature:
+            yield ValueError(
+                "sampling.temperature is 0, and greedy responses to a prompt are all the same, of "
+                "which no pair can be made: set it above 0"
+            )
         if self.rollouts == "archive":
             yield from self._archive_conflicts(stages)
         elif self.rollouts in stages:
@@ -144,7 +149,7 @@ class Collect(Stage):
     def conflicts_served(self) -> Iterator[ValueError]:
         """Refuse what its sampling needs and a server does not give: entropies too."""
         yield from super().conflicts_served()
-        if self.rollouts == "sample" and self.select in ("uncertain", "confident"):
+        if self.select in ("uncertain", "confident"):
             yield ValueError(
                 f"select={self.select!r} has no token entropies to go by: use all or random"
             )

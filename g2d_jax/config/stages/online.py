@@ -223,7 +223,12 @@ class Online(TrainingStage):
     @property
     def has_windows(self) -> bool:
         """True if it samples anew after some of its updates, for several of them at once."""
-        return self.rollouts == "sample" and 1 < self.sync_every < self.steps
+        return self.samples_anew and self.sync_every > 1
+
+    @property
+    def samples_anew(self) -> bool:
+        """True if it samples after some of its updates from what they made of the policy."""
+        return self.rollouts == "sample" and 0 < self.sync_every < self.steps
 
     @property
     def never_synchronises(self) -> bool:
