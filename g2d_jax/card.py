@@ -35,6 +35,9 @@ from g2d_jax.runtime import gguf_file, storage
 from g2d_jax.session.policies import base_path, base_revision
 from g2d_jax.session.session import Session
 
+WRITTEN_BY = "Written by g2d_jax"
+"""What every card says of its folder."""
+
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 _QUESTION = "1+1=?"
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -126,7 +129,7 @@ def dataset_card(session: Session, name: str, repository: str) -> str:
         f"---\n{front.to_yaml()}\n---\n",
         f"# {config.name}: preference pairs of {name}\n",
         _headline(manifests),
-        f"Written by g2d_jax {__version__}. `preferences` has the pairs, as TRL reads them; "
+        f"{WRITTEN_BY} {__version__}. `preferences` has the pairs, as TRL reads them; "
         "`completions` every answer with its score, from which they were chosen; `problems` what "
         "was asked, with reference answers.\n",
         _stages(session, behind, manifests),
@@ -246,7 +249,7 @@ def _front_matter(config: Config, policy: str, adapters: bool) -> str:
 
 def _made(session: Session, policy: str, manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Describe the policy's base, and tabulate each stage behind it, in the order of the run."""
-    written = f"Written by g2d_jax {__version__}."
+    written = f"{WRITTEN_BY} {__version__}."
     if is_external(policy):
         return [f"{written} It was not trained by this run.\n"]
     behind = accounting.behind(policy, to_dict(session.config)["stages"])
@@ -317,20 +320,24 @@ def _too_long(session: Session, policy: str, manifests: Mapping[str, Mapping[str
 
 
 def _row(stage: Stage, name: str, step: int | None, manifest: Mapping[str, Any]) -> list[str]:
-    cost = accounting.cost(manifest)
+    """Tabulate what a stage did, up to the step that a policy was taken at; None: all of it."""
+    # what was spent up to the step, where the stage went on
+    cost = accounting.cost(manifest.get("at", {}).get(str(step), manifest))
     taken = "" if step is None else f"; taken at step {step}"
     figures = (
         fmt.count(cost["generated"]),
         fmt.count(cost["trained"]),
         fmt.quantity(cost["flops"]),
     )
-    return [name, _did(stage, manifest) + taken, *figures]
-
-
-def _did(stage: Stage, manifest: Mapping[str, Any]) -> str:
-    """Describe a stage in one line: its kind, the policy it begins with, its manifest's counts, its
-    learning rate."""
     counts = {"steps": getattr(stage, "steps", None), **manifest.get("counts", {})}
+    if step is not None:
+        counts = {"steps": step}  # the others are of the whole stage
+    return [name, _did(stage, counts) + taken, *figures]
+
+
+def _did(stage: Stage, counts: Mapping[str, int | None]) -> str:
+    """Describe a stage in one line: its kind, the policy it begins with, what it counted, its
+    learning rate."""
     counted = [f"{name.replace('_', ' ')} {number}" for name, number in counts.items() if number]
     rate = (
         [f"learning rate {stage.optimizer.learning_rate:g}"]

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from g2d_jax.report.page import Report
     from g2d_jax.study.pricing import Rates
 
+CONTINUED = ("run", "forecast", "sweep", "evaluate", "outputs")
+"""The commands that go on where an interrupted one ended."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status: 0 done, 1 stopped with a message, 130 interrupted.
@@ -80,7 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             terminal.print_traceback(error)
             return processes.leave(processes.status_of(error))
         except KeyboardInterrupt:
-            processes.say(f"interrupted; {processes.AGAIN}")
+            again = f"; {processes.AGAIN}" if arguments.command in CONTINUED else ""
+            processes.say(f"interrupted{again}")
             return processes.leave(processes.INTERRUPTED)
 
 
@@ -180,6 +184,7 @@ def _sweep(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from g2d_jax.sweep import points, run
 
     config = points.with_axes(config, arguments.product, arguments.zip, arguments.seeds)
+    points.refuse_decided(config, overrides)
     if arguments.dry_run:
         run.show(config, arguments.workdir)
         return 0
@@ -229,7 +234,15 @@ def _rates(
 ) -> dict[str, Rates]:
     """Return the rates of --as by study, {} without it: its recipe is compiled for the machine."""
     if arguments.recipe is None:
+        if (arguments.topology, arguments.price, arguments.response) != (None, None, None):
+            raise ValueError(
+                "--topology, --price and --response are of a recipe's tokens: give --as too"
+            )
         return {}
+    if arguments.price is not None and arguments.price < 0:
+        raise ValueError(f"--price is per device and hour, got {arguments.price:g}")
+    if arguments.response is not None and arguments.response < 1:
+        raise ValueError(f"--response is a number of tokens, got {arguments.response}")
     if arguments.topology is None or not names:
         raise ValueError(
             "--as prices the tokens of a study: give a directory of studies, and --topology"

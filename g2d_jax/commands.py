@@ -17,9 +17,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from g2d_jax import config as settings
-from g2d_jax import run_stages
+from g2d_jax import contents, run_stages
 from g2d_jax.accounting import TRAINING, behind
-from g2d_jax.card import base_named, card, notes_on_base
+from g2d_jax.card import WRITTEN_BY, base_named, card, notes_on_base
 from g2d_jax.config import (
     BestCheckpoint,
     Config,
@@ -244,6 +244,10 @@ def evaluate(
         held_out = [[problem.id, problem.answer] for problem in asked]
         scored = [problem.task for problem in asked]
         named = [stage.to_dict(), held_out, version(session, policy), scored, _scoring(session)]
+        # A function is given more of a problem than its answer.
+        read_whole = [problem for problem in asked if session.reading(problem.task).columns]
+        if read_whole:
+            named.append(contents.records(read_whole, columns=True).digest)
         name = f"evaluation-{storage.fingerprint(named)}"
         place = folder / "evaluations" / name
         session.folders = {**session.folders, name: place}
@@ -432,12 +436,23 @@ def export(
 
 
 def _require_free(folder: epath.Path) -> None:
-    """Raise ValueError for a folder that holds a model or adapters, and for what is no folder."""
-    if folder.exists() and not folder.is_dir():
+    """Raise ValueError for a folder that holds anything but an export that was broken off, and for
+    what is no folder."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
         raise ValueError(f"{folder} is a file: choose another --output")
     for name, what in hf.FINISHED.items():
         if (folder / name).exists():
             raise ValueError(f"{folder} holds {what} already: choose another --output")
+    others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    readme = folder / "README.md"
+    is_ours = readme.exists() and WRITTEN_BY.encode() in storage.read_bytes(readme)
+    if others and not is_ours:
+        raise ValueError(
+            f"{folder} holds {others[0]}, and no export that was broken off: choose another "
+            "--output, a new folder or an empty one"
+        )
 
 
 def _export(
@@ -473,12 +488,12 @@ def _export(
 def _write_texts(
     session: Session, policy: str, folder: epath.Path, adapters: bool, published: bool
 ) -> str:
-    """Write the tokenizer and the model card; return the card."""
+    """Write the model card and the tokenizer; return the card."""
     text = card(session, policy, adapters=adapters, published=published)
+    storage.write_bytes(folder / "README.md", text.encode())  # first: it says whose folder this is
     session.tokenizer.save(folder)
     for sentence in session.tokenizer.template.differences():
         session.tracker.say(f"{CHAT_TEMPLATE} is written as in training: {sentence}")
-    storage.write_bytes(folder / "README.md", text.encode())
     return text
 
 
@@ -552,6 +567,8 @@ def sample(
     asked for. Answers to test problems are shown with their reward. Each problem is shown once,
     above its answers: in a file these are a Markdown table, a row an answer.
     """
+    if count < 1:
+        raise ValueError(f"count must be at least 1, got {count}")
     policy = policy and places.decided(policy, "policy", places.here())
     needs = ["model", "tokenizer"]
     if prompts is None:

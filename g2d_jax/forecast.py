@@ -28,6 +28,7 @@ from g2d_jax.rollouts.generate import draw_once, grouped
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import Screen
+from g2d_jax.session.problems import count_drawn
 from g2d_jax.session.session import Session
 from g2d_jax.stages.collect import choose_pairs
 from g2d_jax.stages.probes import probed
@@ -123,7 +124,11 @@ def measured(config: Config, name: str, folder: epath.Path) -> dict[str, Any]:
         steps = sorted(
             int(file.stem[-6:]) for file in session.folders[name].glob("probe/step-*.json")
         )
-        probes = [_probe(session, name, step, collect) for step in steps]
+        collected = None
+        if collect is not None and collect.rollouts == "sample":
+            problems = count_drawn(session.config, session.problems.train)
+            collected = min(collect.prompts, problems)
+        probes = [_probe(session, name, step, collect, collected) for step in steps]
     rates = [np.array(probe.pop("rates"), np.float64) for probe in probes]
     change = error = None
     if len(probes) > 1:
@@ -133,15 +138,18 @@ def measured(config: Config, name: str, folder: epath.Path) -> dict[str, Any]:
         "policy": config.stage(name, Online).policy,
         "stage": name,
         "num_generations": RESPONSES,
-        "collected": collect.prompts if collect else None,
+        "collected": collected,
         "probes": probes,
         "change": change,
         "change_error": error,
     }
 
 
-def _probe(session: Session, name: str, step: int, collect: Collect | None) -> dict[str, Any]:
-    """Return the figures of the policy after so many steps; its rates too, of each prompt."""
+def _probe(
+    session: Session, name: str, step: int, collect: Collect | None, collected: int | None
+) -> dict[str, Any]:
+    """Return the figures of the policy after so many steps; its rates too, of each prompt.
+    collected: the prompts of the stage that collects, None where that samples none."""
     stage = session.config.stage(name, Online)
     file = session.folders[name] / "probe" / f"step-{step:06d}.parquet"
     value = storage.read_json(file.with_suffix(".json"))["value"]
@@ -168,9 +176,7 @@ def _probe(session: Session, name: str, step: int, collect: Collect | None) -> d
         ],
         "mixed": mixed / len(draws),
         "pairs": counts["pairs"],
-        "pairs_collected": _collected(
-            counts["pairs"] / len(draws), collect, len(session.problems.train)
-        ),
+        "pairs_collected": _collected(counts["pairs"] / len(draws), collect, collected),
         "entropy": figures.get("entropy"),
         "clipped": figures["completions/clipped_ratio"],
         "prompt": value["offline"]["prompt"],
@@ -178,12 +184,12 @@ def _probe(session: Session, name: str, step: int, collect: Collect | None) -> d
     }
 
 
-def _collected(pairs_per_prompt: float, collect: Collect | None, problems: int) -> int | None:
+def _collected(pairs_per_prompt: float, collect: Collect | None, prompts: int | None) -> int | None:
     """Return the pairs that a collect stage gets if its prompts give as many as those of the
     probe."""
-    if collect is None:
+    if collect is None or prompts is None:
         return None
-    pairs = round(pairs_per_prompt * min(collect.prompts, problems))
+    pairs = round(pairs_per_prompt * prompts)
     return min(pairs, collect.max_pairs or pairs)
 
 

@@ -1035,6 +1035,11 @@ def test_report_of_a_run_a_point_and_a_study(work: Path, study: Path, g2d: G2D) 
     assert index.links == ["#pages", "./mine.html"] and "On 16 test problems" in index.text
     assert "no study 'nope'" in g2d("report", study, "--study", "nope", refused=True)
     assert "holds no studies" in g2d("report", work, "--study", "mine", refused=True)
+    for option in ("--price=2", "--topology=v5e-16", "--response=600"):
+        assert "give --as too" in g2d("report", study, option, refused=True)
+    priced = ("--as", TINY, "--topology", "v5e-16")
+    assert "--price is per device" in g2d("report", study, *priced, "--price=-1", refused=True)
+    assert "a number of tokens" in g2d("report", study, *priced, "--response=0", refused=True)
     assert "holds no run" in g2d("report", study / "stages", refused=True)
 
 
@@ -1265,7 +1270,7 @@ def test_evaluation_and_samples_read_no_other_problems(
         file.write('{"text": "7+8=?"}\n')
     with pytest.raises(ValueError, match='leave broken rows out: on_error="skip"'):
         commands.evaluate(run, "sft", problems=str(dev), num_generations=1)
-    source = {"path": "procedural:chains", "limit": 2}
+    source = {"path": "procedural:chains", "split": "test", "limit": 16}
     run = changed(test=source | {"on_error": "skip"})
     manifest = commands.evaluate(run, "sft", problems=str(dev), num_generations=1)
     assert manifest["result"]["problems"] == 3
@@ -1273,6 +1278,16 @@ def test_evaluation_and_samples_read_no_other_problems(
     for reward, mean in ((none, 0.0), (all_right, 1.0)):
         manifest = commands.evaluate(
             run, "sft", problems=str(dev), num_generations=1, reward=reward
+        )
+        assert manifest["result"]["policies"][0]["mean"] == mean
+
+    def by_column(completions: list[str], tests: list[str], **columns: object) -> list[float]:
+        return [float(test == "passes") for test in tests]
+
+    for tests, mean in (("fails", 0.0), ("passes", 1.0)):  # the answers and prompts are the same
+        dev.write_text("".join(json.dumps({**row, "tests": tests}) + "\n" for row in rows))
+        manifest = commands.evaluate(
+            run, "sft", problems=str(dev), num_generations=1, reward=by_column
         )
         assert manifest["result"]["policies"][0]["mean"] == mean
     assert f"WARNING: the run trains on {dev} too" in capsys.readouterr().out
@@ -1356,6 +1371,15 @@ def test_export_loads_in_transformers_with_the_same_logits(
     place = tmp_path / "model" / "generation_config.json"
     place.write_text(json.dumps(json.loads(place.read_text()) | asked))
     assert "holds a model already" in g2d("export", work, "--output", "model", refused=True)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "README.md").write_text("# My project")
+    assert "holds README.md, and no export" in g2d("export", work, "--output", mine, refused=True)
+    assert [path.name for path in mine.iterdir()] == ["README.md"]
+    broken = Path(shutil.copytree("model", "broken"))
+    (broken / "config.json").unlink()  # the last that is written
+    g2d("export", work, "--output", broken)
+    assert (broken / "config.json").is_file()
     assert "is a file: choose another --output" in g2d(
         "export", work, "--output", "model/README.md", refused=True
     )
@@ -1370,6 +1394,12 @@ def test_export_loads_in_transformers_with_the_same_logits(
             session.mesh.size == jax.device_count()
             and load_policy(session, "dpo").config == params.config
         )
+    g2d("export", work, "--output", "early", "--policy", "warmup@1")
+    spent = storage.read_json(work / "02-warmup" / "manifest.json")["at"]["1"]["tokens"]
+    early = (tmp_path / "early" / "README.md").read_text()
+    name, did, generated, *_ = cells(early.partition("## How it was made")[2])[1]
+    assert (name, generated) == ("warmup", f"{spent['generated']:,}")
+    assert did == "online grpo from sft: steps 1, learning rate 0.001; taken at step 1"
     g2d("export", work, "--output", "other", "--policy", "hf:model")  # and back
     first, second = (tmp_path / name / "model.safetensors" for name in ("model", "other"))
     assert first.read_bytes() == second.read_bytes()

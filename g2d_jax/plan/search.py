@@ -186,7 +186,11 @@ def search_savings(
         for override in saving:
             config_load.apply(changed, override)
         compiler.say(f"with {as_arguments(saving)}")
-        choice = search(Config.of(changed), compiler, stages=stages, most=MOST_TRIED_EACH)
+        try:
+            choice = search(Config.of(changed), compiler, stages=stages, most=MOST_TRIED_EACH)
+        except ValueError as error:  # a model of which this cannot be had, as codes of experts
+            compiler.say(str(error))
+            continue
         if choice is not None:
             return [*saving, *overrides(choice)]
     return []

@@ -95,9 +95,9 @@ def rates(plan: Plan, response: int | None) -> Rates:
         if count:
             seconds.setdefault(stage, {})[kind] = spent[stage, kind] / count
     longest = 0
-    for settings in plan.config.stages.values():
-        if hasattr(settings, "sampling"):
-            longest = max(longest, settings.sampling.max_new_tokens)
+    for name in plan.stages:
+        for drawn in plan.config.stages[name].samplings():
+            longest = max(longest, drawn.max_new_tokens)
     return Rates(
         recipe=plan.config.name,
         topology=plan.topology.name,

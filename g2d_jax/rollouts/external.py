@@ -220,7 +220,7 @@ def read(
         elif row.completion_ids is not None:
             counts.update(_compared(session.tokenizer, rollout.token_ids, text.strip()))
         problems.setdefault(problem.id, problem)
-        if score is None and _is_verified(session, problem.task):
+        if score is None and session.reading(problem.task).verified:
             verified.setdefault(problem.id, row.where)
         # Of the problem's rows the first with an answer of its own says what all are scored against.
         if row.answer is not None and problem.answer is not None:
@@ -324,17 +324,11 @@ def _problem(
         return known
     task = "main" if known is None else known.task
     answer = row.answer
-    if answer is not None and _is_verified(session, task):
+    if answer is not None and session.reading(task).verified:
         answer = plain_answer(answer)
     if known is not None:
         return replace(known, answer=answer)
     return Problem(identifier, row.prompt, answer, source=path, task=task)
-
-
-def _is_verified(session: Session, task: str) -> bool:
-    """Return whether a task's responses are scored against a reference answer."""
-    has_function = session.reward is not None and task == "main"
-    return session.config.all_tasks[task].reward.function == "verify" and not has_function
 
 
 def _given(row: DumpRow, settings: Reward) -> Score | None:

@@ -32,7 +32,7 @@ from g2d_jax.session import init_params
 from g2d_jax.session.background_writer import Writer
 from g2d_jax.session.cost import Clock, Cost
 from g2d_jax.session.devices import Devices
-from g2d_jax.session.problems import SPLITS, Problems
+from g2d_jax.session.problems import SPLITS, Problems, Reading, reading
 from g2d_jax.session.problems import load as load_problems
 from g2d_jax.session.reward_manager import RewardManager
 from g2d_jax.session.sampling import RunSampling
@@ -101,6 +101,10 @@ class Session:
             vars(other).pop(decided, None)
         vars(other).update(config=config, folders=folders, tracker=tracker, **changes)
         return other
+
+    def reading(self, task: str) -> Reading:
+        """Return what a task's reward needs of its problems."""
+        return reading(self.config.rewards[task], self.reward is not None and task == "main")
 
     def say_once(self, text: str) -> None:
         """Show the user a message once a run."""

@@ -73,6 +73,30 @@ def with_axes(
     return study.lock()
 
 
+def refuse_decided(config: ConfigDict, overrides: Sequence[str]) -> None:
+    """Raise ValueError for an override, "FIELD=VALUE", that no point has: each sets the field."""
+    arms = []
+    for arm in config.sweep.arms.values():
+        arms.append({_field(entry) for entry in (*arm.fixed, *arm.product, *arm.zip)})
+    for override in overrides:
+        field = _field(override)
+        if field == "seed" and config.sweep.seeds:
+            raise ValueError(
+                f"the study runs its seeds, {listed(config.sweep.seeds)}, and none of its points "
+                f"has {override}: give --seeds"
+            )
+        if all(field in fields for fields in arms):
+            raise ValueError(
+                f"every arm of the study sets {field}, and none of its points has {override}: "
+                "change the arms"
+            )
+
+
+def _field(entry: str) -> str:
+    """Return the field of "FIELD=VALUE"."""
+    return entry.partition("=")[0].strip().removeprefix("config.")
+
+
 def points(config: ConfigDict) -> list[Point]:
     """List all points of a config with a sweep section: by seed, then arm (by name), then
     combination.
@@ -115,8 +139,8 @@ def _combinations(name: str, arm: ConfigDict) -> list[dict[str, str]]:
 
 def _values(name: str, entry: str) -> tuple[str, list[str]]:
     """Split "a.b=1,2,(3,4)" into ("a.b", ["1", "2", "(3,4)"]); see `split_values`."""
-    field, equals, text = entry.partition("=")
-    field, arm = field.strip().removeprefix("config."), f"sweep.arms.{name}"
+    _, equals, text = entry.partition("=")
+    field, arm = _field(entry), f"sweep.arms.{name}"
     if field in ("seed", "name"):
         raise ValueError(
             f"{arm}: {entry!r}: seeds are given by sweep.seeds or --seeds, names are made here"

@@ -63,15 +63,7 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
         )
     root = absolute(workdir)
     studied = points(config)
-    # All raise for what cannot work before anything is written.
-    whole = _whole_graph(studied, root)
-    if not (root / PLANS / f"{config.name}.json").exists():
-        for point, settings, _ in whole.points:
-            try:
-                run_stages.refuse_unused(settings)
-            except ValueError as error:
-                raise ValueError(f"point {point.label}: {error}") from error
-    _require_free(root)
+    _whole_graph(config.name, studied, root)
     limits = config.faults
     with (
         watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout),
@@ -97,7 +89,7 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
 def show(config: ConfigDict, workdir: storage.PathLike) -> None:
     """Print the points, and which of their stages are finished. Raises as `run` does."""
     root = absolute(workdir)
-    graph = _whole_graph(points(config), root)
+    graph = _whole_graph(config.name, points(config), root)
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         rows = []
         for point, settings, ids in graph.points:
@@ -113,13 +105,27 @@ def show(config: ConfigDict, workdir: storage.PathLike) -> None:
         tracker.say(f"{len(graph.nodes)} stages after sharing, {done} of them done")
 
 
-def _whole_graph(studied: Sequence[Point], root: epath.Path) -> Graph:
-    """Build the graph of points with what other studies need; raise ValueError for what cannot
-    work."""
+def _whole_graph(name: str, studied: Sequence[Point], root: epath.Path) -> Graph:
+    """Build the graph of points with what other studies need. Raises ValueError for what cannot
+    work, before anything is written."""
     graph = build(studied, _requested_steps(root))
-    for _, settings, _ in graph.points:
+    file = root / PLANS / f"{name}.json"
+    for point, settings, _ in graph.points:
         run_stages.require_packages(settings)
+        try:
+            if not file.exists():
+                run_stages.refuse_unused(settings)
+        except ValueError as error:
+            raise ValueError(f"point {point.label}: {error}") from error
+    _require_free(root)
+    if file.exists():
+        _require_alike(root / "points" / name, _by_label(storage.read_json(file)), graph)
     return graph
+
+
+def _by_label(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the points of a study's plan by label."""
+    return {point["label"]: point for point in content["points"]}
 
 
 def _requested_steps(root: epath.Path) -> dict[str, tuple[int, list[int]]]:
@@ -176,7 +182,7 @@ def _claim(
         before: dict[str, Any] = {"points": [], "trajectories": {}}
         if file.exists():
             before = storage.read_json(file)
-        listed: dict[str, dict[str, Any]] = {point["label"]: point for point in before["points"]}
+        listed = _by_label(before)
         _require_alike(root / "points" / config.name, listed, graph)
         changed: dict[str, None] = {}
         for point, settings, ids in graph.points:

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from g2d_jax import config as settings
 from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.config_load import resolve
-from g2d_jax.sweep.points import points, with_axes
+from g2d_jax.sweep.points import points, refuse_decided, with_axes
 
 TINY = str(Path(__file__).parents[1] / "tiny.py")
 
@@ -103,6 +103,28 @@ def test_axes_from_the_command_line() -> None:
         with_axes(resolve(TINY), [], [], ())
     with pytest.raises(ValueError, match="has arms of its own"):
         with_axes(study(main=settings.arm()), ["stages.warmup.steps=1"], [], ())
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("config.seed=3", r"the study runs its seeds, 1, 2.*has config\.seed=3: give --seeds"),
+        ("stages.warmup.steps = 77", r"every arm of the study sets stages\.warmup\.steps"),
+        ("stages.dpo.beta=0.5", ""),  # one arm of two sets it
+        ("config.seeds=3", ""),
+    ],
+)
+def test_an_override_that_no_point_would_have_is_refused(override: str, message: str) -> None:
+    arms = {
+        "g2d": settings.arm(product=("stages.warmup.steps=1,3",), fixed=("stages.dpo.beta=0.1",)),
+        "grpo": settings.arm(zip=("config.stages.warmup.steps=5,7",)),
+    }
+    config = study((1, 2), **arms)
+    if not message:
+        refuse_decided(config, [override])
+        return
+    with pytest.raises(ValueError, match=message):
+        refuse_decided(config, [override])
 
 
 def test_a_study_survives_its_file() -> None:

@@ -187,6 +187,22 @@ def test_seeds_of_one_setting_have_one_setting(tmp_path: Path, setting: str) -> 
     sweeps._claim(other, points(with_axes(other, (k,), (), (0, 1))), root, print)
 
 
+def test_a_dry_run_refuses_what_the_sweep_refuses(tmp_path: Path) -> None:
+    config = with_axes(resolve(TINY), ("stages.warmup.steps=1,3",), (), (0,))
+    unused = resolve(TINY, ["lora.base_dtype=bfloat16"])
+    with pytest.raises(ValueError, match=r"point .*seed=0: .*lora\.base_dtype"):
+        sweeps.show(with_axes(unused, (), (), (0,)), tmp_path / "new")
+    sweeps._claim(config, points(config), epath.Path(tmp_path / "study"), print)
+    other = resolve(TINY, ["stages.dpo.beta=0.01"])
+    with pytest.raises(ValueError, match="with other settings"):
+        sweeps.show(with_axes(other, ("stages.warmup.steps=1,3",), (), (1,)), tmp_path / "study")
+    sweeps.show(config, tmp_path / "study")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is not empty and holds no study"):
+        sweeps.show(config, tmp_path / "mine")
+
+
 def test_a_reward_function_that_changed_is_said_once(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     config = resolve(TINY, [f"config.reward.folder={tmp_path}", "config.reward.function=mine:fair"])
