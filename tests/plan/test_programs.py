@@ -78,7 +78,7 @@ def test_what_fits_is_searched_by_compiling(monkeypatch):
         r"\(8 chips\)",
         head,
     )
-    assert len(rest) == 6 < 15 < len(shown(plan, verbose=True)), rest
+    assert len(rest) == 7 < 15 < len(shown(plan, verbose=True)), rest
     rates = show.rates(plan, 32)
     (trained,) = [
         entry.program.work.trained for entry in plan.entries if entry.program.work.trained
@@ -88,6 +88,12 @@ def test_what_fits_is_searched_by_compiling(monkeypatch):
     assert (rates.topology, rates.chips, rates.response) == ("v5e-8", 8, 32)
     moments = "stages.sft.optimizer.moment_dtype=bfloat16"
     assert search_savings(config, ours, stages=["sft"]) == [moments, *overrides(best)]
+    # Experts have no codes: that is said, and nothing fits.
+    pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
+    monkeypatch.setitem(DEVICES, "v5e", dataclasses.replace(DEVICES["v5e"], hbm=1000))
+    experts = resolve(TINY, [*SMALL, "config.model.family=qwen3_moe"])
+    assert search_savings(experts, ours, stages=["sft"]) == []
+    assert "experts are not held as codes" in lines[-1]
 
 
 def shown(plan, **options):
