@@ -166,8 +166,10 @@ def _chosen(study: Study, row: Row, rows: Sequence[Row]) -> str:
     best = max(alike, key=lambda other: other.accuracy.mean)
     lost = paired.difference(row, best)
     spent, most = row.costs["flops"], best.costs["flops"]
-    if best is row or lost is None:
-        text += f", more than all others, for {flops(spent)}"
+    if best is row:
+        text += f", the most of all rows with these seeds, for {flops(spent)}"
+    elif lost is None:
+        text += f" for {flops(spent)}; {best.name} is about other problems"
     else:
         interval = fmt.interval(lost, "+").partition(" ")[2]
         text += (

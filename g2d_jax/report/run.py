@@ -337,10 +337,15 @@ def _pass_rates(stage: Stage) -> Chart | None:
     # One for each number of right answers.
     if len(samples) == 1 and max(samples) <= 32:
         (bins,) = samples
-    counts = np.bincount(np.round(rates[is_rated] * bins).astype(int), minlength=bins + 1)
+    rated = rates[is_rated]
+    steps = np.round(rated * bins).astype(int)
+    # At the ends only prompts that were always or never answered right: the others give pairs.
+    is_mixed = (rated > 0) & (rated < 1)
+    steps[is_mixed] = np.clip(steps[is_mixed], 1, bins - 1)
+    counts = np.bincount(steps, minlength=bins + 1)
     shares = {}
     for i, count in enumerate(counts):
-        shares[i / bins] = 100 * int(count) / int(is_rated.sum())
+        shares[i / bins] = 100 * int(count) / len(rated)
     unrated = int(np.sum(~is_rated))
     note = f"Pass rates in steps of 1/{bins}. Prompts at 0 and 1 give no pairs."
     if unrated:

@@ -12,6 +12,8 @@ from html import unescape
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from matrix import some
 from overlaps import charts, overlaps
@@ -523,3 +525,13 @@ def test_pass_rates_are_bars(report_of):
     ]
     heights = [bar.get_height() for bar in rates.figure.axes[0].patches]
     assert sum(heights) == pytest.approx(100) and not rates.figure.axes[0].lines
+
+
+def test_only_prompts_always_or_never_answered_right_are_at_the_ends(own_run):
+    (file,) = own_run.glob("*/informativeness/prompts.parquet")
+    rates = [0.0, 1 / 64, 63 / 64, 1.0]
+    pq.write_table(pa.table({"pass_rate": rates, "scored": [64] * 4}), file)
+    parts = charts(report(read_run(own_run)).shown_parts)
+    (chart,) = [chart for chart in parts if "by pass rate" in chart.title]
+    heights = [bar.get_height() for bar in chart.figure.axes[0].patches]
+    assert heights == [25, 25, *[0] * 7, 25, 25]
