@@ -129,7 +129,7 @@ def test_smollm2_stays_within_what_a_laptop_does_in_half_an_hour():
 
 
 def test_the_settings_that_evidence_is_about():
-    """What docs/spectrum.md says of chains was measured with these, whatever becomes of the demo."""
+    """What docs/spectrum.md says of beta was measured with these, whatever becomes of the demo."""
     config = config_load.resolve("chains")
     stages = config.stages.to_dict()
 

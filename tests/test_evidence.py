@@ -132,7 +132,7 @@ def reported(folder: Path, name: str) -> set[tuple[str, ...]]:
         ),
         ("evidence.md", "## Which pairs", "## The demo", [("study-demo", "ablations-demo")]),
         ("cause.md", "# ", "", [("study-demo", "cause")]),
-        ("spectrum.md", "# ", "**On chains**", [("study-demo", "spectrum-demo")]),
+        ("spectrum.md", "# ", "Beta 1 was settled", [("study-demo", "spectrum-demo")]),
         (
             "benchmarks/middle-scale.md",
             "# ",
