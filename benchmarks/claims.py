@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from g2d_jax.report.paired_differences import over_baseline
+from g2d_jax.report.paired_differences import difference, over_baseline
 from g2d_jax.report.read import read_study
 from g2d_jax.study import frontier, stats
 
@@ -195,15 +195,10 @@ def seeds_of(row: Row, study: Study, archive: str, *, tuned: bool) -> list[Point
         gain = policy.gain
         if gain is None:
             # its warm-up was judged as a point of GRPO alone
-            before = [accuracy_of(other, policy.run.seed) for other in own if other.k == row.k]
+            before = [other.by_seed.get(policy.run.seed) for other in own if other.k == row.k]
             gain = accuracy - before[0] if before and before[0] is not None else None
         points.append(Point(archive, policy.run.seed, policy, accuracy, gain, *over))
     return points
-
-
-def accuracy_of(row: Row, seed: int) -> Array | None:
-    """Return the accuracies of a seed, None if the row lacks it."""
-    return row.accuracies[row.seeds.index(seed)] if seed in row.seeds else None
 
 
 def in_points(interval: Interval, k: int | None = None) -> Found:
@@ -311,13 +306,10 @@ def pairs(policy: Policy) -> float:
 
 
 def arms_apart(study: Study, arm: str, other: str) -> list[Found]:
-    """Compare two arms of a spectrum."""
+    """Compare two arms of a spectrum; [] without a seed or the problems in common."""
     rows = {row.group.arm: row for row in study.rows}
-    there = dict(zip(rows[other].seeds, rows[other].accuracies, strict=True))
-    apart = []
-    for seed, accuracy in zip(rows[arm].seeds, rows[arm].accuracies, strict=True):
-        apart.append(accuracy - there[seed])
-    return [over_problems(apart)]
+    found = difference(rows[arm], rows[other])
+    return [in_points(found)] if found else []
 
 
 def rarely(study: Study) -> list[Found]:
@@ -332,8 +324,7 @@ def rarely(study: Study) -> list[Found]:
 def offline_added(study: Study) -> list[Found]:
     """Say what offline DPO added to the policy it started from."""
     (row,) = (row for row in study.rows if row.group.arm == "offline")
-    gains = [policy.gain for policy in row.policies if policy.gain is not None]
-    return [over_problems(gains)]
+    return [over_problems([*row.gains.values()])]
 
 
 def hard_less_easy(study: Study) -> list[Found]:
@@ -346,7 +337,8 @@ def hard_less_easy(study: Study) -> list[Found]:
     for arm in by_arm.values():
         arm.sort(key=lambda row: -int(row.group.values["stages.pool.prompts"]))
     for easy, hard in zip(by_arm["easy"], by_arm["hard"], strict=True):
-        found.append(over_problems(list(hard.accuracies - easy.accuracies)))
+        if less := difference(hard, easy):
+            found.append(in_points(less))
     return found
 
 

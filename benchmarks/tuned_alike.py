@@ -19,7 +19,7 @@ import json
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,15 +173,11 @@ def advantage(row: Row, baseline: Sequence[Row], measure: str, level: float) -> 
     baseline: by budget, each with the row's seeds. None where a seed's cost does not lie within
     those of its GRPO: which seeds do is no accident.
     """
-    import numpy as np
-
     from g2d_jax.report import paired_differences as paired
-    from g2d_jax.study import frontier
+    from g2d_jax.report.rows import mean_change
 
     over = paired.over_baseline(row, baseline, measure)
-    if not over or paired.is_out_of_range(over):
-        return None
-    return frontier.mean_interval(np.stack([*over.values()]), level=level, limits=(-1, 1))
+    return None if paired.is_out_of_range(over) else mean_change(over, level)
 
 
 def of_seeds(row: Row, seeds: Sequence[int]) -> Row:
@@ -238,6 +234,8 @@ def answers(read: Study) -> list[str]:
 
     Raises SystemExit where a setting is judged in no seed: all seeds lack a policy then.
     """
+    from g2d_jax.report.paired_differences import apart
+
     if absent := _absent(read):
         raise SystemExit(f"judged in no seed yet: {', '.join(absent)}")
     some: set[int] = set().union(*(row.seeds for row in read.rows))
@@ -279,17 +277,18 @@ def answers(read: Study) -> list[str]:
         lines.append(_line(row, cells))
     lines += ["", f"1. Is G2D better than GRPO at equal FLOPs, tuned alike? {_worth(verdicts)}"]
     last = chosen[-1]
-    questions = ("2. Is a smaller K better than the largest?", "3. Does what DPO adds fall with K?")
-    measured = (("accuracy after DPO", _accuracies), ("what DPO adds", _gains))
-    for question, (title, of) in zip(questions, measured, strict=True):
+    compared = (
+        ("accuracy after DPO", "by_seed", "2. Is a smaller K better than the largest?", _best),
+        ("what DPO adds", "gains", "3. Does what DPO adds fall with K?", _falls),
+    )
+    for title, name, question, answer in compared:
         lines += ["", f"{title}, at each K less at K = {last.steps:g} ({wide:.1%}):", ""]
         words = []
         for row in chosen[:-1]:
-            apart = _apart(row, last, of, wide)
-            words.append(verdict(apart))
-            lines.append(f"- K = {row.steps:g}: {_text(apart)}, {words[-1]}")
-        answer = _best(words) if of is _accuracies else _falls(words[0])
-        lines += ["", f"{question} {answer}"]
+            less = apart(getattr(row, name), getattr(last, name), wide)
+            words.append(verdict(less))
+            lines.append(f"- K = {row.steps:g}: {_text(less)}, {words[-1]}")
+        lines += ["", f"{question} {answer(words)}"]
     return [*lines, "", *_rollouts(chosen)]
 
 
@@ -313,10 +312,10 @@ def _best(words: Sequence[str]) -> str:
     return "no." if set(words) == {"worse"} else "it cannot be told."
 
 
-def _falls(word: str) -> str:
-    """Answer from the verdict on what DPO adds at the least K, less that at the largest."""
+def _falls(words: Sequence[str]) -> str:
+    """Answer from the first verdict, on what DPO adds at the least K, less that at the largest."""
     answered = {"better": "yes.", "worse": "no.", "level": "no."}
-    return answered.get(word, "it cannot be told.")
+    return answered.get(words[0], "it cannot be told.")
 
 
 TAUGHT = ("entropy", "distinct_answers", "frac_mixed", "pass_rate")
@@ -363,34 +362,6 @@ def _worth(verdicts: Mapping[float, tuple[str, Interval | None]]) -> str:
         is_of_seeds = interval is not None and interval.seeds > 1
         highest.append(interval.high if is_of_seeds else math.inf)
     return "no." if 100 * max(highest) < LEVEL else "it cannot be told."
-
-
-def _accuracies(row: Row) -> Mapping[int, Any]:
-    return dict(zip(row.seeds, row.accuracies, strict=True))
-
-
-def _gains(row: Row) -> Mapping[int, Any]:
-    gains = {}
-    for policy in row.policies:
-        if policy.gain is not None:
-            gains[policy.run.seed] = policy.gain
-    return gains
-
-
-def _apart(
-    row: Row, last: Row, of: Callable[[Row], Mapping[int, Any]], level: float
-) -> Interval | None:
-    """Subtract the last row's from a row's, seed by seed and problem by problem."""
-    import numpy as np
-
-    from g2d_jax.study import frontier
-
-    own = of(row)
-    there = of(last)
-    apart = [own[seed] - there[seed] for seed in own if seed in there]
-    if not apart:
-        return None
-    return frontier.mean_interval(np.stack(apart), level=level, limits=(-1, 1))
 
 
 def _line(row: Row, more: Sequence[str]) -> str:

@@ -145,9 +145,13 @@ def policies(seeds_and_costs, accuracies):
         SimpleNamespace(run=SimpleNamespace(seed=seed), costs={"flops": cost})
         for seed, cost in seeds_and_costs.items()
     ]
-    seeds = list(seeds_and_costs)
+    accuracies = np.array(accuracies)
     return SimpleNamespace(
-        policies=policies, seeds=seeds, accuracies=np.array(accuracies), ids=["a", "b"]
+        policies=policies,
+        seeds=list(seeds_and_costs),
+        accuracies=accuracies,
+        by_seed=dict(zip(seeds_and_costs, accuracies, strict=True)),
+        ids=["a", "b"],
     )
 
 

@@ -46,11 +46,16 @@ def compare(before: Row, after: Row) -> Difference:
 def difference(row: Row, other: Row) -> frontier.Interval | None:
     """Subtract another row's accuracy, paired by seed and problem; None without a seed or the
     problems in common."""
-    if row.ids != other.ids:
-        return None
-    there = dict(zip(other.seeds, other.accuracies, strict=True))
-    own = zip(row.seeds, row.accuracies, strict=True)
-    return mean_change([values - there[seed] for seed, values in own if seed in there])
+    return apart(row.by_seed, other.by_seed) if row.ids == other.ids else None
+
+
+def apart(
+    own: Mapping[int, Array], other: Mapping[int, Array], level: float = 0.95
+) -> frontier.Interval | None:
+    """Subtract values on the same problems, seed -> [N], of the seeds that both have; None without
+    one."""
+    common = [seed for seed in own if seed in other]
+    return mean_change({seed: own[seed] - other[seed] for seed in common}, level)
 
 
 @functools.lru_cache(maxsize=1024)  # page and CSV have the same ones
@@ -63,7 +68,7 @@ def advantage(row: Row, baseline: Group, measure: str = "flops") -> frontier.Int
     over = over_baseline(row, baseline.rows, measure)
     if is_out_of_range(over):
         return None
-    return mean_change([*over.values()])
+    return mean_change(over)
 
 
 def over_baseline(

@@ -65,6 +65,24 @@ class Row:
         """Each problem's mean accuracy [seeds, N], NaN without a scored answer."""
         return np.stack(list(map(stats.row_means, self.correct)))
 
+    @cached_property
+    def by_seed(self) -> dict[int, Array]:
+        """Seed -> its `accuracies` [N]."""
+        return dict(zip(self.seeds, self.accuracies, strict=True))
+
+    @cached_property
+    def gains(self) -> dict[int, Array]:
+        """Seed -> the accuracy that its last training added on each problem [N]; without those of
+        which that is not known."""
+        gains: dict[int, Array] = {}
+        if self.split != "test":  # `Policy.gain` is of test problems
+            return gains
+        for policy in self.policies:
+            gain = policy.gain
+            if gain is not None and len(gain) == len(self.ids):
+                gains[policy.run.seed] = gain
+        return gains
+
     def pass_at(self, k: int) -> float:
         """Average pass@k over seeds."""
         return float(np.mean([stats.pass_at(correct, k) for correct in self.correct]))
@@ -103,16 +121,8 @@ class Row:
 
     @cached_property
     def gain(self) -> frontier.Interval | None:
-        """The accuracy that the last training added, paired by seed and problem; None if that is
-        not known."""
-        if self.split != "test":  # `Policy.gain` is of test problems
-            return None
-        gains = []
-        for policy in self.policies:
-            gain = policy.gain
-            if gain is not None and len(gain) == len(self.ids):
-                gains.append(gain)
-        return mean_change(gains)
+        """The mean of `gains`; None if none is known."""
+        return mean_change(self.gains)
 
     @cached_property
     def costs(self) -> dict[str, float]:
@@ -189,10 +199,11 @@ class Group:
         return folders
 
 
-def mean_change(changes: Sequence[Array]) -> frontier.Interval | None:
-    """Average the differences in accuracy of seeds, each [N], with their interval; None without a
-    seed."""
-    return frontier.mean_interval(np.stack(changes), limits=(-1, 1)) if changes else None
+def mean_change(changes: Mapping[int, Array], level: float = 0.95) -> frontier.Interval | None:
+    """Average differences in accuracy, seed -> [N], with their interval; None without a seed."""
+    if not changes:
+        return None
+    return frontier.mean_interval(np.stack([*changes.values()]), level=level, limits=(-1, 1))
 
 
 def rows_of(groups: Iterable[Group]) -> list[Row]:

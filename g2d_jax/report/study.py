@@ -384,7 +384,7 @@ def _against(row: Row, baseline: Group, measure: str) -> str:
     over = paired.over_baseline(row, baseline.rows, measure)
     if paired.is_out_of_range(over):
         return OUT_OF_RANGE
-    return fmt.interval(mean_change([*over.values()]), "+", len(row.seeds))
+    return fmt.interval(mean_change(over), "+", len(row.seeds))
 
 
 def frontier_chart(study: Study, measure: str) -> Chart | None:
