@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from g2d_jax.report import format as fmt
 from g2d_jax.report import paired_differences as paired
 from g2d_jax.report.format import number, policy_name
-from g2d_jax.report.rows import Row, Study, policies_of, rows_of
+from g2d_jax.report.rows import Row, Study, policies_of, rows_of, start_of
 from g2d_jax.report.tables import (
     Manifest,
     Step,
@@ -127,7 +127,7 @@ def study_headline(study: Study) -> str:
     """
     if not study.policies:
         return f"No point of this study is finished and tested yet. To go on: {command(study)}"
-    arms = paired.spectrum(study)
+    arms = study.spectrum
     if arms and not study.offline:
         return _span(arms)
     answers = []
@@ -211,7 +211,7 @@ def _advice(study: Study, rows: Sequence[Row]) -> str:
 
 
 def _span(rows: Sequence[Row]) -> str:
-    start = paired.start_of(rows)
+    start = start_of(rows)
     updates = {f"{row.steps:g}" for row in rows}
     text = f"On {fmt.count(len(rows[0].ids))} test problems"
     if start:

@@ -9,10 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from g2d_jax.config.policy_name import own_stage
-from g2d_jax.report.policies import Array, Policy
-from g2d_jax.report.rows import Group, Row, Study, mean_change, policies_of, rows_of, seeds_of
-from g2d_jax.report.runs import ONLINE
+from g2d_jax.report.policies import Array
+from g2d_jax.report.rows import Group, Row, Study, mean_change, rows_of, seeds_of
 from g2d_jax.study import frontier, stats
 
 
@@ -77,27 +75,25 @@ def over_baseline(
     """Subtract what the baseline of each seed reaches for so many times the cost, on a straight
     line between two of its rows that follow each other: seed -> [N], NaN beyond them.
 
-    baseline: by steps. Left out are seeds of which the baseline has fewer than two rows, or of
-    which a cost is not known, and all of them where it was tested on other problems.
+    baseline: by steps. Left out are seeds of which the baseline has fewer than two rows, or two at
+    one cost, or of which a cost is not known, and all of them where it was tested on other
+    problems.
     """
     over: dict[int, Array] = {}
     if not baseline or baseline[0].ids != row.ids:
         return over
     for policy, values in zip(row.policies, row.accuracies, strict=True):
         seed = policy.run.seed
-        costs, reached = [], []
-        for other in baseline:
-            if seed in other.seeds:
-                place = other.seeds.index(seed)
-                costs.append(other.policies[place].costs[measure])
-                reached.append(other.accuracies[place])
         cost = times * policy.costs[measure]
-        if len(costs) < 2 or len(set(costs)) < len(costs) or not np.isfinite([*costs, cost]).all():
+        rows = [other for other in baseline if seed in other.by_seed]
+        costs = [other.policies[other.seeds.index(seed)].costs[measure] for other in rows]
+        if len(costs) < 2 or len(set(costs)) < len(costs):
             continue
-        there = frontier.interpolate(np.array(costs), np.stack(reached), cost)
-        if there is None:
-            there = np.full_like(values, np.nan)
-        over[seed] = values - there
+        if not np.isfinite([*costs, cost]).all():
+            continue
+        reached = np.stack([other.by_seed[seed] for other in rows])
+        there = frontier.interpolate(np.array(costs), reached, cost)
+        over[seed] = np.full_like(values, np.nan) if there is None else values - there
     return over
 
 
@@ -160,67 +156,6 @@ def reference(study: Study, row: Row) -> Row | None:
     if row.group.stops:
         return chosen(swept_rows(study))
     if not row.group.is_offline:
-        return next((other for other in spectrum(study) if sync_every(other.first) == 0), None)
+        return next((other for other in study.spectrum if other.first.sync_every == 0), None)
     place = (row.group.arm, row.k)
     return next(other for other in rows_of(study.offline) if (other.group.arm, other.k) == place)
-
-
-def sync_every(policy: Policy) -> int:
-    """Count the updates of online training between two synchronisations of the sampling policy; 0
-    is never."""
-    return int(policy.section.get("sync_every", 1))
-
-
-def loss_of(policy: Policy) -> str:
-    """Return the loss of online training, "" of any other policy."""
-    return str(policy.section.get("loss", "grpo")) if policy.kind == ONLINE else ""
-
-
-def spectrum(study: Study) -> list[Row]:
-    """List arms of online training from offline (s = ∞) to s = 1, other losses after the one with
-    the most s.
-
-    [] if all have the same s and loss: the study is about something else. The range is that of
-    "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495).
-    """
-    arms = [row for row in study.rows if row.first.kind == ONLINE]
-    spans: dict[str, set[float]] = {}
-    for row in arms:
-        spans.setdefault(loss_of(row.first), set()).add(_interval(row))
-    if sum(map(len, spans.values())) <= 1:
-        return []
-    losses = sorted(spans, key=lambda loss: (-len(spans[loss]), -max(spans[loss])))
-    return sorted(arms, key=lambda row: (losses.index(loss_of(row.first)), -_interval(row)))
-
-
-def _interval(row: Row) -> float:
-    return sync_every(row.first) or math.inf
-
-
-def start_of(rows: Sequence[Row]) -> Row | None:
-    """Return the policy that all rows were trained from, where it is one for each seed and was
-    evaluated on test."""
-    starts: dict[int, Policy] = {}
-    for policy in policies_of(rows):
-        start = policy.parent
-        if start is None or _made(start) != _made(starts.setdefault(policy.run.seed, start)):
-            return None
-    if len({start.name for start in starts.values()}) > 1:
-        return None
-    policies, answers = [], []
-    for start in starts.values():
-        own = start.answers("test")
-        if own is not None and list(own.index) == rows[0].ids:
-            policies.append(start)
-            answers.append(own)
-    if not policies:
-        return None
-    name = policies[0].name
-    return Group(name).add(name, policies, answers)
-
-
-def _made(policy: Policy) -> tuple[str, str]:
-    """Tell a policy from those of other runs: its name, and the folder of its stage, "" if it has
-    none."""
-    stage = policy.run.stages.get(own_stage(policy.name))
-    return policy.name, str(stage.folder if stage else "")

@@ -83,6 +83,17 @@ class Policy:
         return Policy(self.run, self._trained[1])
 
     @property
+    def loss(self) -> str:
+        """The loss of the online training that made it, "" of any other policy."""
+        return str(self.section.get("loss", "grpo")) if self.kind == ONLINE else ""
+
+    @property
+    def sync_every(self) -> int:
+        """The updates of that training between two synchronisations of the policy that samples; 0
+        is never."""
+        return int(self.section.get("sync_every", 1))
+
+    @property
     def external_start(self) -> str:
         """The policy of elsewhere ("run:…", "hf:…") that all began with, "" for none."""
         start = self.chain[-1]

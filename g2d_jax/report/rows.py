@@ -18,7 +18,7 @@ from etils import epath
 from g2d_jax.config.policy_name import own_stage
 from g2d_jax.report.format import number
 from g2d_jax.report.policies import Array, Policy
-from g2d_jax.report.runs import OFFLINE, Run, Stage
+from g2d_jax.report.runs import OFFLINE, ONLINE, Run, Stage
 from g2d_jax.study import frontier, stats
 from g2d_jax.study.pricing import Rates
 
@@ -221,6 +221,35 @@ def seeds_of(rows: Iterable[Row]) -> set[int]:
     return set(itertools.chain.from_iterable(row.seeds for row in rows))
 
 
+def start_of(rows: Sequence[Row]) -> Row | None:
+    """Return the policy that all rows were trained from, where it is one for each seed and was
+    evaluated on test."""
+    starts: dict[int, Policy] = {}
+    for policy in policies_of(rows):
+        start = policy.parent
+        if start is None or _made(start) != _made(starts.setdefault(policy.run.seed, start)):
+            return None
+    if len({start.name for start in starts.values()}) > 1:
+        return None
+    policies, answers = [], []
+    for start in starts.values():
+        own = start.answers("test")
+        if own is not None and list(own.index) == rows[0].ids:
+            policies.append(start)
+            answers.append(own)
+    if not policies:
+        return None
+    name = policies[0].name
+    return Group(name).add(name, policies, answers)
+
+
+def _made(policy: Policy) -> tuple[str, str]:
+    """Tell a policy from those of other runs: its name, and the folder of its stage, "" if it has
+    none."""
+    stage = policy.run.stages.get(own_stage(policy.name))
+    return policy.name, str(stage.folder if stage else "")
+
+
 @dataclass(frozen=True, eq=False)
 class Side:
     """A run that is compared with others. mark: A, B, … label: its folder's name, or its path where
@@ -318,3 +347,24 @@ class Study:
     def swept(self) -> list[Group]:
         """The groups that end with offline training at several K."""
         return [group for group in self.offline if len(group.rows) > 1]
+
+    @property
+    def spectrum(self) -> list[Row]:
+        """The arms of online training from offline (s = ∞) to s = 1, other losses after the one
+        with the most s.
+
+        [] if all have the same s and loss: the study is about something else. The range is that of
+        "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495).
+        """
+        arms = [row for row in self.rows if row.first.kind == ONLINE]
+        spans: dict[str, set[float]] = {}
+        for row in arms:
+            spans.setdefault(row.first.loss, set()).add(row.first.sync_every or math.inf)
+        if sum(map(len, spans.values())) <= 1:
+            return []
+        losses = sorted(spans, key=lambda loss: (-len(spans[loss]), -max(spans[loss])))
+
+        def place(row: Row) -> tuple[int, float]:
+            return losses.index(row.first.loss), -(row.first.sync_every or math.inf)
+
+        return sorted(arms, key=place)

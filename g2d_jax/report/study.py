@@ -21,7 +21,7 @@ from g2d_jax.report.headlines import study_headline as headline
 from g2d_jax.report.page import Code, Fold, Note, Part, Report, write
 from g2d_jax.report.policies import Policy
 from g2d_jax.report.read import UNFINISHED, UNTESTED, read_study
-from g2d_jax.report.rows import Group, Row, Study, mean_change, rows_of, seeds_of
+from g2d_jax.report.rows import Group, Row, Study, mean_change, rows_of, seeds_of, start_of
 from g2d_jax.report.run import MEANINGS, MEASURES
 from g2d_jax.report.runs import COLLECT, OFFLINE, ONLINE
 from g2d_jax.report.tables import COSTS, Figures, Table, cost_cells, leaves, table
@@ -115,7 +115,7 @@ def write_study(
 
 def report(study: Study) -> Report:
     """Put together all that a study shows."""
-    accuracies = accuracy_chart("Test accuracy, % (bars: 95 %)", paired.spectrum(study))
+    accuracies = accuracy_chart("Test accuracy, % (bars: 95 %)", study.spectrum)
     answer = verdict(study)
     first, *others = FRONTIERS
     more: list[Part | None] = [frontier_chart(study, measure) for measure in others]
@@ -198,7 +198,7 @@ def caution(study: Study) -> str:
         "test, paired by seed and "
         "problem. Costs leave out supervised fine-tuning, which is the same for all.",
     ]
-    if paired.spectrum(study):
+    if study.spectrum:
         texts.append(
             "s: updates between two synchronisations of the sampling policy with the trained one; "
             "1 is online, ∞ (never) is offline."
@@ -259,8 +259,8 @@ def row_cells(rows: Sequence[Row]) -> list[dict[str, str]]:
 def results(study: Study) -> Table:
     """Show every row of the study: offline training after K online steps first, then online
     training alone."""
-    arms = paired.spectrum(study)
-    start = paired.start_of(arms)
+    arms = study.spectrum
+    start = start_of(arms)
     rows = [start] if start else []
     rows += rows_of(study.offline)
     rows += arms or rows_of(study.baselines)
@@ -286,10 +286,10 @@ def results(study: Study) -> Table:
             "FLOPs": fmt.quantity(row.costs["flops"]),
         }
         if arms and row.first.kind == ONLINE:
-            line["s"] = str(paired.sync_every(row.first) or "∞")
+            line["s"] = str(row.first.sync_every or "∞")
             if row.first.manifest.get("generation", {}).get("ahead"):
                 line["s"] += ", ahead"  # up to twice as old
-            line["loss"] = paired.loss_of(row.first)
+            line["loss"] = row.first.loss
         if other is not None and other is not row:
             apart = paired.difference(row, other)
             line[over] = fmt.interval(apart, "+", len(row.seeds))

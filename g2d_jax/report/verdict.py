@@ -218,7 +218,7 @@ def study_verdict(study: Study) -> str:
     for row in rows_of(study.offline):
         if not row.group.stops:
             by_k.setdefault(row.steps, []).append(row)
-    if best is None or len(grpo) < 2 or len(by_k) < 2 or paired.spectrum(study):
+    if best is None or len(grpo) < 2 or len(by_k) < 2 or study.spectrum:
         return ""
     settings = []
     for choice in map(paired.chosen, by_k.values()):
@@ -244,7 +244,7 @@ def study_verdict(study: Study) -> str:
         where += (
             f" and at {len(settings)} of {len(by_k)} K, those with all seeds and evaluated on dev,"
         )
-    losses = {paired.loss_of(row.first) for row in grpo} - {""}
+    losses = {row.first.loss for row in grpo} - {""}
     online = "GRPO" if losses <= {"grpo"} else "online training"
     grpo_name = f"the best {online} ({_reached(best)}, {prices.written(best)})"
     enough = prices.cheapest_near(cheaper)

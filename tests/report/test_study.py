@@ -14,6 +14,7 @@ from reports import Page, evaluation
 from g2d_jax.report import paired_differences as paired
 from g2d_jax.report.page import html, text
 from g2d_jax.report.read import read_study, studies
+from g2d_jax.report.rows import start_of
 from g2d_jax.report.study import (
     caution,
     headline,
@@ -696,7 +697,7 @@ def test_arms_that_miss_seeds_or_begin_with_different_policies(tmp_path):
     assert found["s1"]["gain"].endswith("(1 of 2 seeds)")
     for i, sync_every in enumerate((10, 1)):
         fake.arm(f"other{sync_every}", i, online("dpo", sync_every), [1, 1, 0, 0], sft=f"own{i}")
-    assert paired.start_of(paired.spectrum(fake.study())) is None  # two cold policies
+    assert start_of(fake.study().spectrum) is None  # two cold policies
 
 
 def test_values_of_one_arm_are_arms_and_other_studies_are_no_spectrum(tmp_path):
@@ -704,7 +705,7 @@ def test_values_of_one_arm_are_arms_and_other_studies_are_no_spectrum(tmp_path):
     for sync_every in (1, 0, 10):
         values = {"stages.train.sync_every": str(sync_every)}
         fake.arm("range", 0, online("dpo", sync_every), [1, 1, 0, 0], values=values)
-    names = [row.name for row in paired.spectrum(fake.study())]
+    names = [row.name for row in fake.study().spectrum]
     assert names == ["range, sync every 0", "range, sync every 10", "range, sync every 1"]
     for rate, stage in (
         ("0.1", {}),
@@ -713,7 +714,7 @@ def test_values_of_one_arm_are_arms_and_other_studies_are_no_spectrum(tmp_path):
         other.arm(
             "grpo", 0, stage, [1, 1, 0, 0], values={"stages.train.optimizer.learning_rate": rate}
         )
-    assert paired.spectrum(other.study()) == [] and "s" not in results(other.study()).columns
+    assert other.study().spectrum == [] and "s" not in results(other.study()).columns
 
 
 def test_points_of_one_setting_were_tested_on_the_same_problems(tmp_path):
