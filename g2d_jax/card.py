@@ -50,9 +50,9 @@ HERE = "path/to/this"
 """Where a card says that its own files lie."""
 
 
-def card(session: Session, policy: str, *, adapters: bool = False, published: bool = False) -> str:
+def card(session: Session, policy: str, *, adapters: bool = False, note: str = "") -> str:
     """Write a policy's README.md from the run's settings and its finished stages' manifests.
-    adapters: of PEFT; published: their base is named by the last part of its path."""
+    adapters: of PEFT; note: on their base, as `base_named` gives it."""
     config = session.config
     manifests = _finished(session, own_stage(policy))
     parts = [
@@ -64,49 +64,39 @@ def card(session: Session, policy: str, *, adapters: bool = False, published: bo
         _quantised(config, adapters),
         _data(_published(config)),
         *map(partial(_results, manifests=manifests), _evaluations(manifests)),
-        *(notes_on_base(session, policy, published) if adapters else ()),
+        note and f"{note}\n",
         _use(session, adapters=adapters),
         *_origins(session, "the base model and of the data"),
     ]
     return "\n".join(filter(None, parts))
 
 
-def base_named(session: Session, policy: str, *, published: bool) -> str | None:
-    """Return what PEFT loads the base of a policy's adapters by; None where it would load none, or
-    one beside which they do nothing. published: of a path the last part."""
-    base = base_path(session, policy)
-    if not base or gguf_file.is_gguf(base):
-        return None
-    if hf.has_images(hf.resolve(base, revision=base_revision(session, policy))):
-        return None
-    if published:
-        return places.last_part(base)
-    return base
+def base_named(session: Session, policy: str, *, published: bool) -> tuple[str | None, str]:
+    """Return what PEFT loads the base of a policy's adapters by, and what whoever loads them has to
+    know of it.
 
-
-def notes_on_base(session: Session, policy: str, published: bool) -> list[str]:
-    """Say what whoever loads a policy's adapters has to know of their base: nothing, or a
-    sentence. Raises ValueError for a base that is gone."""
+    The first is None where PEFT would load none, or one beside which they do nothing; the second a
+    sentence, or "". published: of a path the last part. Raises ValueError for a base that is gone.
+    """
     base = base_path(session, policy)
-    named = base_named(session, policy, published=published)
     shown = places.last_part(base)
     instead = "export it with --policy init, and load the adapters beside that folder"
     if not base:
-        return [f"These adapters' base is the run's own random model: {instead}.\n"]
+        return None, f"These adapters' base is the run's own random model: {instead}."
     if gguf_file.is_gguf(base):
-        return [f"These adapters' base is {shown}, which PEFT does not load: {instead}.\n"]
-    if named is None:
-        return [
+        return None, f"These adapters' base is {shown}, which PEFT does not load: {instead}."
+    if hf.has_images(hf.resolve(base, revision=base_revision(session, policy))):
+        return None, (
             f"These adapters are of the language model of {shown}, which has images too; beside the "
             f"whole model PEFT finds none of their layers, and they do nothing: {instead}. "
-            "adapter_config.json names no base.\n"
-        ]
-    if named != base:
-        return [
+            "adapter_config.json names no base."
+        )
+    if published and shown != base:
+        return shown, (
             f"adapter_config.json names these adapters' base by the last part of its path, "
-            f"{named}: load that model yourself, and the adapters beside it with PeftModel.\n"
-        ]
-    return []
+            f"{shown}: load that model yourself, and the adapters beside it with PeftModel."
+        )
+    return base, ""
 
 
 def dataset_card(session: Session, name: str, repository: str) -> str:

@@ -19,7 +19,7 @@ from rich.text import Text
 from g2d_jax import config as settings
 from g2d_jax import contents, run_stages
 from g2d_jax.accounting import TRAINING, behind
-from g2d_jax.card import WRITTEN_BY, base_named, card, notes_on_base
+from g2d_jax.card import WRITTEN_BY, base_named, card
 from g2d_jax.config import (
     BestCheckpoint,
     Config,
@@ -469,11 +469,13 @@ def _export(
         raise ValueError("the run has no adapters (lora.rank is 0): export without --adapters")
     processes.on_leader(lambda: kept_inputs.verify(session, policy))
     params = load_policy(session, policy)
-    text = processes.on_leader(lambda: _write_texts(session, policy, folder, adapters, published))
+    base, note = None, ""
     if adapters:
-        base = processes.on_leader(lambda: base_named(session, policy, published=published))
-        for note in processes.on_leader(lambda: notes_on_base(session, policy, published)):
-            session.tracker.say(note.strip())
+        base, note = processes.on_leader(lambda: base_named(session, policy, published=published))
+    text = processes.on_leader(lambda: _write_texts(session, policy, folder, adapters, note))
+    if adapters:
+        if note:
+            session.tracker.say(note)
         session.tracker.say(
             f"responses of this policy end at {session.tokenizer.ends()}, which a server beside "
             "the base has to be told: see the model card"
@@ -486,10 +488,10 @@ def _export(
 
 
 def _write_texts(
-    session: Session, policy: str, folder: epath.Path, adapters: bool, published: bool
+    session: Session, policy: str, folder: epath.Path, adapters: bool, note: str
 ) -> str:
     """Write the model card and the tokenizer; return the card."""
-    text = card(session, policy, adapters=adapters, published=published)
+    text = card(session, policy, adapters=adapters, note=note)
     storage.write_bytes(folder / "README.md", text.encode())  # first: it says whose folder this is
     session.tokenizer.save(folder)
     for sentence in session.tokenizer.template.differences():
