@@ -75,8 +75,6 @@ def load(
     *,
     mesh: Mesh | None = None,
     dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
-    lora: Lora | None = None,
-    quantised: str = "",
     config: ModelConfig | None = None,
 ) -> Decoder:
     """Load a model folder, local or on an object store (see resolve), as a stacked Decoder with
@@ -86,14 +84,13 @@ def load(
     default device. Of several processes, which must call it together, each reads its share of the
     rows of every tensor, one range of the file, and the devices exchange what they need; see
     `_reading`. All headers are checked before anything is read or made on a device: a missing,
-    unexpected, misshapen or truncated tensor raises ValueError by name. lora: what stands beside
-    these adapters instead, as `lora.frozen` gives it. quantised: the kind of codes that the linear
-    layers are held as, a parameter being encoded as soon as it is on the devices; no more than one
-    of them is there as it was. config: the shape to load it in, with adapters and codes, in place of
-    what config.json, lora and quantised say.
+    unexpected, misshapen or truncated tensor raises ValueError by name. config: in place of what
+    config.json says. With adapters in it, what stands beside them is loaded, as `lora.frozen` gives
+    it; for codes, a parameter is encoded as soon as it is on the devices: no more than one of them
+    is there as it was.
     """
     if config is None:
-        config = dataclasses.replace(read_config(folder), lora=lora, quantise=quantised)
+        config = read_config(folder)
     headers = find_weights(epath.Path(folder), config.base)
     if config.tie_word_embeddings and "lm_head.weight" in headers:
         _check_tied(headers)

@@ -197,12 +197,12 @@ def test_a_folder_gives_the_same_codes_on_every_mesh(
 ) -> None:
     """On four devices one has 48 of the 96 inputs, no whole number of tiles."""
     needs_qwix()
-    folder, adapters = hf.save(base, tmp_path / "model", dtype="bfloat16"), of(kind).lora
+    folder = hf.save(base, tmp_path / "model", dtype="bfloat16")
     one, four = (
         meshes.make_mesh(1, *sizes, devices=jax.devices()[: sizes[0] ** 2])
         for sizes in ((1, 1), (2, 2))
     )
-    load = partial(hf.load, folder, dtype=jnp.dtype(jnp.bfloat16), lora=adapters, quantised=kind)
+    load = partial(hf.load, folder, dtype=jnp.dtype(jnp.bfloat16), config=of(kind))
     alone, spread = (load(mesh=mesh) for mesh in (one, four))
     where = decoder.shardings(of(kind), four)
     for name in LINEAR.values():

@@ -2,6 +2,7 @@
 with arguments."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -189,7 +190,8 @@ def loads(folder: str, output: str) -> None:
                 source / "model.safetensors"
             ).stat().st_size
             hf.save(loaded, Path(output) / f"{model}-{name}")
-            codes = hf.load(source, mesh=mesh, lora=Lora(2, 4.0), quantised="int8")
+            config = dataclasses.replace(loaded.config, lora=Lora(2, 4.0), quantise="int8")
+            codes = hf.load(source, mesh=mesh, config=config)
             equal = jax.jit(lambda *two: jax.tree.map(lambda a, b: (a == b).all(), *two))
             same.append(bool(jax.tree.all(equal(codes, lora.frozen(loaded, codes.config)))))
     processes.gather("saved")  # the leader writes
