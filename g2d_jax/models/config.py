@@ -230,6 +230,9 @@ FAMILIES = {
     ),
 }
 
+STATED = set[str]().union(*(family.stated for family in FAMILIES.values())) - {"layer_types"}
+"""Fields of ModelConfig that only some families have; layer_types others have for windows."""
+
 SLIDING, FULL, RECURRENT = "sliding_attention", "full_attention", "linear_attention"
 """The types of layers, as Hugging Face calls them."""
 
@@ -316,6 +319,15 @@ def recurrent_types(interval: int, layers: int) -> tuple[str, ...]:
     """Return ModelConfig.layer_types of a model in which all but every so-many-th layer are
     recurrent."""
     return tuple(FULL if number % interval == 0 else RECURRENT for number in range(1, layers + 1))
+
+
+def check_layer_types(kinds: Any, layers: int, other: str) -> None:
+    """Raise ValueError unless kinds are a list of so many, each FULL or the other type."""
+    is_list = isinstance(kinds, list | tuple)
+    if not is_list or len(kinds) != layers or any(kind not in (other, FULL) for kind in kinds):
+        raise ValueError(
+            f"layer_types must be {layers} times {other} or {FULL}, got {kinds!r:.200}"
+        )
 
 
 LINEAR = {f"{name}_proj": name for name in ("q", "k", "v", "o", "gate", "up", "down")}
@@ -544,23 +556,27 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise ValueError(f"family is one of {', '.join(FAMILIES)}, got {self.family!r}")
-        for name in (
-            "attention_bias",
-            "attention_out_bias",
-            "no_rope_layers",
-            "rope_local_base_freq",
-            "query_pre_attn_scalar",
-            "attention_multiplier",
-            *SCALARS,
-            "partial_rotary_factor",
-            *RECURRENT_SIZES,
-            *EXPERT_SIZES,
-            "norm_topk_prob",
-        ):
-            inert = 1 if name in (*SCALARS, "partial_rotary_factor") else None
-            value = getattr(self, name)
-            if value and value != inert and name not in self.traits.stated:
-                raise ValueError(f"{name}: the family {self.family} has none")
+        self._check_stated()
+        self._check_sizes()
+        self._fill_in()
+        self._check_layers()
+        if self.traits.recurrent:
+            self._check_recurrent()
+        if self.traits.experts:
+            self._check_experts()
+        if self.lora:
+            self._check_targets(self.lora)
+
+    def _check_stated(self) -> None:
+        """Refuse what the family does not have."""
+        foreign = STATED.difference(self.traits.stated)
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if each.name in foreign and value and value != each.default:
+                raise ValueError(f"{each.name}: the family {self.family} has none")
+
+    def _check_sizes(self) -> None:
+        """Refuse numbers out of range, and sizes that do not go together."""
         for name in (*SIZES, "num_key_value_heads", "head_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -592,39 +608,51 @@ class ModelConfig:
             for name in ("short_factor", "long_factor"):
                 if len(getattr(self.rope_scaling, name)) != self.rotary_dim // 2:
                     raise ValueError(f"{name} of longrope must have {self.rotary_dim // 2} numbers")
-        if (interval := self.traits.no_rope_layer_interval) and not self.no_rope_layers:
-            object.__setattr__(
-                self, "no_rope_layers", no_rope_layers(interval, self.num_hidden_layers)
-            )
-        if self.traits.sliding_rope and self.rope_local_base_freq is None:
-            theta = self.traits.rope_local_base_freq or self.rope_theta
-            object.__setattr__(self, "rope_local_base_freq", theta)
-        if self.traits.query_pre_attn_scalar:
-            object.__setattr__(
-                self, "query_pre_attn_scalar", self.query_pre_attn_scalar or self.head_dim
-            )
-        if self.traits.attention_multiplier and self.attention_multiplier is None:
-            object.__setattr__(self, "attention_multiplier", self.traits.attention_multiplier)
-        if self.traits.recurrent:
-            self._check_recurrent()
-        elif self.layer_types and not (self.traits.sliding and self.sliding_window):
+
+    def _fill_in(self) -> None:
+        """Put what the family has by default in place of what is left out: None, 0 or ()."""
+        traits = self.traits
+        layers = self.num_hidden_layers
+        usual: dict[str, Any] = {"attention_multiplier": traits.attention_multiplier}
+        if traits.no_rope_layer_interval:
+            usual["no_rope_layers"] = no_rope_layers(traits.no_rope_layer_interval, layers)
+        if traits.sliding_rope:
+            usual["rope_local_base_freq"] = traits.rope_local_base_freq or self.rope_theta
+        if traits.query_pre_attn_scalar:
+            usual["query_pre_attn_scalar"] = self.head_dim
+        if traits.recurrent:
+            usual |= {
+                "linear_num_key_heads": self.num_key_value_heads,
+                "linear_num_value_heads": self.num_attention_heads,
+                "linear_key_head_dim": self.head_dim,
+                "linear_value_head_dim": self.head_dim,
+                "linear_conv_kernel_dim": RECURRENT_SIZES["linear_conv_kernel_dim"],
+                "layer_types": recurrent_types(traits.full_attention_interval, layers),
+            }
+        if traits.experts:
+            usual |= {
+                "num_experts": 8,
+                "num_experts_per_tok": min(2, self.num_experts or 2),
+                "moe_intermediate_size": self.intermediate_size,
+            }
+        for name, value in usual.items():
+            object.__setattr__(self, name, getattr(self, name) or value)
+
+    def _check_layers(self) -> None:
+        """Refuse what is said layer by layer and does not fit them."""
+        traits = self.traits
+        layers = self.num_hidden_layers
+        if self.layer_types:
+            if not (traits.recurrent or (traits.sliding and self.sliding_window)):
+                raise ValueError(
+                    f"layer_types: the family {self.family} has none, or sliding_window is not set"
+                )
+            check_layer_types(self.layer_types, layers, RECURRENT if traits.recurrent else SLIDING)
+        if self.no_rope_layers and len(self.no_rope_layers) != layers:
             raise ValueError(
-                f"layer_types: the family {self.family} has none, or sliding_window is not set"
-            )
-        if self.layer_types and len(self.layer_types) != self.num_hidden_layers:
-            raise ValueError(
-                f"layer_types must be of {self.num_hidden_layers} layers, got "
-                f"{len(self.layer_types)}"
-            )
-        if self.no_rope_layers and len(self.no_rope_layers) != self.num_hidden_layers:
-            raise ValueError(
-                f"no_rope_layers must say 0 or 1 of each of {self.num_hidden_layers} layers, got "
+                f"no_rope_layers must say 0 or 1 of each of {layers} layers, got "
                 f"{self.no_rope_layers}"
             )
-        if self.traits.experts:
-            self._check_experts()
-        if self.lora:
-            self._check_targets(self.lora)
 
     def _check_targets(self, lora: Lora) -> None:
         """Put the linear layers that there are in place of "all of them", and check others."""
@@ -640,14 +668,8 @@ class ModelConfig:
             )
 
     def _check_experts(self) -> None:
-        """Fill in what a family with mixtures of experts has by default, and check it."""
-        usual = {
-            "num_experts": 8,
-            "num_experts_per_tok": min(2, self.num_experts or 2),
-            "moe_intermediate_size": self.intermediate_size,
-        }
-        for name, size in usual.items():
-            object.__setattr__(self, name, getattr(self, name) or size)
+        """Refuse what a mixture of experts cannot be."""
+        for name in EXPERT_SIZES:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.num_experts_per_tok > self.num_experts:
@@ -662,16 +684,8 @@ class ModelConfig:
             )
 
     def _check_recurrent(self) -> None:
-        """Fill in what a family with recurrent layers has by default, and check it."""
-        usual = {
-            "linear_num_key_heads": self.num_key_value_heads,
-            "linear_num_value_heads": self.num_attention_heads,
-            "linear_key_head_dim": self.head_dim,
-            "linear_value_head_dim": self.head_dim,
-            "linear_conv_kernel_dim": RECURRENT_SIZES["linear_conv_kernel_dim"],
-        }
-        for name, size in usual.items():
-            object.__setattr__(self, name, getattr(self, name) or size)
+        """Refuse what recurrent layers cannot be."""
+        for name in RECURRENT_SIZES:
             if getattr(self, name) < 1 + (name == "linear_conv_kernel_dim"):
                 raise ValueError(f"{name} is too small: {getattr(self, name)}")
         if self.linear_num_value_heads % self.linear_num_key_heads:
@@ -679,14 +693,8 @@ class ModelConfig:
                 f"linear_num_value_heads ({self.linear_num_value_heads}) must be a multiple of "
                 f"linear_num_key_heads ({self.linear_num_key_heads})"
             )
-        every = self.traits.full_attention_interval
-        if not self.layer_types:
-            kinds = recurrent_types(every, self.num_hidden_layers)
-            object.__setattr__(self, "layer_types", kinds)
         if FULL not in self.layer_types:
             raise ValueError(
                 f"num_hidden_layers is {self.num_hidden_layers}, and none of them has attention: each "
-                f"{every}th has, unless layer_types say otherwise"
+                f"{self.traits.full_attention_interval}th has, unless layer_types say otherwise"
             )
-        if not set(self.layer_types) <= {FULL, RECURRENT}:
-            raise ValueError(f"layer_types must be {FULL} or {RECURRENT}, got {self.layer_types}")

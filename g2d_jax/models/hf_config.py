@@ -30,6 +30,7 @@ from g2d_jax.models.config import (
     ModelConfig,
     RopeScaling,
     YarnRope,
+    check_layer_types,
     no_rope_layers,
     recurrent_types,
 )
@@ -255,11 +256,7 @@ def _recurrent(raw: Mapping[str, Any], family: Family, layers: int) -> tuple[str
     if kinds is None:
         every = family.full_attention_interval
         return recurrent_types(_field(raw, "full_attention_interval", int, every), layers)
-    if not _is_list_of(kinds, (RECURRENT, FULL)) or len(kinds) != layers:
-        raise ValueError(
-            f"config.json: layer_types must be {layers} times {RECURRENT} or {FULL}, got "
-            f"{kinds!r:.200}"
-        )
+    check_layer_types(kinds, layers, RECURRENT)
     return tuple(kinds)
 
 
@@ -311,11 +308,7 @@ def _sliding(
         usual[:full] = [FULL] * min(full, layers)
     if kinds is None:
         kinds = usual
-    if not _is_list_of(kinds, (SLIDING, FULL)) or len(kinds) != layers:
-        raise ValueError(
-            f"config.json: layer_types must be {layers} times {SLIDING} or {FULL}, got "
-            f"{kinds!r:.200}"
-        )
+    check_layer_types(kinds, layers, SLIDING)
     has_none = window is None or not family.sliding
     if (SLIDING in kinds and has_none) or (family.sliding == "all" and kinds != usual):
         raise ValueError(
@@ -375,13 +368,10 @@ def _no_rope_layers(raw: Mapping[str, Any], family: Family, layers: int) -> tupl
         return no_rope_layers(
             _field(raw, "no_rope_layer_interval", int, family.no_rope_layer_interval), layers
         )
-    if not _is_list_of(flags, (0, 1)) or len(flags) < layers:
+    is_list = isinstance(flags, list) and all(flag in (0, 1) for flag in flags)
+    if not is_list or len(flags) < layers:
         raise ValueError("config.json: no_rope_layers must be a list of 0 or 1 for each layer")
     return tuple(map(int, flags[:layers]))
-
-
-def _is_list_of(value: Any, members: tuple[Any, ...]) -> bool:
-    return isinstance(value, list) and all(entry in members for entry in value)
 
 
 def _rope(
