@@ -64,7 +64,8 @@ def _where_marked(rules: Sequence[Marked], text: str) -> str:
 
 _SPACES = rules(
     (r"[\s\x00-\x1f\x7f\ud800-\udfff\u200b-\u200f\ufeff]+", " "),
-    (r"(?<!\\)\\[()\[\]](?!\d*pt)", " "),  # math delimiters
+    (r"\\\\?\*?\s*\[\s*-?[\d.]{1,9}\s*(?:pt|em|ex|mm|cm|in)\s*\]", r"\\\\"),  # space between rows
+    (r"(?<!\\)\\[()\[\]]", " "),  # math delimiters
     (r"(?<!\\)\$", " "),
     (r"\*\*|`", ""),  # Markdown
     (r"\\(?:displaystyle|textstyle|limits)(?![A-Za-z])", ""),

@@ -29,6 +29,8 @@ from g2d_jax.rewards.verify import can_be_read, quick_verdict, reading
         (r"\left(1,\,2\right)", "(1, 2)"),
         (r"0.1\overline{6}", r"\frac{15}{90}"),
         ("0.333...", r"\frac{3}{9}"),
+        (r"1 \\[6pt] 2 \\ [-0.3em] 3 \\*[2 mm] 4", r"1 \\ 2 \\ 3 \\ 4"),
+        (r"\[ [6,7] \]", "[6,7]"),
         (r"$\boxed{{7}}$", "7"),
         ("**7**", "7"),
         (r"\{1,2\}", r"\{1,2\}"),
