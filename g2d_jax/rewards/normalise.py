@@ -116,7 +116,7 @@ _SPELLINGS = rules(
     (r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}"),
     (r"\\frac\s*([0-9A-Za-z])", r"\\frac{\1}"),
     (r"\\frac\s*(\{[^{}]*\})\s*([0-9A-Za-z])", r"\\frac\1{\2}"),
-    (r"(?<![\d.])\.(?=\d)", "0."),
+    (r"(?<![\d.])\.(?=\d|\\(?:overline|bar|dot)\s*\{?\s*\d)", "0."),
     (r" {2,}", " "),
 )
 # A number and its unit in one \text, where that is a whole value: the number comes before it. What
@@ -129,7 +129,8 @@ _MARKED_NUMBER = re.compile(
 _JOINED = re.compile(
     r",? ?\\text ?\{ ?(?:and|or) ?\} ?|(?P<words>\\text ?\{[^{}]*\})|,? (?:and|or) "
 )
-_DOTS = re.compile(r"\\[lc]?dots[bcimo]?(?![A-Za-z])|\.{3,}")
+_ELLIPSIS = r"(?:\\[lc]?dots[bcimo]?(?![A-Za-z])|\.{3,})"
+_DOTS = re.compile(_ELLIPSIS)
 _APOSTROPHE = re.compile(r"(?<=[a-z])'(?=[a-z])")
 _DOUBLE_BACKSLASH = re.compile(r"\\\\(?=[a-zA-Z])")
 _WORDS = re.compile(r"[A-Za-z\\{}]")
@@ -260,15 +261,18 @@ _WHOLE = marked(
         r"\(\s*\\begin\s*\{array\}\s*\{[clr| ]*\}((?s:.{1,500}?))\\end\s*\{array\}\s*\)",
         r"\\begin{pmatrix}\1\\end{pmatrix}",
     ),
-    # 0.333...: three equal digits before the dots say which one goes on
+    # 0.333..., 0.1232323...: digits three times before the dots say what goes on; where nothing
+    # stands before them several digits do so twice, as in 0.2727... (but not in 2.718281828...)
     (
         ".",
-        r"(?<![\d.])(\d{1,60})\.(\d{0,60}?)(\d)\3{2,60}\s*(?:\.\.\.|\\[lc]?dots(?![A-Za-z]))",
-        r"\1.\2\\overline{\3}",
+        rf"(?<![\d.])(\d{{1,60}})\.(?=\d{{3,}}\s*{_ELLIPSIS})"
+        rf"(?:(\d{{2,20}}?)\2{{1,30}}|(\d{{0,60}}?)(\d{{1,20}}?)\4{{2,60}})\s*{_ELLIPSIS}",
+        r"\1.\3\\overline{\2\4}",
     ),
     (
         ".",
-        r"(?<![\d.])(\d{1,60})\.(\d{0,60})\\(?:overline|bar|dot)\s*(?:\{\s*(\d{1,60})\s*\}|(\d))(?![\d\\])",
+        r"(?<![\d.])(\d{1,60})\.(\d{0,60})\\(?:overline|bar|dot)\s*(?:\{\s*(\d{1,60})\s*\}|(\d))"
+        rf"(?:\s*{_ELLIPSIS})?(?!\s*(?:\d|\\(?:overline|bar|dot)(?![A-Za-z])))",
         _repeating_fraction,
     ),
 )
