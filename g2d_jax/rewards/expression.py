@@ -29,7 +29,7 @@ _FAR = 0.1
 
 _NAMED = re.compile(rf"\A{NAME}\s*(?:=|\\in(?![A-Za-z]))")
 _THOUSANDS = re.compile(r"\d,\s*\d{3}(?!\d)")
-_SEPARATOR = re.compile(r"\\(?:begin|end)\s*\{[bpvBV]?matrix\}|\\\\|[;&]")
+_SEPARATOR = re.compile(r"\\(?:begin|end)\s*\{[bpB]?matrix\}|\\\\|[;&]")
 _UNREAD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2}|\d_|\d\s*!")  # words, numerals with a base
 _INNERMOST = rules(
     (r"([\^_])\s*\{([^{}]*)\}", r"\1(\2)"),
@@ -128,7 +128,9 @@ def values(cleaned: str) -> list[complex]:
     """
     if len(cleaned) > MAX_CHARS or _THOUSANDS.search(cleaned):
         return []
-    text = _NAMED.sub("", cleaned).removesuffix("^\\circ").rstrip()
+    text = _NAMED.sub("", cleaned).removesuffix("^\\circ").strip()
+    if text.rfind("\\begin") > 0:  # what stands before a matrix is no element of a list
+        return []
     try:
         found = evaluate(text.replace("\\pm", "+"))
         if "\\pm" in text:

@@ -35,6 +35,7 @@ def paired_up(gold: str, answer: str) -> Pair:
     expected, given = sets.as_sets(gold, answer)
     a = _as_list(expected or a)
     b = _as_list(given or b)
+    a, b = shapes.multiplied(a), shapes.multiplied(b)
     if a.startswith("(") or b.startswith("("):
         a, b = shapes.vector(a), shapes.vector(b)
     # A choice loses its letter before lists are read, and signs are written out before names come

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from g2d_jax.rewards import expression
 from g2d_jax.rewards.names import is_name
 from g2d_jax.rewards.normalise import without_text
 
@@ -30,6 +31,12 @@ _CASES = re.compile(
     re.DOTALL,
 )
 _MATRIX = re.compile(r"\\begin\{[pb]?matrix\}(.+)\\end\{[pb]?matrix\}", re.DOTALL)
+_MULTIPLE = re.compile(
+    r"([^=]{0,40}=|)\s*([^=&\s][^=&]{0,60}?)\s*(?:\\(?:cdot|times)\s*)?"
+    r"(\\begin\{([pbB]?matrix)\})(.+)(\\end\{\4\})",
+    re.DOTALL,
+)
+_BETWEEN = re.compile(r"(\\\\|&)")
 _CONDITION = re.compile(
     r"\\text\s*\{\s*,?\s*(?:if|when|for|where|otherwise|else)\s*,?\s*\}|(?<![A-Za-z])(?:if|when|for|otherwise|else)(?![A-Za-z])"
 )
@@ -122,6 +129,21 @@ def cases(cleaned: str) -> list[tuple[str, str]] | None:
         if value.strip():
             rows.append((value.strip(" ,"), condition.strip(" ,.")))
     return rows or None
+
+
+def multiplied(cleaned: str) -> str:
+    r"""Multiply the entries of a matrix by the number before it, `2\begin{pmatrix} 1 \\ 3 …`;
+    another text as it stands."""
+    found = "matrix" in cleaned and _MULTIPLE.fullmatch(cleaned)
+    if not found or "\\begin" in found[5]:
+        return cleaned
+    name, factor, begin, _, rows, end = found.groups()
+    is_sum = re.search("[-+]", factor[1:])
+    if is_sum or len(expression.values(factor)) != 1:
+        return cleaned
+    parts = _BETWEEN.split(rows)
+    parts[::2] = [part and rf" {factor} \cdot ({part}) " for part in map(str.strip, parts[::2])]
+    return f"{name}{begin}{''.join(parts)}{end}"
 
 
 def vector(cleaned: str) -> str:

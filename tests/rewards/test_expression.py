@@ -33,7 +33,8 @@ VALUES = [
 ]
 UNREAD = ["1/2x", r"50\%", "12,102", r"\sin x", "x<3", "52_8", "cents", "a:b", "2+", "x=y=2", "1 2", "", "9^{9999}",
           r"\frac{1}{0}", "1+" * 200 + "1", r"\sqrt", "3!", "|x|", "y = 2x = 3", "9^{9^{9}}", "ab.c", "f(x)(2,3)",
-          "lambda: 0", "__import__(0)"]  # fmt: skip
+          "lambda: 0", "__import__(0)", r"2\begin{pmatrix}3\\4\end{pmatrix}", r"\begin{vmatrix}3&4\\5&6\end{vmatrix}",
+          r"\begin{pmatrix}3\\4\end{pmatrix}+t\begin{pmatrix}3\\4\end{pmatrix}"]  # fmt: skip
 EQUAL = [
     (r"\frac{\sqrt{3}}{3}", r"\frac{1}{\sqrt{3}}"),
     ("2(x+1)", "2x+2"),
