@@ -42,8 +42,10 @@ from g2d_jax.rewards.quantity import NUMBER_WORDS
 
 _EMPTY_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{\s*\}")
 
+_CURRENCY = r"(?:\\?\$|[\u00a3\u20ac\u00a5\u20b9])"  # also of pounds, euros, yen, rupees
 _NUMBER = (
-    r"[-+\u2212]?\$?[-+\u2212]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:/\d+)?(?:\s?\\?%)?"
+    rf"[-+\u2212]?{_CURRENCY}?[-+\u2212]?(?:\d{{1,3}}(?:,\d{{3}})+|\d+)?"
+    r"(?:\.\d+|(?<=\d))(?:/\d+)?(?:\s?\\?%)?"
 )
 _FINAL_ANSWER = re.compile(
     r"final\s+answers?\*{0,2}(?:\s+(?:is|are)|\s*[:=])[\s:*=]{0,20}", re.IGNORECASE
@@ -232,7 +234,7 @@ def _last_answer_line(text: str) -> Found:
     below = text[end : end + _FINAL_WINDOW]
     separator = _SEPARATOR.match(below)
     is_list = separator and _FINAL_VALUE.match(below, separator.end())
-    if is_list or _goes_on(below, {form(clean(said))}):
+    if is_list or _goes_on(below, {_form(said)}):
         return _NOTHING
     return cue.start(), said
 
@@ -306,20 +308,25 @@ def _content(value: re.Match[str]) -> str:
     return value.group(value.lastgroup or 0)
 
 
+def _form(value: str) -> Fraction | str:
+    """Return what a value is compared by, in whatever currency it is."""
+    return form(re.sub(_CURRENCY, "", clean(value)))
+
+
 def _ambiguous(rest: str, values: Sequence[re.Match[str]]) -> bool:
     """Tell whether another value follows in the sentence, before it explains anything, or on the
     next line.
 
     The same value once more, as in "18 dollars ($18)", is no other.
     """
-    forms = {form(clean(content)) for content in map(_content, values)}
+    forms = set(map(_form, map(_content, values)))
     sentence = _SENTENCE_BREAK.split(rest, maxsplit=1)[0]
     said = _MEASURE.sub(" ", _EXPLANATION.split(sentence, maxsplit=1)[0])
     pattern = _OTHER_CHOICE if values[-1]["letter"] else _OTHER_VALUE  # "(A) 12" is one answer
     other = pattern.search(said)
     while other is not None:
         value = _FINAL_VALUE.match(said, other.start())
-        if value is None or form(clean(_content(value))) not in forms:
+        if value is None or _form(_content(value)) not in forms:
             return True
         other = pattern.search(said, value.end())
     return _goes_on(rest, forms)
@@ -332,4 +339,4 @@ def _goes_on(rest: str, forms: Collection[Fraction | str]) -> bool:
     value = line and _FINAL_VALUE.match(rest, line.end())
     if value is None or not _LINE_END.match(rest, value.end()):
         return False
-    return form(clean(_content(value))) not in forms
+    return _form(_content(value)) not in forms
