@@ -134,6 +134,7 @@ _DOTS = re.compile(_ELLIPSIS)
 _APOSTROPHE = re.compile(r"(?<=[a-z])'(?=[a-z])")
 _DOUBLE_BACKSLASH = re.compile(r"\\\\(?=[a-zA-Z])")
 _WORDS = re.compile(r"[A-Za-z\\{}]")
+_SIGN = re.compile(r"\\[$%]")
 TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 COMMAND = re.compile(r"\\[A-Za-z]+")
 TEXT_OR_COMMAND = re.compile(rf"\\text\s*\{{[^{{}}]*\}}|{COMMAND.pattern}")
@@ -299,7 +300,7 @@ def _trim(text: str) -> str:
             if not (text.startswith(opening) and text.endswith("}") and _wraps(text, len(opening))):
                 continue
             inside = text[len(opening) : -1]
-            if opening != "\\text{" or not _WORDS.search(inside):
+            if opening != "\\text{" or not _WORDS.search(_SIGN.sub("", inside)):
                 text = inside
         if text == before:
             break
