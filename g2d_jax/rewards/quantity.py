@@ -15,6 +15,7 @@ from fractions import Fraction
 from g2d_jax.rewards import measures
 from g2d_jax.rewards.expression import evaluate
 from g2d_jax.rewards.measures import POUND_STERLING
+from g2d_jax.rewards.normalise import without_text
 
 MAX_CHARS = 700
 """Longer numbers are left to the worker."""
@@ -44,7 +45,8 @@ _OF_DEGREES = re.compile(
     re.IGNORECASE,
 )
 _BASED = re.compile(
-    r"(-?)(?:\(|\\overline\s*\{)?([0-9A-Za-z]{1,200})[)}]?\s*_\s*\{?\s*(\d{1,2})\s*\}?"
+    r"(-?)(?:\(|\\overline\s*\{)?(?![a-z]\s*_)([0-9A-Za-z]{1,200})[)}]?\s*"
+    r"(?:_\s*\{?|\(?\s*(?:in\s+)?(?=base))\s*(?:base\s+)?(\d{1,2}|[a-z]+)\s*[})]?"
 )
 
 SCALES = {
@@ -78,6 +80,8 @@ _SIGNS = {
 }
 POWER_WORDS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cubed": "3"}
 NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve"
+_BASES = {name: base for base, name in enumerate(NUMBER_WORDS.split()) if base >= 2}
+_BASES |= {str(base): base for base in range(2, 37)}
 # Words after a number that change it, doubt it or add another, and words that are mathematics where
 # they stand bare.
 HEDGES = _words(
@@ -184,13 +188,13 @@ def same_quantity(gold: Quantity, answer: Quantity) -> bool:
 
 
 def based_number(cleaned: str) -> tuple[str, int] | None:
-    r"""Read the digits (sign kept, leading zeros dropped) and base of `1011_2` or `52_{8}`, or
-    None."""
-    match = _BASED.fullmatch(cleaned)
-    if match is None or not 2 <= int(match[3]) <= 36:
+    r"""Read the digits (sign kept, leading zeros dropped) and base of `1011_2`, `52_{\text{eight}}`
+    or `52 \text{ base } 8`, or None."""
+    match = _BASED.fullmatch(without_text(cleaned))
+    base = _BASES.get(match[3]) if match else None
+    if match is None or base is None:
         return None
     digits = match[2].upper().lstrip("0") or "0"
-    base = int(match[3])
     if int(max(digits), 36) >= base:
         return None
     return match[1] + digits, base

@@ -211,12 +211,16 @@ def _same_shape(gold: str, answer: str) -> bool | None:
 
 
 def _same_based(gold: str, answer: str) -> bool | None:
-    """Compare numerals with a base by value; digits without a base stand for the gold's base."""
+    """Compare numerals with a base by value, also with a gold that has none; digits without a base
+    stand for the gold's base."""
     a, b = based_number(gold), based_number(answer)
     if a and b:
         return int(*a) == int(*b)
     if a and answer.lstrip("-").isdigit():
         return a[0] == answer
+    number = b and parse_quantity(gold)
+    if b and number:
+        return int(*b) == number.value
     return None
 
 
