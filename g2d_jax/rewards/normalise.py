@@ -68,7 +68,11 @@ _SPACES = rules(
     (r"(?<!\\)\\[()\[\]]", " "),  # math delimiters
     (r"(?<!\\)\$", " "),
     (r"\*\*|`", ""),  # Markdown
-    (r"\\(?:displaystyle|textstyle|limits)(?![A-Za-z])", ""),
+    (r"\{\s*\\(rm|bf|it)(?![A-Za-z])", r"\\math\1{"),
+    (
+        r"\\(?:(?:display|text)style|limits|rm|bf|it|small|[lL]arge|LARGE|[hH]uge|underline)(?![A-Za-z])",
+        "",
+    ),
     (r"\\(?:left|right)\s*\.", ""),
     (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*", ""),
     # thousands: 1\,234, 1{,}234, 1,\!234
@@ -82,7 +86,7 @@ _SPACES = rules(
     (r"(?<!\\)\\(?:[,;:> ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~", " "),
     (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
     (r"\\(?:mathbf|boldsymbol|bm)\s*\{\s*([a-z])\s*\}", r"\1"),
-    (r"\\(?:mbox|text(?:bf|it|rm|normal|sf|tt)?|math(?:rm|bf|it|sf))(?![A-Za-z])\s*\{", r"\\text{"),
+    (r"\\(?:mbox|emph|text(?:bf|it|rm|normal|sf|tt)?|math(?:rm|bf|it|sf))(?![A-Za-z])\s*\{", r"\\text{"),
     (r"\\text\s*\{\s*\}", ""),
     # exponents of units: \text{cm^2}
     (r"(\\text ?\{[^{}^]*[A-Za-z]) ?\^ ?(?:\{ ?([23]) ?\}|([23])) ?\}", r"\1}^{\2\3}"),
@@ -91,6 +95,7 @@ _SPACES = rules(
 )
 _RARE = marked(
     ("phantom", r"\\[hv]?phantom(?![A-Za-z])\s*\{(?:[^{}]|\{[^{}]*\})*\}", ""),  # what nobody sees
+    ("color", r"\\(?:text)?color(?:box)?\s*\{[^{}]*\}", ""),
     ("space", r"\\[hv]space\*?\s*\{[^{}]*\}", " "),
     (r"\middle", r"\\middle(?![A-Za-z])\s*", ""),
     ("vert", r"\\[lr]?vert(?![A-Za-z])", "|"),

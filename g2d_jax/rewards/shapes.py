@@ -13,10 +13,11 @@ from g2d_jax.rewards.names import is_name
 from g2d_jax.rewards.normalise import without_text
 
 _CHOICE = re.compile(r"\(([A-J])\)\s*[.:]?\s*(.*)|([A-J])(?:[.:)]|\s*\\[);])\s*(.*)", re.DOTALL)
+_LABEL = re.compile(r"(?:choice|option|answer)\s*:?\s*(?=\(?[A-J](?![A-Za-z]))", re.IGNORECASE)
 _LETTER = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])")
 _NO_TEXT = re.compile(r"\s*(?:,|[\^(]|(?:or|and|is|isn't|not|no)\b)", re.IGNORECASE)
 _TIME = re.compile(
-    r"(\d{1,2})\s*:\s*([0-5]\d)\s*(?:([ap])\.?\s*m\.?|(noon|midnight))?", re.IGNORECASE
+    r"(\d{1,2})(?:\s*:\s*([0-5]\d))?\s*(?:([ap])\.?\s*m\.?|(noon|midnight))?", re.IGNORECASE
 )
 _MODULO = re.compile(
     r"(.+?)\s*\(?\s*(?:\\(?:pmod|bmod|mod|pod)(?![A-Za-z])|\\text\s*\{\s*mod\s*\}|mod(?![a-z]))\s*"
@@ -43,9 +44,11 @@ _CONDITION = re.compile(
 
 
 def choice(cleaned: str) -> tuple[str, str] | None:
-    r"""Read the letter and the text of `(D)\ 18`, `C. 12`, `\textbf{(D)}`; None for anything
-    else."""
+    r"""Read the letter and the text of `(D)\ 18`, `C. 12`, `\textbf{(D)}`, `\text{Option D}`; None
+    for anything else."""
     text = without_text(cleaned)
+    label = _LABEL.match(text)
+    text = text[label.end() :] if label else text
     if len(text) == 1 and "A" <= text <= "J":
         return text, ""
     found = _CHOICE.fullmatch(text)
@@ -59,13 +62,16 @@ def choice(cleaned: str) -> tuple[str, str] | None:
 
 
 def time_of_day(cleaned: str) -> tuple[int, bool] | None:
-    """Read minutes since midnight, and whether the half of the day is told."""
+    """Read minutes since midnight, and whether the half of the day is told, without which a time
+    has its minutes."""
     found = _TIME.fullmatch(without_text(cleaned).replace(" .", "."))
     if found is None:
         return None
     hours, minutes, half, named = found.groups("")
     half = half.lower() or {"noon": "p", "midnight": "a"}.get(named.lower(), "")
-    since = 60 * int(hours) + int(minutes)
+    if not (minutes or half):
+        return None
+    since = 60 * int(hours) + int(minutes or 0)
     if half:
         since = since % 720 + 720 * (half == "p")
     return since, bool(half)

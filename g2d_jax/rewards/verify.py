@@ -198,7 +198,7 @@ def _same_shape(gold: str, answer: str) -> bool | None:
     given = letters and shapes.choices(answer)
     if given:
         return letters == given
-    if ":" in gold and ":" in answer:
+    if ":" in gold or ":" in answer:
         a, b = shapes.time_of_day(gold), shapes.time_of_day(answer)
         # Without a half of the day on either side `3:15` may be a ratio; with one on one side alone
         # 3:15 is 15:15 too.
