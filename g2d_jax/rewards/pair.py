@@ -32,6 +32,7 @@ def paired_up(gold: str, answer: str) -> Pair:
     a, b = clean(gold), clean(answer)
     if a == b and not _differ_in_and(a, gold, answer):
         return a, b
+    a, b = sets.from_words(a, b), sets.from_words(b, a)
     expected, given = sets.as_sets(gold, answer)
     a = _as_list(expected or a)
     b = _as_list(given or b)

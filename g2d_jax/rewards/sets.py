@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from g2d_jax.rewards import expression, names
-from g2d_jax.rewards.normalise import COMMAND, clean
+from g2d_jax.rewards.normalise import COMMAND, clean, plain_text
 
 MAX_CHARS = 400
 MAX_INTEGERS = 100
@@ -58,6 +58,11 @@ _INFINITE = {r"\infty": math.inf, r"+\infty": math.inf, r"-\infty": -math.inf}
 _INTERVAL = re.compile(r"([(\[])([^,]+),([^,]+)([)\]])")
 _BELOW = r"-\infty", False
 _ABOVE = r"\infty", False
+_IN_WORDS = dict.fromkeys(
+    ["no solution", "no solutions", "no real solution", "no real solutions", "empty set"],
+    r"\emptyset",
+) | dict.fromkeys(["all real numbers", "all reals", "set of all real numbers"], r"\mathbb{R}")
+"""Sets by their names."""
 _Set: TypeAlias = tuple[str, bool, str]
 """The variable, whether a set-builder binds it, and the intervals."""
 _Bound: TypeAlias = tuple[str, bool]
@@ -110,6 +115,17 @@ def is_set(text: str) -> bool:
         return True
     is_bracketed = cleaned.startswith(("(", "[", r"\{")) and cleaned.endswith((")", "]", r"\}"))
     return is_bracketed and ("," in cleaned or cleaned.startswith(r"\{"))
+
+
+def from_words(text: str, other: str) -> str:
+    r"""Return a cleaned answer, `\text{no solution}` as `\emptyset` beside a set or its name in
+    words."""
+    written = _in_words(text)
+    return written if written and (_in_words(other) or is_set(other)) else text
+
+
+def _in_words(cleaned: str) -> str:
+    return _IN_WORDS.get((plain_text(cleaned) or "").removeprefix("the "), "")
 
 
 def member(text: str) -> tuple[str, str] | None:

@@ -26,9 +26,9 @@ _MODULO = re.compile(
 _RESIDUE = re.compile(r"\s*(-|\\pm(?![A-Za-z]))?\s*(\d{1,30})\s*")
 _LETTERS = re.compile(r"(?=[A-F,]*[A-F],?[A-F])A?,*B?,*C?,*D?,*E?,*F?")
 _CASES = re.compile(
-    r"(?P<before>.{0,100}?)(?:\\begin\{cases\}|\\\{\s*\\begin\{(?:array|aligned)\}(?:\s*\{[lcr| "
-    r"]*\})?)"
-    r"(?P<rows>.+)\\end\{(?:cases|array|aligned)\}",
+    r"(?P<before>.{0,100}?)(?:\\\{\s*\\begin\{array\}(?:\s*\{[lcr| ]*\})?"
+    r"|(?:\\\{\s*)?\\begin\{(?:cases|align(?:ed|\*)?)\})"
+    r"(?P<rows>.+)\\end\{(?:cases|array|align(?:ed|\*)?)\}",
     re.DOTALL,
 )
 _MATRIX = re.compile(r"\\begin\{[pb]?matrix\}(.+)\\end\{[pb]?matrix\}", re.DOTALL)
@@ -129,11 +129,11 @@ def cases(cleaned: str) -> list[tuple[str, str]] | None:
     rows = []
     for row in re.split(r"\\\\", found["rows"]):
         value, mark, condition = row.partition("&")
-        if not mark:
-            value, condition = _by_comma(row)
+        if not (mark and value.strip()) or condition.lstrip().startswith("="):  # of an alignment
+            value, condition = _by_comma(row.replace("&", " "))
         condition = _CONDITION.sub(" ", condition.replace("&", " "))
         if value.strip():
-            rows.append((value.strip(" ,"), condition.strip(" ,.")))
+            rows.append((value.strip(" ,."), condition.strip(" ,.")))
     return rows or None
 
 
