@@ -89,8 +89,18 @@ _SPACES = rules(
     (r"\\(?:mbox|emph|text(?:bf|it|rm|normal|sf|tt)?|math(?:rm|bf|it|sf))(?![A-Za-z])\s*\{", r"\\text{"),
     (r"\\text\s*\{\s*\}", ""),
     # exponents of units: \text{cm^2}
-    (r"(\\text ?\{[^{}^]*[A-Za-z]) ?\^ ?(?:\{ ?([23]) ?\}|([23])) ?\}", r"\1}^{\2\3}"),
-    (r"(\\text ?\{[^{}/]*)\} ?/ ?\\text ?\{", r"\1/"),  # units: km / h
+    (r"(\\text ?\{[^{}^]*[A-Za-z]) ?\^ ?(?:\{ ?([23]|-1) ?\}|([23])) ?\}", r"\1}^{\2\3}"),
+    # units: km / h, also as a fraction and with h^{-1}
+    (r"(\\text ?\{[^{}/]*)\} ?/ ?\\text ?\{", r"\1/"),
+    (
+        r"(?<=[\d}]) ?\\frac ?\{ ?(\\text ?\{[^{}/]*)\} ?\} ?\{ ?\\text ?\{"
+        r" ?((?:[sh]|[A-Za-z]{2}[^{}/]*)\}(?: ?\^ ?(?:\d|\{\d\}))?) ?\}",
+        r"\1/\2",
+    ),
+    (
+        r"(\\text ?\{ ?[A-Za-z]{1,5})(?:\} ?(?:\\cdot)? ?\\text ?\{ ?| )(s|h|min)\} ?\^ ?\{ ?-1 ?\}",
+        r"\1/\2}",
+    ),
     (r" {2,}", " "),  # from here on no rule can meet a long run of spaces
 )
 _RARE = marked(

@@ -11,7 +11,10 @@ from g2d_jax.rewards.quantity import HEDGES, POWER_WORDS, SCALES, unit_of
 
 _SAYING_MORE = HEDGES.union(SCALES)
 _WORD = re.compile(r"[a-z']+")
-_AT_END = re.compile(r"\s*\\text\s*\{([^{}0-9]*)\}\s*(?:\^\s*\{?\d\}?)?$")
+# Also "cm" behind a root or pi, where it is no product.
+_AT_END = re.compile(
+    r"(?:\s*\\text\s*\{([^{}0-9]*)\}|(?:(?<=\} )|(?<=\\pi ))[cm]m)\s*(?:\^\s*\{?\d\}?)?$"
+)
 
 
 def says_more(text: str) -> bool:
