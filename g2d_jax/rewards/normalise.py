@@ -86,21 +86,14 @@ _SPACES = rules(
     (r"(?<!\\)\\(?:[,;:> ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~", " "),
     (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
     (r"\\(?:mathbf|boldsymbol|bm)\s*\{\s*([a-z])\s*\}", r"\1"),
-    (r"\\(?:mbox|emph|text(?:bf|it|rm|normal|sf|tt)?|math(?:rm|bf|it|sf))(?![A-Za-z])\s*\{", r"\\text{"),
+    (
+        r"\\(?:mbox|emph|text(?:bf|it|rm|normal|sf|tt)?|math(?:rm|bf|it|sf))(?![A-Za-z])\s*\{",
+        r"\\text{",
+    ),
     (r"\\text\s*\{\s*\}", ""),
     # exponents of units: \text{cm^2}
     (r"(\\text ?\{[^{}^]*[A-Za-z]) ?\^ ?(?:\{ ?([23]|-1) ?\}|([23])) ?\}", r"\1}^{\2\3}"),
-    # units: km / h, also as a fraction and with h^{-1}
-    (r"(\\text ?\{[^{}/]*)\} ?/ ?\\text ?\{", r"\1/"),
-    (
-        r"(?<=[\d}]) ?\\frac ?\{ ?(\\text ?\{[^{}/]*)\} ?\} ?\{ ?\\text ?\{"
-        r" ?((?:[sh]|[A-Za-z]{2}[^{}/]*)\}(?: ?\^ ?(?:\d|\{\d\}))?) ?\}",
-        r"\1/\2",
-    ),
-    (
-        r"(\\text ?\{ ?[A-Za-z]{1,5})(?:\} ?(?:\\cdot)? ?\\text ?\{ ?| )(s|h|min)\} ?\^ ?\{ ?-1 ?\}",
-        r"\1/\2}",
-    ),
+    (r"(\\text ?\{[^{}/]*)\} ?/ ?\\text ?\{", r"\1/"),  # units: km / h
     (r" {2,}", " "),  # from here on no rule can meet a long run of spaces
 )
 _RARE = marked(
@@ -120,6 +113,18 @@ _RARE = marked(
     ("rangle", r"\\rangle(?![A-Za-z])", ")"),
     (r"\var", r"\\var(phi|epsilon|theta|rho|sigma)(?![A-Za-z])", r"\\\1"),
     ("prime", r"\^\s*\{?\s*((?:\\prime\s*)+)\}?", lambda found: "'" * found[1].count("prime")),
+    # units: km / h as a fraction, m s^{-1}
+    (
+        r"\text",
+        r"(?<=[\d}]) ?\\frac ?\{ ?(\\text ?\{[^{}/]*)\} ?\} ?\{ ?\\text ?\{"
+        r" ?((?:[sh]|[A-Za-z]{2}[^{}/]*)\}(?: ?\^ ?(?:\d|\{\d\}))?) ?\}",
+        r"\1/\2",
+    ),
+    (
+        "-1",
+        r"(\\text ?\{ ?[A-Za-z]{1,5})(?:\} ?(?:\\cdot)? ?\\text ?\{ ?| )(s|h|min)\} ?\^ ?\{ ?-1 ?\}",
+        r"\1/\2}",
+    ),
     ("choose", r"\{\s*([^{}\\]*)\\choose(?![A-Za-z])\s*([^{}]*)\}", r"\\binom{\1}{\2}"),
 )
 _SPELLINGS = rules(

@@ -190,9 +190,10 @@ def same_quantity(gold: Quantity, answer: Quantity) -> bool:
 def based_number(cleaned: str) -> tuple[str, int] | None:
     r"""Read the digits (sign kept, leading zeros dropped) and base of `1011_2`, `52_{\text{eight}}`
     or `52 \text{ base } 8`, or None."""
-    match = _BASED.fullmatch(without_text(cleaned))
+    may_be = "_" in cleaned or "base" in cleaned
+    match = may_be and _BASED.fullmatch(without_text(cleaned))
     base = _BASES.get(match[3]) if match else None
-    if match is None or base is None:
+    if not match or base is None:
         return None
     digits = match[2].upper().lstrip("0") or "0"
     if int(max(digits), 36) >= base:

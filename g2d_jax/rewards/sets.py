@@ -125,6 +125,8 @@ def from_words(text: str, other: str) -> str:
 
 
 def _in_words(cleaned: str) -> str:
+    if " " not in cleaned:
+        return ""
     return _IN_WORDS.get((plain_text(cleaned) or "").removeprefix("the "), "")
 
 
