@@ -62,39 +62,42 @@ def _where_marked(rules: Sequence[Marked], text: str) -> str:
     return text
 
 
-_SPACES = rules(
-    (r"[\s\x00-\x1f\x7f\ud800-\udfff\u200b-\u200f\ufeff]+", " "),
-    (r"\\\\?\*?\s*\[\s*-?[\d.]{1,9}\s*(?:pt|em|ex|mm|cm|in)\s*\]", r"\\\\"),  # space between rows
-    (r"(?<!\\)\\[()\[\]]", " "),  # math delimiters
-    (r"(?<!\\)\$", " "),
-    (r"\*\*|`", ""),  # Markdown
-    (r"\{\s*\\(rm|bf|it)(?![A-Za-z])", r"\\math\1{"),
-    (
-        r"\\(?:(?:display|text)style|limits|rm|bf|it|small|[lL]arge|LARGE|[hH]uge|underline)(?![A-Za-z])",
-        "",
-    ),
-    (r"\\(?:left|right)\s*\.", ""),
-    (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*", ""),
+_SPACES = marked(
+    ("", r"[\s\x00-\x1f\x7f\ud800-\udfff\u200b-\u200f\ufeff]+", " "),
+    # space between rows
+    ("\\", r"\\\\?\*?\s*\[\s*-?[\d.]{1,9}\s*(?:pt|em|ex|mm|cm|in)\s*\]", r"\\\\"),
+    ("", r"(?<!\\)(?:\\[()\[\]]|\$)", " "),  # math delimiters
+    ("", r"\*\*|`", ""),  # Markdown
+    ("\\", r"\\(?:left|right)\s*\.", ""),
+    ("\\", r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*", ""),
     # thousands: 1\,234, 1{,}234, 1,\!234
     (
+        "",
         r"(?:(?<=[1-9])|(?<=\d\d))(?:,\s*\\!\s*|\\[,!;:]\s*|\s*\{,\}\s*)(?=\d{3}(?!\d))",
         "",
     ),
-    (r"(?<=\d)\s*\{,\}\s*(?=\d)", "."),  # a decimal comma
-    (r"\\'", "'"),
-    (r"(?<!\\)\\!", ""),
-    (r"(?<!\\)\\(?:[,;:> ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~", " "),
-    (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-    (r"\\(?:mathbf|boldsymbol|bm)\s*\{\s*([a-z])\s*\}", r"\1"),
+    ("{,}", r"(?<=\d)\s*\{,\}\s*(?=\d)", "."),  # a decimal comma
+    ("\\", r"\\'", "'"),
+    ("\\", r"(?<!\\)\\!", ""),
+    ("", r"(?<!\\)\\(?:[,;:> ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~", " "),
+    ("\\", r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+    ("\\", r"\\(?:mathbf|boldsymbol|bm)\s*\{\s*([a-z])\s*\}", r"\1"),
     (
-        r"\\(?:mbox|emph|text(?:bf|it|rm|normal|sf|tt)?|math(?:rm|bf|it|sf))(?![A-Za-z])\s*\{",
+        "\\",
+        r"\\(?:mbox|emph|text(?:bf|it|rm|normal|sf|tt)?|math(?:rm|bf|it|sf))(?![A-Za-z])\s*\{"
+        r"|\{\s*\\(?:rm|bf|it)(?![A-Za-z])",
         r"\\text{",
     ),
-    (r"\\text\s*\{\s*\}", ""),
+    (
+        "\\",
+        r"\\(?:(?:display|text)style|limits|rm|bf|it|small|[lL]arge|LARGE|[hH]uge|underline)(?![A-Za-z])",
+        "",
+    ),
+    ("\\", r"\\text\s*\{\s*\}", ""),
     # exponents of units: \text{cm^2}
-    (r"(\\text ?\{[^{}^]*[A-Za-z]) ?\^ ?(?:\{ ?([23]|-1) ?\}|([23])) ?\}", r"\1}^{\2\3}"),
-    (r"(\\text ?\{[^{}/]*)\} ?/ ?\\text ?\{", r"\1/"),  # units: km / h
-    (r" {2,}", " "),  # from here on no rule can meet a long run of spaces
+    ("\\", r"(\\text ?\{[^{}^]*[A-Za-z]) ?\^ ?(?:\{ ?([23]|-1) ?\}|([23])) ?\}", r"\1}^{\2\3}"),
+    ("\\", r"(\\text ?\{[^{}/]*)\} ?/ ?\\text ?\{", r"\1/"),  # units: km / h
+    ("  ", r" {2,}", " "),  # from here on no rule can meet a long run of spaces
 )
 _RARE = marked(
     ("phantom", r"\\[hv]?phantom(?![A-Za-z])\s*\{(?:[^{}]|\{[^{}]*\})*\}", ""),  # what nobody sees
@@ -115,8 +118,8 @@ _RARE = marked(
     ("prime", r"\^\s*\{?\s*((?:\\prime\s*)+)\}?", lambda found: "'" * found[1].count("prime")),
     # units: km / h as a fraction, m s^{-1}
     (
-        r"\text",
-        r"(?<=[\d}]) ?\\frac ?\{ ?(\\text ?\{[^{}/]*)\} ?\} ?\{ ?\\text ?\{"
+        r"\frac{\text",
+        r"(?<=[\d}]) ?\\frac\{(\\text ?\{[^{}/]*)\} ?\} ?\{ ?\\text ?\{"
         r" ?((?:[sh]|[A-Za-z]{2}[^{}/]*)\}(?: ?\^ ?(?:\d|\{\d\}))?) ?\}",
         r"\1/\2",
     ),
@@ -174,9 +177,7 @@ def clean(latex: str, *, joined: bool = True) -> str:
     text = latex if latex.isascii() else _from_unicode(latex)
     if "\\\\" in text and not re.search(r"\\begin|\\cr", text):
         text = _DOUBLE_BACKSLASH.sub(r"\\", text)  # "\\frac" from a response that escaped twice
-    for pattern, replacement in _SPACES:
-        text = pattern.sub(replacement, text)
-    text = _where_marked(_RARE, text)
+    text = _where_marked(_RARE, _where_marked(_SPACES, text))
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
     text = _MARKED_NUMBER.sub(_before_its_unit, text) if "\\text" in text else text
