@@ -680,7 +680,7 @@ def test_adapters_say_what_they_are_loaded_beside(
     config, model = reading(place), place / "model"
     config.lora.rank = 24
     begin(config, tmp_path / "work")
-    found, card = exported(tmp_path / "work", tmp_path / "here")
+    found, card = exported(tmp_path / "work", tmp_path / "adapters")
     assert found["base_model_name_or_path"] == str(model) and found["revision"] is None
     assert "--max-lora-rank 32" in card and "last part of its path" not in card
     found, card = exported(tmp_path / "work", tmp_path / "there", published=True)
