@@ -154,7 +154,7 @@ def reported(folder: Path, name: str) -> set[tuple[str, ...]]:
         (
             "benchmarks/2026-11-26-studies.md",
             "5. *Synchronising more often*, seed 0",
-            "",
+            "## What came out: SmolLM2, stories",
             [("smollm2-arithmetic", "smollm2-arithmetic-spectrum")],
         ),
     ],
@@ -179,6 +179,7 @@ def test_no_page_has_an_interval_that_its_studies_do_not_give(
     [
         ("demo-study", "## What came out: the demo's task", "## What came out: SmolLM2"),
         ("smollm2-arithmetic", "## What came out: SmolLM2, arithmetic", "5. *Synchronising"),
+        ("smollm2-stories", "## What came out: SmolLM2, stories", ""),
     ],
 )
 def test_a_study_of_arms_tuned_alike_is_reported_as_its_answers_say(
@@ -187,7 +188,8 @@ def test_a_study_of_arms_tuned_alike_is_reported_as_its_answers_say(
     study = read_study(results / archive, f"{archive}-judge")
     given = intervals("\n".join(TUNED["answers"](study)))
     page = (ROOT / "docs" / "benchmarks" / "2026-11-26-studies.md").read_text("utf-8")
-    told = page[page.index(start) : page.rindex(end)]
+    told = page[page.index(start) :]
+    told = told[: told.index(end)] if end else told
     assert len(intervals(told)) >= 20 and intervals(told) - given == set()
 
 
