@@ -157,6 +157,12 @@ def reported(folder: Path, name: str) -> set[tuple[str, ...]]:
             "## What came out: SmolLM2, stories",
             [("smollm2-arithmetic", "smollm2-arithmetic-spectrum")],
         ),
+        (
+            "benchmarks/2026-11-26-studies.md",
+            "5. *Synchronising more often* on stories, seed 0",
+            "",
+            [("smollm2-stories", "smollm2-stories-spectrum")],
+        ),
     ],
 )
 def test_no_page_has_an_interval_that_its_studies_do_not_give(
@@ -179,7 +185,7 @@ def test_no_page_has_an_interval_that_its_studies_do_not_give(
     [
         ("demo-study", "## What came out: the demo's task", "## What came out: SmolLM2"),
         ("smollm2-arithmetic", "## What came out: SmolLM2, arithmetic", "5. *Synchronising"),
-        ("smollm2-stories", "## What came out: SmolLM2, stories", ""),
+        ("smollm2-stories", "## What came out: SmolLM2, stories", "5. *Synchronising"),
     ],
 )
 def test_a_study_of_arms_tuned_alike_is_reported_as_its_answers_say(
@@ -189,7 +195,7 @@ def test_a_study_of_arms_tuned_alike_is_reported_as_its_answers_say(
     given = intervals("\n".join(TUNED["answers"](study)))
     page = (ROOT / "docs" / "benchmarks" / "2026-11-26-studies.md").read_text("utf-8")
     told = page[page.index(start) :]
-    told = told[: told.index(end)] if end else told
+    told = told[: told.index(end)]
     assert len(intervals(told)) >= 20 and intervals(told) - given == set()
 
 
