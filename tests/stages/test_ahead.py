@@ -265,7 +265,7 @@ def job(server: Server, **stage: Any) -> dict[str, Any]:
 ENDS = {
     "in the middle of the first window": ("TERM", "RolloutBuffer.next_batch", 1),
     "when the next window is needed": ("KILL", "RolloutBuffer.generate_window", 0),
-    "between the answers of a window": ("KILL", "Remote._rollout", 8),
+    "between the answers of a window": ("KILL", "Reader.rollout", 8),
     "before the server loads new weights": ("KILL", "Remote._load", 1),
     "when the next window has begun": ("TERM", "RolloutBuffer.add_logprobs", 0),
     "in the middle of the second window": ("KILL", "RolloutBuffer.next_batch", 2),
