@@ -324,7 +324,7 @@ def rarely(study: Study) -> list[Found]:
 def offline_added(study: Study) -> list[Found]:
     """Say what offline DPO added to the policy it started from."""
     (row,) = (row for row in study.rows if row.group.arm == "offline")
-    return [over_problems([*row.gains.values()])]
+    return [in_points(row.gain)] if row.gain else []
 
 
 def hard_less_easy(study: Study) -> list[Found]:

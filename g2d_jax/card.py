@@ -36,7 +36,7 @@ from g2d_jax.session.policies import base_path, base_revision
 from g2d_jax.session.session import Session
 
 WRITTEN_BY = "Written by g2d_jax"
-"""What every card says of its folder."""
+"""The words by which a card, and so its folder, is known for one of ours."""
 
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 _QUESTION = "1+1=?"

@@ -240,15 +240,7 @@ def evaluate(
                 f"problem only {limited} can be told"
             )
         kept_inputs.verify(session, policy, *_scored_by(session, None if problems else stage.split))
-        asked = session.problems.by_split[stage.split]
-        held_out = [[problem.id, problem.answer] for problem in asked]
-        scored = [problem.task for problem in asked]
-        named = [stage.to_dict(), held_out, version(session, policy), scored, _scoring(session)]
-        # A function is given more of a problem than its answer.
-        read_whole = [problem for problem in asked if session.reading(problem.task).columns]
-        if read_whole:
-            named.append(contents.records(read_whole, columns=True).digest)
-        name = f"evaluation-{storage.fingerprint(named)}"
+        name = _evaluation_name(session, stage, policy)
         place = folder / "evaluations" / name
         session.folders = {**session.folders, name: place}
         if not storage.finished(place):
@@ -261,6 +253,19 @@ def evaluate(
         session.tracker.table(*summary_table(manifest, []), first=FIRST)
         session.tracker.say(f"completions: {place / 'rollouts'}")
     return manifest
+
+
+def _evaluation_name(session: Session, stage: Evaluate, policy: str) -> str:
+    """Name an evaluation by all that decides it: settings, problems, weights and rewards."""
+    asked = session.problems.by_split[stage.split]
+    held_out = [[problem.id, problem.answer] for problem in asked]
+    scored = [problem.task for problem in asked]
+    named = [stage.to_dict(), held_out, version(session, policy), scored, _scoring(session)]
+    # A function is given more of a problem than its answer.
+    read_whole = [problem for problem in asked if session.reading(problem.task).columns]
+    if read_whole:
+        named.append(contents.records(read_whole, columns=True).digest)
+    return f"evaluation-{storage.fingerprint(named)}"
 
 
 def _source(

@@ -109,17 +109,18 @@ def _whole_graph(name: str, studied: Sequence[Point], root: epath.Path) -> Graph
     """Build the graph of points with what other studies need. Raises ValueError for what cannot
     work, before anything is written."""
     graph = build(studied, _requested_steps(root))
-    file = root / PLANS / f"{name}.json"
-    for point, settings, _ in graph.points:
+    for _, settings, _ in graph.points:
         run_stages.require_packages(settings)
-        try:
-            if not file.exists():
-                run_stages.refuse_unused(settings)
-        except ValueError as error:
-            raise ValueError(f"point {point.label}: {error}") from error
     _require_free(root)
+    file = root / PLANS / f"{name}.json"
     if file.exists():
         _require_alike(root / "points" / name, _by_label(storage.read_json(file)), graph)
+        return graph
+    for point, settings, _ in graph.points:
+        try:
+            run_stages.refuse_unused(settings)
+        except ValueError as error:
+            raise ValueError(f"point {point.label}: {error}") from error
     return graph
 
 
