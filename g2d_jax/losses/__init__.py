@@ -26,6 +26,7 @@ from g2d_jax.losses.logprobs import (
     token_logprobs,
     transform_logits,
 )
+from g2d_jax.losses.raft import raft_weights
 from g2d_jax.losses.reduction import (
     Number,
     Sums,

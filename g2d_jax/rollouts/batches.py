@@ -1,7 +1,8 @@
 """The training batch of an online stage from its groups: responses with advantages, or with a
 pair's sides.
 
-    groups ─► those with a signal ─► GRPO: advantages | DPO: one pair a prompt | GroupDPO: both sides of a prompt
+    groups ─► those with a signal ─► GRPO: advantages | RAFT: right responses
+                                     | DPO: one pair a prompt | GroupDPO: both sides of a prompt
 
 A batch's groups carry all that the loss needs but for other policies' log-probabilities, which
 `fill` adds.
@@ -23,6 +24,7 @@ from g2d_jax.losses import (
     group_advantages,
     group_dpo_weights,
     overlong_penalty,
+    raft_weights,
     token_weights,
 )
 from g2d_jax.records import Problem, ScoredRollout, indices_by_task, pick
@@ -51,7 +53,8 @@ def make(
 ) -> Batch:
     """Make one update's batch from all that was sampled for it. verifiable: by task.
 
-    A prompt has a signal if it has a pair or, with GRPO, two different rewards. With
+    A prompt has a signal if it has a pair, with GRPO two different rewards, with RAFT a right
+    response. With
     stage.dynamic_sampling the first prompts_per_step prompts with a signal are kept, or as many as
     there are (without any the first ones); else all are. Raises AssertionError for a loss that has
     no batch here.
@@ -64,6 +67,8 @@ def make(
         for i, (draw, group) in enumerate(zip(draws, groups, strict=True)):
             pairs[i] = _sides(seed, stage, draw, group, verifiable)
             signal[i] |= bool(pairs[i][0])
+    if stage.loss == "raft":
+        signal |= _kept(stage, draws, groups, verifiable).any(axis=1)
     rows = np.arange(len(groups))
     if stage.dynamic_sampling:
         rows = (rows[signal] if signal.any() else rows)[: stage.prompts_per_step]
@@ -73,6 +78,9 @@ def make(
     match stage.loss:
         case "grpo":
             return Batch(_grpo(stage, draws, trained), signal)
+        case "raft":
+            kept = _kept(stage, draws, trained, verifiable)
+            return Batch(_raft(stage, trained, kept), signal)
         case "dpo":
             loss_groups = _dpo(stage, trained, sides)
         case "group_dpo":
@@ -145,6 +153,37 @@ def _grpo(stage: Online, draws: Draws, groups: Groups) -> list[Group]:
             loss_groups.append(_group(group, responses))
     if not loss_groups:
         loss_groups = [_group(groups[0], [_without_gradient(groups, tokens[0][0], {})])]
+    return _with_entropy(stage, loss_groups)
+
+
+def _kept(
+    stage: Online, draws: Draws, groups: Groups, verifiable: Mapping[str, bool]
+) -> np.ndarray:
+    """Mark the responses that RAFT trains on, bool [N, G]: the right ones, or those of the highest
+    reward where the reward knows no right and wrong."""
+    kept = np.zeros((len(groups), len(groups[0])), bool)
+    values = rewards(groups)
+    for i, (problem, _) in enumerate(draws):
+        if verifiable[problem.task]:
+            kept[i] = is_correct(groups[i]) == 1
+        elif not np.isnan(values[i]).all():
+            kept[i] = values[i] == np.nanmax(values[i])
+    return kept & _counted(stage, groups)
+
+
+def _raft(stage: Online, groups: Groups, kept: np.ndarray) -> list[Group]:
+    """Build RAFT's groups of the kept responses, [N, G]."""
+    weights = raft_weights(lengths(groups).ravel(), kept.ravel()).reshape(kept.shape)
+    loss_groups = []
+    for group, own in zip(groups, weights, strict=True):
+        responses = []
+        for row, weight in zip(group, own, strict=True):
+            if weight:
+                responses.append(_response(row, {"weight": float(weight)}, {}))
+        if responses:
+            loss_groups.append(_group(group, responses))
+    if not loss_groups:
+        loss_groups = [_group(groups[0], [_response(groups[0][0], {"weight": 0.0}, {})])]
     return _with_entropy(stage, loss_groups)
 
 

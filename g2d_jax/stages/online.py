@@ -242,6 +242,8 @@ def objective_of(compute: Compute, stage: Online) -> Objective:
             return objectives.grpo(
                 compute, temperature=stage.sampling.temperature, beta=stage.beta, **settings
             )
+        case "raft":
+            return objectives.raft(compute, entropy_coef=stage.entropy_coef)
         case "dpo":
             return objectives.dpo(compute, stage.dpo, entropy_coef=stage.entropy_coef)
         case "group_dpo":

@@ -127,6 +127,29 @@ def sft(compute: Compute) -> Objective:
     return objective
 
 
+def raft(compute: Compute, *, entropy_coef: float = 0.0) -> Loss:
+    """Return RAFT's objective, at temperature 1. micro: weight [R, T] (`losses.raft_weights`).
+
+    entropy_coef: if not 0, as in `grpo`; micro then needs entropy_weight [R, T]. Raises ValueError
+    for a negative one.
+    """
+    return _loss(_raft(compute), _on(entropy_coef=entropy_coef))
+
+
+@cache
+def _raft(compute: Compute) -> Structure:
+    """Return the objective of `raft` without its numbers."""
+
+    def objective(params: Decoder, micro: MicroBatch, numbers: LossNumbers) -> Result:
+        logprobs, entropies = response_logprobs(
+            compute, params, micro, with_entropy="entropy_coef" in numbers
+        )
+        result = losses.sft_loss(logprobs, micro["weight"])
+        return _with_entropy(result, entropies, micro, numbers)
+
+    return objective
+
+
 def grpo(
     compute: Compute,
     *,

@@ -223,14 +223,17 @@ def test_a_batch_left_short_by_refill_weighs_its_prompts_as_a_full_one(how, loss
 
 @pytest.mark.parametrize("entropy_coef", [0.0, 0.1])
 @pytest.mark.parametrize("refill", [0, 1])
-@pytest.mark.parametrize("how", [*PLAIN, WITH_KL[0]])
+@pytest.mark.parametrize("how", [*PLAIN, WITH_KL[0], {"loss": "raft"}])
 def test_a_batch_without_any_signal_has_no_weight_but_all_that_the_loss_reads(
     how, refill, entropy_coef
 ):
-    read = {"dpo": {"weight"}, "group_dpo": GROUP_DPO | (GRPO if "grpo_coef" in how else set())}
+    read = {"dpo": {"weight"}, "raft": {"weight"}}
+    read["group_dpo"] = GROUP_DPO | (GRPO if "grpo_coef" in how else set())
     names = read.get(how.get("loss"), GRPO) | ({"entropy_weight"} if entropy_coef else set())
     cut = [group(0, [1, 0], cut=[0, 1]), group(1, [0, 1], cut=[0, 1])]
-    same = [group(0, [1, 1]), group(1, [0, None])]
+    # equal rewards teach RAFT, unless all are wrong
+    right = 0 if how == {"loss": "raft"} else 1
+    same = [group(0, [right, right]), group(1, [0, None])]
     # GRPO's KL and entropy need no signal
     needs_none = how == WITH_KL[0] or (entropy_coef and how in ({}, GROUP_GRPO))
     for groups in (cut,) if needs_none else (cut, same):
@@ -241,6 +244,26 @@ def test_a_batch_without_any_signal_has_no_weight_but_all_that_the_loss_reads(
         assert arrays["tokens"].any() and not batch.has_signal.any()
         assert names <= set(arrays)
         assert not any(arrays[name].any() for name in {*WEIGHTS, "side"} & set(arrays))
+
+
+def test_raft_trains_on_right_responses_alone():
+    groups = [
+        group(0, [1, 0, 1], [1, 5, 2]),
+        group(1, [1, 1, 0], [4, 2, 3], cut=[1]),
+        group(2, [0, None, 0]),
+    ]
+    batch = make(groups, loss="raft", mask_truncated=True)
+    assert batch.has_signal.tolist() == [True, True, False]
+    # 3 responses count, the one that was cut does not
+    expected = {(0, 0): 1 / 3, (0, 2): 1 / 6, (1, 0): 1 / 12}
+    assert values(batch, "weight") == pytest.approx(expected)
+
+
+def test_raft_takes_the_best_where_no_response_is_right_or_wrong():
+    groups = [group(0, [0.3, 0.7, None], scored=True), group(1, [None, None, None], scored=True)]
+    batch = make(groups, ["chat", "chat"], loss="raft")
+    assert batch.has_signal.tolist() == [True, False]
+    assert values(batch, "weight") == pytest.approx({(0, 1): 1 / 4})
 
 
 @pytest.mark.parametrize(("task", "scored"), [("main", False), ("chat", True)])

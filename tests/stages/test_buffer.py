@@ -364,9 +364,10 @@ def test_two_tasks_with_rewards_of_their_own(train, tmp_path, opened):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loss": "dpa"}, "loss must be one of grpo, dpo, group_dpo, got 'dpa'"),
+        ({"loss": "dpa"}, "loss must be one of grpo, raft, dpo, group_dpo, got 'dpa'"),
         ({"num_iterations": 2}, "make sync_every a multiple of num_iterations"),
-        ({"grpo_coef": 0.1, "loss": "dpo"}, 'grpo_coef needs "group_dpo"'),
+        ({"grpo_coef": 0.1, "loss": "dpo"}, "grpo_coef weighs .* with loss='dpo' leave it at 0"),
+        ({"beta": 0.1, "loss": "raft"}, "loss='raft' has none: leave it at 0$"),
         ({"importance_cap": 2.0, "loss": "dpo"}, "importance_cap is a setting of GRPO"),
         ({"beta": 0.1, "loss": "dpo"}, "did you mean dpo.beta"),
         (

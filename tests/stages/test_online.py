@@ -97,10 +97,12 @@ def test_responses_that_end_together_are_counted_together(
     assert list(dict.fromkeys(counts)) == told
 
 
+@pytest.mark.parametrize("loss", ["grpo", "raft"])
 def test_a_stage_with_more_steps_ends_like_one_that_had_them_from_the_start(
-    warmup, tmp_path, opened
+    warmup, tmp_path, opened, loss
 ):
     stage = warmup.stages.warmup
+    stage.loss = loss
     stage.keep = (2,)
     stage.optimizer.warmup_steps = 1
     for folder, steps in (("longer", 2), ("longer", 5), ("whole", 5)):

@@ -85,6 +85,16 @@ def test_the_scorer_and_the_objectives_agree(model, scored):
         np.testing.assert_allclose(sums[name], sum(pair[side].sum() for pair in sides), rtol=1e-6)
 
 
+def test_raft_is_the_likelihood_of_weighted_tokens(model, scored):
+    _, sides = scored
+    arrays = micro(packed_pairs())
+    # of each pair the first response, three tokens, is right
+    arrays["weight"] = jnp.where(arrays["response_index"] % 2 == 0, 1 / 9, 0.0)
+    loss, sums = jax.jit(objectives.raft(COMPUTE))(model, arrays)
+    np.testing.assert_allclose(loss, -np.mean([pair[0].mean() for pair in sides]), rtol=1e-6)
+    assert float(sums["tokens"]) == 9.0
+
+
 def test_ipo_divides_by_each_response_s_own_length(model, scored):
     """By hand from the scorer's sums, references -9 and -7, beta 0.5."""
     _, sides = scored

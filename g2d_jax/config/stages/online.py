@@ -113,7 +113,7 @@ class Online(TrainingStage):
     reference_sync: bool = False
     # updates on every batch of rollouts; sync_every must be a multiple
     num_iterations: Positive = 1
-    loss: Literal["grpo", "dpo", "group_dpo"] = "grpo"
+    loss: Literal["grpo", "raft", "dpo", "group_dpo"] = "grpo"
     # GRPO
     loss_type: GRPOLossType = "sum"
     scale_rewards: ScaleRewards = "none"
@@ -149,7 +149,7 @@ class Online(TrainingStage):
         Raises AssertionError for a loss that nobody has said it of.
         """
         match self.loss:
-            case "grpo":
+            case "grpo" | "raft":
                 return False
             case "dpo" | "group_dpo":
                 return True
@@ -276,20 +276,16 @@ class Online(TrainingStage):
         yield from reward_column_conflicts(self.reward_column, self.rollouts)
         if self.rollouts != "sample":
             yield from self._dump_conflicts()
-        if self.loss == "grpo" and self.grpo_coef:
+        if self.loss != "group_dpo" and self.grpo_coef:
             yield ValueError(
-                'grpo_coef weighs GRPO beside loss="group_dpo"; with loss="grpo" leave it at 0'
-            )
-        if self.loss == "dpo" and self.grpo_coef:
-            yield ValueError(
-                'loss="dpo" trains on one pair a prompt, GRPO on all responses: grpo_coef needs '
-                '"group_dpo"'
+                f'grpo_coef weighs GRPO next to loss="group_dpo"; with loss={self.loss!r} leave it '
+                "at 0"
             )
         if self.has_ratio:
             yield from self._ratio_conflicts()
             return
         for name, meant in (
-            ("beta", "; did you mean dpo.beta?"),
+            ("beta", "; did you mean dpo.beta?" if self.is_preference_loss else ""),
             ("importance_cap", ""),
             ("overlong_buffer", ""),
         ):
