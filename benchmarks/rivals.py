@@ -193,7 +193,7 @@ def shrunk(scale: Scale) -> Scale:
         small = replace(arm, steps=steps, extra=extra, prompts=(24,) * len(arm.prompts))
         overrides = [entry for entry in arm.overrides if "prompts_per_step" not in entry]
         arms[name] = replace(small, warmup=min(arm.warmup, 2), overrides=tuple(overrides))
-    return replace(scale, rates=scale.rates[:2], tuning=(0,), judging=(1, 2), arms=arms)
+    return replace(scale, rates=scale.rates[:1], tuning=(0,), judging=(1, 2), arms=arms)
 
 
 def _add_offline_stages(config: ConfigDict) -> None:

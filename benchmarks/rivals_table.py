@@ -35,7 +35,7 @@ ANSWERS = ("entropy", "distinct_answers", "ece", "mean_length", "frac_truncated"
 
 @dataclass(frozen=True)
 class Point:
-    """One point of a study. rate: the first that it varies. stages: name -> settings. manifests:
+    """One point of a study. rate: that of its arm. stages: name -> settings. manifests:
     name -> manifest, of the stages that are done. folders: name -> the stage's folder."""
 
     arm: str
@@ -69,7 +69,9 @@ def points(folder: Path, part: str) -> Iterator[tuple[str, Point]]:
         for name, place in folders.items():
             if (place / "manifest.json").exists():
                 manifests[name] = json.loads((place / "manifest.json").read_text())
-        rate = next(iter(point["values"].values()))
+        values = point["values"]
+        # after a warm-up DPO's rate is half of the one that is tried
+        rate = values.get(rivals.RATE) or next(iter(values.values()))
         stages = settings["config"]["stages"]
         yield task, Point(point["arm"], point["seed"], rate, stages, manifests, folders)
 

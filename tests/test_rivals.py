@@ -98,7 +98,7 @@ def test_the_whole_study_at_toy_size(tmp_path):
     call(script, "write", tmp_path / "study", "tune", "0", out)
     call(script, "choose", out, "demo-smoke", choice)
     chosen = json.loads(choice.read_text())["arms"]
-    assert {len(arm["tried"]) for arm in chosen.values()} == {2} and len(chosen) == 11
+    assert {len(arm["tried"]) for arm in chosen.values()} == {1} and len(chosen) == 11
     judge = f"{RIVALS}:preset=smoke,part=judge,choice={choice}"
     call(*sweep, "--config", judge, "--seeds", "2")
     call(script, "write", tmp_path / "study", "judge", "2", out)
