@@ -198,7 +198,7 @@ def test_the_config_names_the_command_that_writes_its_folder(
 
 
 DIGEST = "326729eb7c3d653384cb95c1ef1ea6c6906c2eaad9031181b32ce76a2bf11970"
-"""Of the tensors that the first version of this library read from the file itself."""
+"""Of the tensors that the library's own GGUF reader gave, before it was removed."""
 
 
 @pytest.mark.slow
@@ -299,7 +299,7 @@ DIGESTS = {
     "test": "cfec9771edc015c94e852f05aa881c7272a8ce5774b32e9e155857c7fe31c6ad",
     "sft": "0f6b64193f195a3ec0d0e080a7c792c32bc90fede1016d8784208b456466912e",
 }
-"""Of the files, with the rows that the library's embedded task `procedural:stories` gave."""
+"""Of files with the rows that the library's embedded task `procedural:stories` gave."""
 
 
 def test_the_files_are_those_that_the_evidence_was_measured_with(tmp_path: Path) -> None:
