@@ -1,5 +1,5 @@
-"""How many online steps K are enough for SmolLM2-135M, on procedural:stories and on arithmetic that
-nobody chose, in hours on two cores or minutes of a GPU.
+"""How many online steps K are enough for SmolLM2-135M, on stories (examples/smollm2) and on arithmetic
+that nobody chose, in hours on two cores or minutes of a GPU.
 
     g2d sweep --config benchmarks/smollm2_study.py:part=tune,task=stories --workdir DIR        # processes may share DIR
     python benchmarks/tuned_alike.py choose DIR smollm2-stories-tune benchmarks/results/smollm2-stories.json
@@ -57,7 +57,7 @@ UPDATES = {"full": "10,20,40,60,80,100", "smoke": "2,3"}
 
 def get_config(arg: str = "") -> ConfigDict:
     """Give a part of the study. arg: part=first|tune|judge|spectrum, task=stories|arithmetic,
-    path=FOLDER_OR_FILE of the model, preset=full|smoke, choice=FILE for judge."""
+    path=FOLDER that examples/smollm2/prepare.py wrote, preset=full|smoke, choice=FILE for judge."""
     chosen = choices(
         arg,
         part=("first", "tune", "judge", "spectrum"),

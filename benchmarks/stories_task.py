@@ -1,7 +1,8 @@
-"""Try a difficulty of procedural:stories: SFT of the config smollm2 on its worked answers, then
-accuracy on dev problems.
+"""Try a difficulty of stories: SFT of the config smollm2 on its worked answers, then accuracy on dev
+problems.
 
-    g2d run --config benchmarks/stories_task.py:steps=1-2,numbers=20,path=FOLDER --workdir DIR
+    python examples/smollm2/stories.py FOLDER --steps 1-2 --numbers 20
+    g2d run --config benchmarks/stories_task.py:stories=FOLDER --workdir DIR
 
 docs/benchmarks/stories-task.md has the candidates and what came out.
 """
@@ -9,19 +10,15 @@ docs/benchmarks/stories-task.md has the candidates and what came out.
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
-from g2d_jax.config_load import choices, resolve
+from g2d_jax.config_load import resolve
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """Give SFT and an evaluation on stories. arg: steps=N or N-M, numbers=N, path=FOLDER."""
-    chosen = choices(arg, steps="1-2", numbers=20, path="")
-    config = resolve(f"smollm2:path={chosen.path}" if chosen.path else "smollm2")
+    """Give SFT and an evaluation on stories. arg: that of the config smollm2."""
+    config = resolve(f"smollm2:{arg}")
     config.unlock()
     config.name = "stories-task"
-    stories = f"procedural:stories:steps={chosen.steps},numbers={chosen.numbers}"
     sft = config.stages.sft
-    for source in (config.data.train, config.data.dev, config.data.test, sft.data):
-        source.path = stories
     drawn = settings.sampling(40)
     evaluate = settings.evaluate(
         policies=("sft",),

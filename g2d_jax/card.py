@@ -31,7 +31,7 @@ from g2d_jax.models import hf
 from g2d_jax.report import format as fmt
 from g2d_jax.report.headlines import run_headline
 from g2d_jax.report.tables import one_line, result_of, summary_table
-from g2d_jax.runtime import gguf_file, storage
+from g2d_jax.runtime import storage
 from g2d_jax.session.policies import base_path, base_revision
 from g2d_jax.session.session import Session
 
@@ -83,8 +83,6 @@ def base_named(session: Session, policy: str, *, published: bool) -> tuple[str |
     instead = "export it with --policy init, and load the adapters beside that folder"
     if not base:
         return None, f"These adapters' base is the run's own random model: {instead}."
-    if gguf_file.is_gguf(base):
-        return None, f"These adapters' base is {shown}, which PEFT does not load: {instead}."
     if hf.has_images(hf.resolve(base, revision=base_revision(session, policy))):
         return None, (
             f"These adapters are of the language model of {shown}, which has images too; beside the "

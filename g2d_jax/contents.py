@@ -273,7 +273,7 @@ def _weight_files(folder: epath.Path) -> list[str]:
 
 def _tensor(stored: Stored) -> str:
     """Return the digest of a tensor's dtype, shape and three blocks."""
-    digest = hashlib.blake2b(f"{stored.encoding} {stored.shape}".encode(), digest_size=4)
+    digest = hashlib.blake2b(f"{stored.dtype} {stored.shape}".encode(), digest_size=4)
     if stored.dtype not in DTYPES:  # refused by name when it is loaded
         return digest.hexdigest()
     size = stored.nbytes

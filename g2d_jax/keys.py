@@ -5,11 +5,10 @@ A key is the hash of its names, so nothing needs saving: a resumed or resharded 
 keys.
 
 Exceptions, each as repeatable: the order of records is grain's permutation of a hashed seed
-(data/order.py); problems of embedded tasks are drawn from hashes of names of their own
-(data/arithmetic.py, whose random_integers data/stories.py draws with too); the rounding of second
-moments goes by the number of the update, of whatever seed (training/moments.py); and two draw from
-a fixed seed, the points at which expressions are compared (rewards/exact.py) and the noise of a
-study's fit (study/bend.py).
+(data/order.py); problems of embedded tasks come from hashes of names of their own
+(data/arithmetic.py); the rounding of second moments goes by the number of the update, of whatever
+seed (training/moments.py); and two draw from a fixed seed, the points at which expressions are
+compared (rewards/exact.py) and the noise of a study's fit (study/bend.py).
 """
 
 from __future__ import annotations

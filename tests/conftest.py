@@ -125,6 +125,18 @@ def bucket() -> epath.Path:
     return epath.Path("s3://bucket/data")
 
 
+@pytest.fixture
+def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the folder of problems that the config smollm2 needs."""
+    folder = tmp_path / "models" / "smollm2" / "stories"
+    folder.mkdir(parents=True)
+    row = '{"problem": "1+1", "answer": "2", "prompt": "1+1", "completion": "2"}\n'
+    for name in ("train", "dev", "test", "sft"):
+        (folder / f"{name}.jsonl").write_text(row)
+    monkeypatch.chdir(tmp_path)
+    return folder.parent
+
+
 @pytest.fixture(scope="session")
 def one_device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process of its own with one device; tests/tiny.py can be imported there.

@@ -34,16 +34,14 @@ def test_parts_on_a_cpu(part, tmp_path, capsys):
     assert lines and all(line.split()[0] == part for line in lines)
 
 
-def test_a_difficulty_of_stories_is_tried_with_the_cold_policy_of_smollm2_alone():
-    config = resolve(f"{BENCHMARKS / 'stories_task.py'}:steps=2-3,numbers=50,path=FOLDER")
+def test_a_difficulty_of_stories_is_tried_with_the_cold_policy_of_smollm2_alone(prepared):
+    prepared.joinpath("stories").rename("harder")
+    config = resolve(f"{BENCHMARKS / 'stories_task.py'}:stories=harder")
     assert {*config.stages} == {"sft", "evaluate"}
-    sources = [config.data.train, config.data.dev, config.data.test, config.stages.sft.data]
-    paths = {source.path for source in sources}
-    assert paths == {"procedural:stories:steps=2-3,numbers=50"}
-    whole = resolve("smollm2:path=FOLDER")
-    whole.stages.sft.data.path = config.stages.sft.data.path
+    whole = resolve("smollm2:stories=harder")
     assert config.stages.sft == whole.stages.sft
-    assert config.model == whole.model
+    assert (config.data, config.model) == (whole.data, whole.model)
+    assert config.data.dev.path == str(prepared.parents[1] / "harder" / "dev.jsonl")
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

@@ -289,7 +289,7 @@ PROGRAMS = {
     "ssh-add": "a key",
     "ulimit": "a shell",
 }
-OF_THE_REPOSITORY = ("benchmarks/", "configs/", "launch/", "notebooks/", "tests/")
+OF_THE_REPOSITORY = ("benchmarks/", "configs/", "examples/", "launch/", "notebooks/", "tests/")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -380,6 +380,7 @@ def require_sound(words: list[str], own: str) -> None:
         topology(machine)
 
 
+@pytest.mark.usefixtures("prepared")
 def test_every_command_line_of_a_page_is_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -517,7 +518,7 @@ def test_the_citation_is_of_this_version() -> None:
 def test_the_package_is_installed_from_a_folder_or_a_url() -> None:
     """No registry has its name, so no page, message, notebook or launcher may give the name
     alone."""
-    folders = ("docs", "g2d_jax", "notebooks", "launch", "configs", "benchmarks")
+    folders = ("docs", "g2d_jax", "notebooks", "launch", "configs", "examples", "benchmarks")
     suffixes = (".md", ".py", ".ipynb", ".sh", ".sbatch", ".yaml", ".cuda", ".tpu")
     files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     for folder in folders:

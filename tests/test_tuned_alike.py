@@ -182,10 +182,11 @@ def tried(config):
     "spec",
     [
         "demo_study.py:part=tune",
-        "smollm2_study.py:part=tune,task=stories,path=M",
-        "smollm2_study.py:part=tune,task=arithmetic,path=M",
+        "smollm2_study.py:part=tune,task=stories",
+        "smollm2_study.py:part=tune,task=arithmetic",
     ],
 )
+@pytest.mark.usefixtures("prepared")
 def test_as_many_settings_are_tried_of_each_arm_at_each_budget(spec, preset):
     config = resolve(f"{BENCHMARKS / spec},preset={preset}")
     config.sweep.seeds = (0,)  # each is the same
@@ -195,6 +196,7 @@ def test_as_many_settings_are_tried_of_each_arm_at_each_budget(spec, preset):
     assert config.stages.dev.split == "dev" and "evaluate" not in config.stages
 
 
+@pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize("study", ["demo_study.py", "smollm2_study.py"])
 def test_judging_needs_what_was_chosen(study, tmp_path):
     with pytest.raises(ValueError, match="run part=tune to its end"):

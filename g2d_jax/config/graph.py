@@ -172,7 +172,4 @@ def _has_tokenizer(config: Config) -> bool:
     paths = [stage.examples_path() or "" for stage in config.stages.values()]
     for task in config.all_tasks.values():
         paths += [task.train.path, task.dev.path, task.test.path]
-    embedded = [path for path in paths if path.startswith("procedural:")]
-    # Stories are words, which the embedded tokenizer does not know.
-    words = any(path.startswith("procedural:stories") for path in embedded)
-    return bool(embedded) and not words
+    return any(path.startswith("procedural:") for path in paths)

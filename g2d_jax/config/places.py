@@ -10,7 +10,6 @@ decided in its config.json.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -28,9 +27,11 @@ from g2d_jax.runtime import storage
 FILES = (".jsonl", ".json", ".parquet", ".safetensors", ".gguf")
 """Endings by which a text is known to name a file."""
 
-PACKAGE = "package:"
-"""The beginning of a text that names a file of an installed Python package."""
-_OF_PACKAGE = re.compile(r"package:([A-Za-z_]\w*)/(\w[\w.-]*(?:/\w[\w.-]*)*\.gguf)", re.IGNORECASE)
+NO_GGUF = (
+    "is a GGUF file, and models are read from Hugging Face folders with safetensors: "
+    "examples/smollm2/prepare.py converts one"
+)
+"""The end of a message about a model in a GGUF file."""
 
 _WITHOUT_PATH = ("sample", "archive")  # of rollouts
 _OF_NAMED_SET = re.compile(r"(\w+:)(?!//)(.+)", re.DOTALL)  # "math500:FILE"
@@ -92,8 +93,8 @@ class Parts(NamedTuple):
 
 def is_path(text: str) -> bool:
     """Return whether a text has the form of a path: no hub id begins with "/", "." or "~", has a
-    scheme or two "/", or ends like a file of data or weights. A package's file has none."""
-    return not text.startswith(PACKAGE) and (
+    scheme or two "/", or ends like a file of data or weights."""
+    return (
         text.startswith(("/", ".", "~"))
         or not storage.is_local(text)
         or text.count("/") > 1
@@ -107,7 +108,7 @@ def parts(text: str, kind: str, stages: Collection[str] = ()) -> Parts | None:
 
     kind: of the setting's mark. stages: names that mean a stage of the run.
     """
-    if not text or text.startswith("procedural:") or _in_package(text, kind):
+    if not text or text.startswith("procedural:"):
         return None
     if kind == "path":
         return Parts("", text, "", True)
@@ -124,11 +125,6 @@ def parts(text: str, kind: str, stages: Collection[str] = ()) -> Parts | None:
     if text in _WITHOUT_PATH or text in stages:
         return None
     return Parts("", text, "", True)
-
-
-def _in_package(text: str, kind: str) -> bool:
-    """Tell whether a text names a file of a package."""
-    return kind in ("model", "policy") and text.removeprefix(OF_MODEL).startswith(PACKAGE)
 
 
 def _of_policy(text: str) -> Parts | None:
@@ -290,9 +286,9 @@ def missing(text: str, kind: str, stages: Collection[str] = ()) -> str:
     A path that is still relative is refused: what it is relative to would be another folder for the
     next command.
     """
-    if _in_package(text, kind):
-        return _missing_package(text.removeprefix(OF_MODEL))
     found = parts(text, kind, stages)
+    if found is not None and kind in ("model", "policy") and is_gguf(found.place):
+        return f"{shown(found.place)} {NO_GGUF}"
     if found is None or not storage.is_local(found.place):
         return ""
     # A path that is sure, or looks like one, was not made absolute; else the text is a hub id, which
@@ -315,34 +311,9 @@ def missing(text: str, kind: str, stages: Collection[str] = ()) -> str:
     return f"there is no {shown(found.place)}"
 
 
-def package_file(text: str) -> str:
-    """Return the path of "package:NAME/FILE.gguf", a file in the folder of an installed package,
-    which is not imported. Raises ValueError for another form, and where there is none."""
-    found = _OF_PACKAGE.fullmatch(text)
-    if found is None:
-        raise ValueError(
-            f"{text!r:.200}: write package:NAME/FILE.gguf, the name of a Python package and a file "
-            "in its folder"
-        )
-    package, file = found.groups()
-    spec = importlib.util.find_spec(package)
-    folders = [] if spec is None else list(spec.submodule_search_locations or [])
-    if not folders:
-        raise ValueError(f"{text}: no Python package {package} is installed here")
-    for folder in folders:
-        path = os.path.join(folder, file)
-        if os.path.isfile(path):
-            return path
-    raise ValueError(f"{text}: there is no {file} in {folders[0]}")
-
-
-def _missing_package(text: str) -> str:
-    """Say why a package's file is not to be had, "" if it is."""
-    try:
-        package_file(text)
-    except ValueError as error:
-        return str(error)
-    return ""
+def is_gguf(path: str) -> bool:
+    """Return whether a path names a GGUF file, by its ending."""
+    return path.lower().endswith(".gguf")
 
 
 def _exists(path: str) -> bool:

@@ -40,7 +40,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from g2d_jax.data.splits import Split, problem_id, split_of
@@ -113,23 +113,11 @@ def problems(task: Task, seed: int, count: int, split: Split | Literal[""] = "")
     Splits are disjoint by id, whatever the seeds. Raises ValueError when the sequence yields too
     few distinct problems.
     """
-    drawn = (problem(task, seed, index) for index in range(draws_for(count)))
-    return first_distinct((p for p in drawn if split in ("", split_of(p.id))), count, split)
-
-
-def draws_for(count: int) -> int:
-    """Return after how many problems drawn the search for `count` distinct ones is given up."""
-    return 1000 + 100 * count
-
-
-def first_distinct(candidates: Iterable[Problem], count: int, split: str) -> list[Problem]:
-    """Return the first `count` distinct ones of problems, all of one split ("": of any).
-
-    Raises ValueError when there are fewer.
-    """
     distinct: dict[str, Problem] = {}
-    for candidate in candidates:
-        distinct.setdefault(candidate.id, candidate)
+    for index in range(1000 + 100 * count):
+        found = problem(task, seed, index)
+        if split in ("", split_of(found.id)):
+            distinct.setdefault(found.id, found)
         if len(distinct) == count:
             return list(distinct.values())
     raise ValueError(

@@ -10,6 +10,7 @@ are for problems: no example is left out by them.
 from __future__ import annotations
 
 from g2d_jax.config import Source
+from g2d_jax.data import arithmetic
 from g2d_jax.data.distinct import LoadReport, collect
 from g2d_jax.data.fields import (
     BrokenRow,
@@ -47,7 +48,7 @@ def load_examples(source: Source, seed: int = 0) -> tuple[list[Example], LoadRep
                 f"{source.split!r}"
             )
         task, count = procedural(source)
-        examples = [task.example(seed, index) for index in range(count)]
+        examples = [arithmetic.example(task, seed, index) for index in range(count)]
         return examples, LoadReport(source.path, rows=len(examples), kept=len(examples))
     _, rows = open_rows(source.path, source.revision)
     return collect(

@@ -12,7 +12,6 @@ Sources, all texts:
                                                              hub (split "train" if not given), or
                                                              numinamath:file.jsonl
     procedural:slips, procedural:chains, procedural:digits   see data/arithmetic.py
-    procedural:stories[:steps=1-3,numbers=50]                see data/stories.py
 
 Fields have their usual names (`FIELDS`) or are mapped: fields={"answer":
 "reward_model.ground_truth"}.
@@ -21,17 +20,16 @@ Fields have their usual names (`FIELDS`) or are mapped: fields={"answer":
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from etils import epath
 
 from g2d_jax.config import Source
 from g2d_jax.config.io import suggest
-from g2d_jax.data import arithmetic, filters, stories
+from g2d_jax.data import arithmetic, filters
 from g2d_jax.data.distinct import LoadReport, collect
 from g2d_jax.data.fields import (
     Fields,
@@ -46,8 +44,8 @@ from g2d_jax.data.fields import (
     named,
 )
 from g2d_jax.data.rows import SUFFIXES, Row, file_rows, hub_rows
-from g2d_jax.data.splits import Split, problem_id
-from g2d_jax.records import Example, Problem
+from g2d_jax.data.splits import problem_id
+from g2d_jax.records import Problem
 from g2d_jax.rewards.extract import solution_answer
 
 FIELDS = {
@@ -101,7 +99,7 @@ def load_problems(
     check_fields(fields, ("problem", *FIELDS))
     if source.path.startswith("procedural:"):
         task, count = procedural(source)
-        problems = task.problems(seed, count, source.split)
+        problems = arithmetic.problems(task, seed, count, source.split)
         return problems, LoadReport(source.path, rows=len(problems), kept=len(problems))
     label, rows = open_rows(source.path, source.revision)
     read = _READ.get(source.path.partition(":")[0], to_problem)
@@ -215,7 +213,9 @@ def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[R
     source, and for a revision of what is not on the hub.
     """
     head, _, rest = source.partition(":")
-    name = head if head in NAMED else ""
+    name = ""
+    if head in NAMED:
+        name = head
     check_revision(source, revision)
     hub = _on_hub(source)
     if hub:
@@ -233,7 +233,7 @@ def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[R
             f"unknown data source {source!r}: a data set on the Hugging Face hub is written "
             f"hub:{source}, and a file ends in {', '.join(SUFFIXES)}"
         )
-    known = (*NAMED, *arithmetic.TASKS, stories.NAME)
+    known = (*NAMED, *arithmetic.TASKS)
     raise ValueError(
         f"unknown data source {source!r}: give a {', '.join(SUFFIXES)} file, hub:owner/name, or "
         f"one of {', '.join(known)}{suggest(source, known)}"
@@ -274,33 +274,20 @@ def check_training(source: str, field: str) -> None:
         )
 
 
-class Procedural(NamedTuple):
-    """An embedded task. problems: of (seed, count, split); example: of (seed, index)."""
-
-    problems: Callable[[int, int, Split | Literal[""]], list[Problem]]
-    example: Callable[[int, int], Example]
-
-
-def procedural(source: Source) -> tuple[Procedural, int]:
+def procedural(source: Source) -> tuple[arithmetic.Task, int]:
     """Look up the task of a procedural source, and its limit, which such a source needs.
 
-    Raises ValueError without a limit, with a revision, and for an unknown task or setting of it.
+    Raises ValueError without a limit, with a revision, and for an unknown task.
     """
     check_revision(source.path, source.revision)
-    module: Any = arithmetic
-    task: Any = arithmetic.TASKS.get(source.path)
-    if source.path.split(":")[:2] == stories.NAME.split(":"):
-        module = stories
-        task = stories.difficulty(source.path)
+    task = arithmetic.TASKS.get(source.path)
     if task is None:
         raise ValueError(
-            f"unknown procedural task {source.path!r}: there are "
-            f"{', '.join((*arithmetic.TASKS, stories.NAME))}"
+            f"unknown procedural task {source.path!r}: there are {', '.join(arithmetic.TASKS)}"
         )
     if source.limit is None:
         raise ValueError(f"{source.path} has no end: say with limit how many to take")
-    problems = functools.partial(module.problems, task)
-    return Procedural(problems, functools.partial(module.example, task)), source.limit
+    return task, source.limit
 
 
 def plain_answer(answer: str) -> str | None:

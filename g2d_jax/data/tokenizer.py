@@ -21,10 +21,10 @@ import numpy as np
 from etils import epath
 
 from g2d_jax.config import places
-from g2d_jax.data import arithmetic, gguf_tokenizer
+from g2d_jax.data import arithmetic
 from g2d_jax.data.template import Fault, Template, TemplateSettings, hand_over, refuse, try_out
 from g2d_jax.records import Conversation, Example, Problem, Prompt
-from g2d_jax.runtime import gguf_file, storage
+from g2d_jax.runtime import storage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -379,8 +379,8 @@ def load_tokenizer(
     generates: bool = True,
     fault: Fault = refuse,
 ) -> PromptTokenizer:
-    """Load a tokenizer by folder (local, gs:// or s3://), hub id, GGUF file (also of a package, see
-    `places.package_file`), or an embedded task ("procedural:slips").
+    """Load a tokenizer by folder (local, gs:// or s3://), hub id, or an embedded task
+    ("procedural:slips").
 
     Its stop tokens include those of config.json and generation_config.json beside it. No code of
     the repository is run.
@@ -388,13 +388,9 @@ def load_tokenizer(
     or does not fit.
     """
     name = os.fspath(source)
-    if name.startswith(places.PACKAGE):
-        name = places.package_file(name)
     options = {"rows": rows, "generates": generates, "fault": fault}
     if name in arithmetic.TASKS:
         return PromptTokenizer(arithmetic.tokenizer(), settings, rows=rows)
-    if gguf_file.is_gguf(name):
-        return _prompting(name, *gguf_tokenizer.load(name), settings, options)
     if name.startswith("procedural:"):
         raise ValueError(
             f"there is no tokenizer {name!r}: {', '.join(arithmetic.TASKS)} have one, of digits and "
@@ -475,20 +471,9 @@ def _load_hugging_face(
         raise ValueError(f"tokenizer {name!r} cannot be loaded: {reason}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ValueError(f"tokenizer {name!r} has no fast version (tokenizer.json)")
-    return _prompting(name, tokenizer, declared, settings, options)
-
-
-def _prompting(
-    name: str,
-    tokenizer: PreTrainedTokenizerFast,
-    eos_ids: Sequence[int],
-    settings: TemplateSettings | None,
-    options: Mapping[str, Any],
-) -> PromptTokenizer:
-    """Return the PromptTokenizer of a tokenizer. name, options: as of `_load_hugging_face`."""
     try:
         try_out(tokenizer, settings or TemplateSettings())
-        return PromptTokenizer(tokenizer, settings, eos_ids=eos_ids, **options)
+        return PromptTokenizer(tokenizer, settings, eos_ids=declared, **options)
     except ValueError as error:
         raise ValueError(f"tokenizer {name!r}: {error}") from error
 

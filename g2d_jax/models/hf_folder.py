@@ -1,8 +1,6 @@
 """A Hugging Face model folder: located or downloaded, its config read, its weight files checked by
 their headers.
 
-A GGUF file stands for a folder: gguf_folder.py gives it the config and the tensors of one.
-
 A folder is local, or on an object store (gs://, s3://), where it stays: only what is asked for is
 fetched. Weights are read from safetensors only, never from pickles (pytorch_model.bin), and no code
 of the folder is run.
@@ -20,12 +18,12 @@ from typing import Any
 from etils import epath
 
 from g2d_jax.config import places
-from g2d_jax.models import gguf_folder, hf_config
+from g2d_jax.models import hf_config
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.hf_config import config_from_hf
 from g2d_jax.models.safetensors_file import DTYPES, Stored, read_header
 from g2d_jax.models.table import expected_shapes, fused, tensors
-from g2d_jax.runtime import gguf_file, storage
+from g2d_jax.runtime import storage
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -50,30 +48,29 @@ _SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p")
 
 def resolve(path_or_id: storage.PathLike, *, revision: str | None = None) -> epath.Path:
     """Return the folder of a model, which is downloaded if it is a hub id ("org/name"). An existing
-    local folder, GGUF file, or file of a package (`places.package_file`), or a folder on an object
-    store, is taken as it is. What has the form of a path (`places.is_path`) is never asked of the
-    hub.
+    local folder, or a folder on an object store, is taken as it is. What has the form of a path
+    (`places.is_path`) is never asked of the hub.
 
     Only JSON, safetensors and tokenizer files of the repository's top folder are fetched, into
-    Hugging Face's cache. Raises ValueError when neither a folder nor a readable hub repository,
-    ImportError when an object store's driver is absent. `read_config` checks that a folder on an
-    object store exists.
+    Hugging Face's cache. Raises ValueError when neither a folder nor a readable hub repository, and
+    for a GGUF file; ImportError when an object store's driver is absent. `read_config` checks that
+    a folder on an object store exists.
     """
     text = os.fspath(path_or_id)
+    if places.is_gguf(text):
+        raise ValueError(f"model: {text} {places.NO_GGUF}")
     if not storage.is_local(text):
         storage.check_driver(text)
-        if gguf_file.is_gguf(text):
-            raise ValueError(f"model: GGUF files are read from this machine: copy {text} to it")
         return epath.Path(text)
-    if text.startswith(places.PACKAGE):
-        return epath.Path(places.package_file(text))
-    kind = "model" if isinstance(path_or_id, str) else "path"
+    kind = "path"
+    if isinstance(path_or_id, str):
+        kind = "model"
     try:
         name = places.decided(text, kind, places.here())
     except ValueError as error:
         raise ValueError(f"model {error}") from error
     if os.path.isabs(name):
-        if not (os.path.isdir(name) or (gguf_file.is_gguf(name) and os.path.isfile(name))):
+        if not os.path.isdir(name):
             raise ValueError(f"model: there is no folder {places.shown(name)}")
         return epath.Path(name)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
@@ -113,13 +110,10 @@ def has_images(folder: storage.PathLike) -> bool:
 
 def read_raw_config(folder: storage.PathLike) -> dict[str, Any]:
     """Read a model folder's config.json. Raises ValueError naming the folder or file."""
-    if gguf_file.is_gguf(folder):
-        return gguf_folder.read_config(folder)
     path = epath.Path(folder) / CONFIG
     # Also beside a model: transformers loads both.
     _refuse_adapters(epath.Path(folder))
     if not _is_file(path):
-        _refuse_gguf(epath.Path(folder))
         raise ValueError(
             f"{folder} holds no {CONFIG}: not a Hugging Face model folder, or an unfinished export"
         )
@@ -140,15 +134,6 @@ def _refuse_adapters(folder: epath.Path) -> None:
     )
 
 
-def _refuse_gguf(folder: epath.Path) -> None:
-    """Raise ValueError for a folder whose model is in a GGUF file, which has to be named."""
-    if not storage.is_local(folder):
-        return
-    files = sorted(path.name for path in folder.glob(f"*{gguf_file.ENDING}"))
-    if files:
-        raise ValueError(f"{folder} holds no {CONFIG}, but {files[0]}: give that file's path")
-
-
 def read_sampling(folder: storage.PathLike) -> dict[str, bool | int | float]:
     """Read the sampling settings of a folder's generation_config.json: temperature, top_p and the
     like, {} without one; its repetition_penalty is left out.
@@ -157,7 +142,9 @@ def read_sampling(folder: storage.PathLike) -> dict[str, bool | int | float]:
     names are read. Raises ValueError naming the file if it is damaged.
     """
     path = epath.Path(folder) / GENERATION
-    raw = read_json(path) if _is_file(path) else {}
+    if not _is_file(path):
+        return {}
+    raw = read_json(path)
     return {name: raw[name] for name in _SAMPLING if isinstance(raw.get(name), bool | int | float)}
 
 
@@ -189,8 +176,6 @@ def find_weights(folder: epath.Path, config: ModelConfig) -> dict[str, Stored]:
 def read_headers(folder: epath.Path) -> dict[str, Stored]:
     """Map each tensor's name to its header, unchecked. Raises ValueError naming a missing or
     unreadable file."""
-    if gguf_file.is_gguf(folder):
-        return gguf_folder.read_headers(folder)
     if _is_file(folder / WEIGHTS):
         return read_header(folder / WEIGHTS)
     if _is_file(folder / INDEX):

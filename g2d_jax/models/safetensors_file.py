@@ -44,11 +44,6 @@ class Stored:
     start: int
 
     @property
-    def encoding(self) -> str:
-        """The type that it is stored as."""
-        return self.dtype
-
-    @property
     def nbytes(self) -> int:
         """The bytes that it takes in the file, of one of DTYPES."""
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize

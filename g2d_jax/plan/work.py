@@ -14,7 +14,7 @@ from g2d_jax.models import hf, shapes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.plan.topologies import Device
 from g2d_jax.rates import Seconds
-from g2d_jax.runtime import gguf_file, storage
+from g2d_jax.runtime import storage
 from g2d_jax.session.program import Work
 
 SUITES = {"math500": 500, "amc23": 40, "gsm8k": 1319}
@@ -69,12 +69,12 @@ def time_of(
 
 
 def shape_of(path: str) -> ModelConfig:
-    """Return a model's shape without a download: of a folder's config.json or a GGUF file, else by
-    the tables of models/shapes.py by name.
+    """Return a model's shape without a download: of a folder's config.json, else by the tables of
+    models/shapes.py by name.
 
     Raises ValueError for a folder that does not exist, and for a name that is not in the tables.
     """
-    if path.startswith(places.PACKAGE) or epath.Path(path).expanduser().exists():
+    if epath.Path(path).expanduser().exists():
         return hf.read_config(hf.resolve(path))
     if places.is_path(path):
         raise ValueError(
@@ -88,7 +88,7 @@ def reads_locally(config: Config) -> bool:
     can be counted."""
     tokenizer = config.tokenizer.path or config.model.path
     named = tokenizer and not tokenizer.startswith("procedural:")
-    if named and not gguf_file.is_gguf(tokenizer):
+    if named:
         folder = epath.Path(tokenizer).expanduser()
         names = ("tokenizer.json", "tokenizer_config.json")
         is_local = storage.is_local(tokenizer)

@@ -85,7 +85,7 @@ def run_tokenizer(config: Mapping[str, Any], workdir: PathLike | None = None) ->
 def _on_this_machine(path: str, revision: str | None, workdir: PathLike | None) -> str:
     """Return the folder of a tokenizer on this machine, of a hub id the downloaded one. Raises
     ValueError."""
-    if path in arithmetic.TASKS or path.startswith(places.PACKAGE):
+    if path in arithmetic.TASKS:
         return path
     if not is_local(path):
         raise ValueError(

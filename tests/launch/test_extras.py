@@ -85,6 +85,7 @@ def needed() -> set[str]:
     return found
 
 
+@pytest.mark.usefixtures("prepared")
 def test_what_is_named_covers_what_recipes_import(without_extras: None) -> None:
     recipes = needed()
     assert recipes  # of models on the hub, with problems from there

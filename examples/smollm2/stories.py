@@ -1,37 +1,40 @@
-r"""The embedded task in words: word problems of one to three steps, with worked answers.
+r"""Write word problems of one to three steps, with worked answers, as JSONL files.
+
+    python examples/smollm2/stories.py FOLDER            # --steps 1-3 --numbers 50 makes harder ones
 
     Nora has 12 shells. A neighbor hands her 5 more.        12 + 5 = 17
     Omar has 4 shells. How many more shells does Nora       17 - 4 = 13
     have now than Omar?                                     #### 13
 
-`procedural:stories` has settings, written behind it: `procedural:stories:steps=1-3,numbers=50`.
-
-    steps     how many a story has: 1, 2, 3, or a range of them
-    numbers   the largest number in a story and in its working, 10 to 1000
+    train.jsonl, dev.jsonl, test.jsonl    problem, answer, solution, subset ("2 steps")
+    sft.jsonl                             prompt, completion: worked answers of other training problems
 
 A step adds, takes away, multiplies, divides, or compares with somebody else, in the words of a
 template of story_texts.py. Numbers in a story are at least two and results at least one, so that
 every plural is right. The split of a story is that of its combination of templates: train, dev and
-test share neither a problem nor a combination. Everything is a pure function of (settings, seed,
-index), as in arithmetic.py.
+test share neither a problem nor a combination. Everything is a pure function of (difficulty, seed,
+index).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+import argparse
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
-from g2d_jax.data import story_texts as texts
-from g2d_jax.data.arithmetic import draws_for, first_distinct, random_integers
+import story_texts as texts
+
+from g2d_jax.data.arithmetic import random_integers
 from g2d_jax.data.splits import Split, problem_id, split_of
-from g2d_jax.records import Example, Problem
 
-NAME = "procedural:stories"
-_SETTING = re.compile(r"(?P<key>steps|numbers)=(?P<least>[0-9]{1,4})(?:-(?P<most>[0-9]))?")
-_NUMBERS = range(10, 1001)
-_STEPS = range(1, 4)
+SIZES: dict[Split, int] = {"test": 512, "dev": 256, "train": 4000}
+"""The problems of each file."""
+EXAMPLES = 1200
+"""The rows of sft.jsonl."""
 
 _MOST_PARTS = 5
 _MOST_GROUPS = 9
@@ -77,7 +80,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Difficulty:
-    """The difficulty of stories. steps: the fewest and the most; numbers: the largest that occurs."""
+    """The difficulty of stories. steps: the fewest and the most, of 1 to 3. numbers: the largest
+    number of a story and its working, 10 to 1000."""
 
     steps: tuple[int, int] = (1, 2)
     numbers: int = 20
@@ -104,72 +108,55 @@ class Story:
         return "\n".join([*self.working, f"#### {self.answer}"])
 
 
-def difficulty(source: str) -> Difficulty:
-    """Read the settings of a source: "procedural:stories", or with ":steps=1-3,numbers=50" behind.
+def write(
+    folder: Path, level: Difficulty, seed: int = 0, sizes: Mapping[Split, int] = SIZES
+) -> None:
+    """Write the files of a difficulty into a folder, train.jsonl last.
 
-    Raises ValueError for settings that there are not, and values out of bounds.
+    seed: of the sequence that stories are taken from. sizes: split -> how many problems.
     """
-    settings = source.removeprefix(NAME)
-    values: dict[str, tuple[int, int]] = {}
-    for text in settings[1:].split(",") if settings else ():
-        found = _SETTING.fullmatch(text)
-        if found is None or found["key"] in values:
-            raise _refusal(source)
-        least = int(found["least"])
-        values[found["key"]] = least, int(found["most"] or least)
-    steps = values.get("steps", Difficulty.steps)
-    numbers, same = values.get("numbers", (Difficulty.numbers, Difficulty.numbers))
-    ordered = steps[0] <= steps[1] and numbers == same
-    if not ordered or not {*steps} <= {*_STEPS} or numbers not in _NUMBERS:
-        raise _refusal(source)
-    return Difficulty(steps, numbers)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / "sft.jsonl", (example(level, seed, index) for index in range(EXAMPLES)))
+    for split, size in sizes.items():
+        _write(folder / f"{split}.jsonl", itertools.islice(problems(level, seed, split), size))
 
 
-def _refusal(source: str) -> ValueError:
-    return ValueError(
-        f"unknown settings of stories in {source!r}: write {NAME}:steps=1-2,numbers=20, with steps "
-        f"from {_STEPS[0]} to {_STEPS[-1]}, one number or a range, and numbers from {_NUMBERS[0]} "
-        f"to {_NUMBERS[-1]}"
-    )
+def _write(file: Path, rows: Iterator[dict[str, str]]) -> None:
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
 
 
-def problems(
-    level: Difficulty, seed: int, count: int, split: Split | Literal[""] = ""
-) -> list[Problem]:
-    """Make the first `count` distinct problems of one split ("": of all three), in the order of the
-    sequence `seed`.
-
-    Raises ValueError when the sequence yields too few distinct problems.
-    """
-    drawn = (story(level, f"problem/{seed}/{index}") for index in range(draws_for(count)))
-    return first_distinct((_problem(s) for s in drawn if split in ("", s.split)), count, split)
-
-
-def _problem(told: Story) -> Problem:
-    steps = len(told.working)
-    return Problem(
-        id=problem_id(told.text),
-        prompt=told.text,
-        answer=str(told.answer),
-        source=NAME,
-        subset="1 step" if steps == 1 else f"{steps} steps",
-        solution=told.solution,
-    )
+def problems(level: Difficulty, seed: int, split: Split) -> Iterator[dict[str, str]]:
+    """Yield the distinct problems of a split without end, as rows of a file."""
+    seen: set[str] = set()
+    for index in itertools.count():
+        found = story(level, f"problem/{seed}/{index}")
+        identifier = problem_id(found.text)
+        if found.split == split and identifier not in seen:
+            seen.add(identifier)
+            yield _row(found)
 
 
-def example(level: Difficulty, seed: int, index: int) -> Example:
-    """Make demonstration number `index` of the endless sequence `seed`: a training problem with its
-    worked answer."""
-    attempt = 0
-    told = story(level, f"example/{seed}/{index}/{attempt}")
-    while told.split != "train":
-        attempt += 1
-        told = story(level, f"example/{seed}/{index}/{attempt}")
-    return Example(problem_id(told.text), told.text, told.solution)
+def _row(found: Story) -> dict[str, str]:
+    steps = len(found.working)
+    return {
+        "problem": found.text,
+        "answer": str(found.answer),
+        "solution": found.solution,
+        "subset": "1 step" if steps == 1 else f"{steps} steps",
+    }
+
+
+def example(level: Difficulty, seed: int, index: int) -> dict[str, str]:
+    """Return row number `index` of the worked answers: a training problem with its solution."""
+    for attempt in itertools.count():
+        found = story(level, f"example/{seed}/{index}/{attempt}")
+        if found.split == "train":
+            break
+    return {"prompt": found.text, "completion": found.solution}
 
 
 def story(level: Difficulty, name: str) -> Story:
-    """Draw a story by a name alone."""
+    """Make the story of a name."""
     draws = _Draws(f"stories/{name}")
     teller = _Teller(draws)
     left = draws.pick(range(level.steps[0], level.steps[1] + 1))
@@ -209,7 +196,7 @@ def _operands(kind: str, value: int, numbers: int) -> Sequence[int]:
 
 
 class _Draws:
-    """Choices by a name alone."""
+    """Random choices, which the name alone decides."""
 
     def __init__(self, name: str) -> None:
         self._integers = iter(random_integers(name, _DRAWS))
@@ -275,6 +262,31 @@ class _Teller:
         self._working.append(f"{first} {sign} {second} = {self.value}")
 
     def story(self) -> Story:
-        """Return what has been told."""
+        """Return the story so far."""
         text = " ".join(self._sentences)
         return Story(text, tuple(self._templates), tuple(self._working), self.value)
+
+
+def _range(text: str) -> tuple[int, int]:
+    least, _, most = text.partition("-")
+    return int(least), int(most or least)
+
+
+def main() -> None:
+    """Write the files of the difficulty that the command line gives."""
+    parser = argparse.ArgumentParser(description="Write word problems as JSONL files.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=_range, default=(1, 2), help="1 to 3, or a range (1-2)")
+    parser.add_argument("--numbers", type=int, default=20, help="the largest, 10 to 1000 (20)")
+    parser.add_argument("--seed", type=int, default=0, help="another sequence of stories (0)")
+    given = parser.parse_args()
+    least, most = given.steps
+    if not 1 <= least <= most <= 3:
+        parser.error("--steps is a number from 1 to 3, or a range such as 1-2")
+    if not 10 <= given.numbers <= 1000:
+        parser.error("--numbers is from 10 to 1000")
+    write(given.folder, Difficulty(given.steps, given.numbers), given.seed)
+
+
+if __name__ == "__main__":
+    main()

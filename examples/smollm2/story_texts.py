@@ -1,4 +1,4 @@
-"""The words of `procedural:stories`: names, things, and the templates of each kind of sentence.
+"""The words of stories.py: names, things, and the templates of each kind of sentence.
 
 A template's wording is its identity: the split of a story is a hash of its templates' texts, so
 that another wording moves stories to other splits. Slots of a template:
