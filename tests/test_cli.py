@@ -613,7 +613,6 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     chosen = {
         "warmup.sampling": '["}"]',
         "collect.sampling": '[" ","   "]',
-        "dpo.probe_sampling": '["boxed"]',
     }
     stops = [f"--config.stages.{place}.stop={texts}" for place, texts in chosen.items()]
     unread = "--config.stages.dpo.simpo_gamma=2.0"
@@ -630,10 +629,6 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     assert (
         "stages.collect.sampling.stop has '   ', which ends a response at its first 3 spaces in "
         "a row\n" in shown
-    )
-    assert (
-        "stages.dpo.probe_sampling.stop has 'boxed', which ends 80 of 80 right responses early:"
-        in shown
     )
     policies = ("--config.stages.warmup.keep=2", "--config.stages.evaluate.policies=init,warmup@2")
     shown = g2d("run", "--config", TINY, "--dry-run", "--config.reward.function=verify", *policies)

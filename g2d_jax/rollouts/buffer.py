@@ -214,13 +214,6 @@ class RolloutBuffer:
             window, plan = pending
             self.ahead.ask_again(plan, self._planned_parts(window, plan), self.workload)
 
-    def fixed_reference(self) -> Decoder:
-        """Return the policy that the stage began with."""
-        if self.reference is None:
-            # Not kept: probes need it for a moment, and updates have its memory.
-            return load_reference(self.session, self.stage.policy)
-        return self.reference
-
     @cached_property
     def workload(self) -> Workload:
         """The stage's sampling."""
@@ -534,7 +527,9 @@ class RolloutBuffer:
             return  # `next_batch` reads the file when its turn comes
         policies: dict[str, Decoder] = {}
         if FIXED in needed.values():
-            self.reference = policies[FIXED] = self.fixed_reference()
+            if self.reference is None:
+                self.reference = load_reference(self.session, self.stage.policy)
+            policies[FIXED] = self.reference
         policies[PRESENT] = self.trainer.policy
         logprobs: dict[str, np.ndarray] = {}
         cost = Cost()

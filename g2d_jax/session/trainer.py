@@ -252,8 +252,6 @@ class Trainer:
         fields = {**self.cost.manifest(), "counts": dict(counts), "warnings": state.warnings}
         if state.skipped_updates:
             fields["counts"]["skipped_updates"] = state.skipped_updates
-        if state.probes:
-            fields["dynamics"] = {"probes": state.probes, "probe_cost": state.probe_cost.manifest()}
         return fields
 
     @contextmanager

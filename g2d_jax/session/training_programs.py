@@ -4,11 +4,10 @@ work."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -143,22 +142,16 @@ class Training:
 @dataclass(frozen=True)
 class Scorer:
     """The log-probabilities of responses under policies. rows: of all batches. temperature: of the
-    distribution. dtype: of activations, None: the run's."""
+    distribution."""
 
     session: Session
     rows: RowShape
     temperature: float = 1.0
-    dtype: jnp.dtype | None = None
 
     @property
     def run(self) -> Jitted:
         """The program that computes them."""
-        compute = self.session.compute
-        if self.dtype is not None:
-            compute = replace(compute, dtype=self.dtype)
-            if compute.attention == "cudnn":  # which computes in bfloat16 alone
-                compute = replace(compute, attention="auto")
-        return self.session.programs.get_or_make(make_scorer, compute)
+        return self.session.programs.get_or_make(make_scorer, self.session.compute)
 
     def pack(self, groups: Sequence[Group]) -> Packed:
         """Pack groups into these rows."""
@@ -186,7 +179,6 @@ class Scorer:
         resident: tuple[Any, ...] = (),
         *,
         reference: bool = False,
-        prefix: str = "",
     ) -> Program:
         """Return the program of a stage for a batch of these groups, under a policy or a fixed
         reference."""
@@ -200,18 +192,16 @@ class Scorer:
         work = Work(calls, flops / session.mesh.size, moved, parts, scored=scored)
         number = abstract_numbers(1.0, session.mesh)
         arguments = fixed(params, *abstract_batch(packed, session.mesh), number)
-        return Program(name, prefix + kind, self.run, arguments, work, {}, packed.count, resident)
+        return Program(name, kind, self.run, arguments, work, {}, packed.count, resident)
 
 
-def reference_programs(
-    session: Session, name: str, resident: tuple[Any, ...], calls: float = 1
-) -> Iterator[Program]:
+def reference_programs(session: Session, name: str, resident: tuple[Any, ...]) -> Iterator[Program]:
     """Yield the program that makes a reference from a policy of another dtype. resident: arrays
     beside both."""
     cast = reference_cast(session)
     if cast is not None:
         params = policy_shapes(session)
-        work = Work(calls, 0.0, 2 * device_bytes(params), {"parameters": device_bytes(params)})
+        work = Work(1, 0.0, 2 * device_bytes(params), {"parameters": device_bytes(params)})
         yield Program(name, "reference", cast, fixed(params), work, resident=resident)
 
 

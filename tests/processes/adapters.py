@@ -11,5 +11,4 @@ def get_config(arg: str = "") -> ConfigDict:
     for name in ("sft", "collect", "dpo", "evaluate"):
         del config.stages[name]
     config.stages.warmup.update(policy="init", steps=2, keep=(), dynamic_sampling=0, stop="steps")
-    config.stages.warmup.probe.every = 0
     return config

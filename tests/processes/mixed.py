@@ -40,7 +40,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.stages.dpo = settings.online(
         policy="init", keep=(2,), loss="dpo", reference_sync=True, optimizer=optimizer
     )
-    config.stages.dpo.update(draws, probe=settings.probe(every=2, prompts=4))
+    config.stages.dpo.update(draws)
     config.stages.best = settings.best_checkpoint(policy="dpo", sampling=sampling)
     config.stages.group = settings.online(
         policy="best", loss="group_dpo", grpo_coef=0.5, optimizer=optimizer

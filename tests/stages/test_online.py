@@ -19,6 +19,7 @@ from worlds import bits, only, run
 
 from g2d_jax import dryrun
 from g2d_jax.config import Config, Online, OnlineDPO
+from g2d_jax.data.packing import Group, Response
 from g2d_jax.losses import group_advantages
 from g2d_jax.mesh import make_mesh
 from g2d_jax.models import lora
@@ -41,8 +42,8 @@ from g2d_jax.runtime.tracking import Progress, Screen, read_metrics
 from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.session import Session, StopRun
+from g2d_jax.session.training_programs import Scorer
 from g2d_jax.stages import online
-from g2d_jax.stages.probes import reference_logprobs
 from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import claim
@@ -331,7 +332,12 @@ def test_what_codes_sampled_is_weighed_by_the_trainers_probabilities(warmup, tmp
     policy = load_policy(session, "init")
 
     def known(params: Decoder) -> np.ndarray:
-        logprobs = reference_logprobs(session, groups, params, stage.sampling, Cost())
+        bare = [
+            Group(group[0].rollout.prompt_ids, [Response(row.rollout.token_ids) for row in group])
+            for group in groups
+        ]
+        scorer = Scorer(session, online.row_shape(session, session.config.stages["warmup"]), 1.0)
+        logprobs = scorer(params, bare, Cost())
         return np.concatenate([response for group in logprobs for response in group])
 
     sampler = np.concatenate([row.rollout.logprobs for group in groups for row in group])

@@ -22,7 +22,7 @@ from g2d_jax.config.section import (
 )
 from g2d_jax.config.stages.dpo import OnlineDPO
 from g2d_jax.config.stages.stage import NeededFiles, Stages, TrainingStage, successive
-from g2d_jax.config.training import Optimizer, Probe, Sampling
+from g2d_jax.config.training import Optimizer, Sampling
 
 GRPOLossType = Literal["sum", "seq-mean-token-sum", "grpo", "dr_grpo", "dapo", "bnpo", "cispo"]
 ScaleRewards = Literal["none", "group", "batch"]
@@ -139,7 +139,6 @@ class Online(TrainingStage):
     drop_solved: DropSolved = DropSolved()
     difficulty: Difficulty = Difficulty()
     patience: Positive = 50  # stop after so many steps in a row without any reward signal
-    probe: Probe = Probe()
     optimizer: Optimizer = Optimizer(eps=1e-4)
 
     @property
@@ -378,9 +377,7 @@ class Online(TrainingStage):
             )
 
     def splits_read(self) -> tuple[str, ...]:
-        """Return train, and the split of its probes."""
-        if self.probe.every:
-            return "train", self.probe.split
+        """Return train."""
         return ("train",)
 
     def files_read(self, stages: Stages) -> tuple[NeededFiles, ...]:
@@ -388,21 +385,6 @@ class Online(TrainingStage):
         if self.rollouts == "sample":
             return ()
         return (dump(self.rollouts, "sample"),)
-
-    @property
-    def probes_compare(self) -> bool:
-        """True if its probes are compared with a reference."""
-        return self.compares and self.sampling.is_whole
-
-    @property
-    def probes_use_sampler_params(self) -> bool:
-        """True if the sampler holds the policy as it is while probes are drawn."""
-        return not self.sampling_weights
-
-    @property
-    def sampling_of_probes(self) -> Sampling:
-        """The settings of its probes, those of its rollouts."""
-        return self.sampling
 
     def policies_sampled(self, name: str) -> set[str]:
         """Return its policy and the later ones."""

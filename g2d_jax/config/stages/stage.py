@@ -119,23 +119,6 @@ class Stage(Section):
         return False
 
     @property
-    def probes(self) -> bool:
-        """True if its policy is sampled while it trains, to look at it."""
-        probe = getattr(self, "probe", None)
-        return probe is not None and bool(probe.every)
-
-    @property
-    def probes_float32(self) -> bool:
-        """True if its probes compare with the same parameters in float32."""
-        probe = getattr(self, "probe", None)  # of stages whose policy is sampled while it trains
-        return probe is not None and probe.float32
-
-    @property
-    def sampling_of_probes(self) -> Sampling | None:
-        """The settings by which its probes are sampled, None where it has none."""
-        return None
-
-    @property
     def has_fixed_reference(self) -> bool:
         """True if a reference that stays the same lies beside the policy while it samples."""
         return False
