@@ -50,7 +50,6 @@ LATER: Mapping[str, Any] = {
     "sampling.stop": [],
     "online.kv_cache_dtype": "",
     "collect.kv_cache_dtype": "",
-    "online.router_replay": False,
     "engine.ahead": 0,
 }
 """Settings that came later, and the value with which everything is as it was before them: with it

@@ -6,10 +6,6 @@ No expert has a capacity, and no token is dropped. The experts lie on the mesh's
 ones. Between layers each of its devices has the same tokens: it takes those that go to its experts,
 sorted by them, and what the devices compute is added up. Nothing is sent from token to expert.
 
-Router replay (R3: Ma et al. 2025, "Stabilizing MoE Reinforcement Learning by Aligning Training and
-Inference Routers", arXiv:2510.11370): the trainer sends tokens to the experts that the sampler
-chose, and weights these by its own router, which has its gradient by them.
-
 The products of tokens in groups, each with the matrix of its expert, are
 - ragged: `jax.lax.ragged_dot`, on TPUs, where XLA has a kernel for it. Elsewhere it multiplies all
   tokens with all experts, beside a copy of the tokens for each of them.
@@ -28,7 +24,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
@@ -72,49 +67,16 @@ Mixture = Callable[[Array, Routes, Stacks], Array]
 """`mix` with all but x [B, T, E], routes and matrices given: what the experts add, [B, T, E]."""
 
 
-def choose(c: ModelConfig, router: Array, x: Array, replayed: Array | None = None) -> Routes:
-    """Choose each token's experts, in float32 whatever the type of x: rounded numbers would often
-    rank others first. x: [B, T, E]. router: [E, X]. replayed: int32 [B, T, k], experts that were
-    chosen before, which this router only weights: where shares are divided by their sum, as the
-    softmax of these alone, since all of them may be 0 among all experts."""
+def choose(c: ModelConfig, router: Array, x: Array) -> Routes:
+    """Choose each token's experts, in float32 for any type of x: rounded numbers would often rank
+    others first. x: [B, T, E]. router: [E, X]."""
     wide = x.astype(jnp.float32)
     logits = jnp.einsum("bte,ex->btx", wide, router.astype(jnp.float32), precision="highest")
-    if replayed is not None and c.norm_topk_prob:
-        own = jnp.take_along_axis(logits, replayed, axis=-1)
-        return Routes(replayed, jax.nn.softmax(own, axis=-1))
     shares = jax.nn.softmax(logits, axis=-1)
-    if replayed is not None:
-        return Routes(replayed, jnp.take_along_axis(shares, replayed, axis=-1))
     weights, experts = jax.lax.top_k(shares, c.num_experts_per_tok)
     if c.norm_topk_prob:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
     return Routes(experts, weights)
-
-
-def choices(c: ModelConfig) -> int:
-    """Count the experts that a token goes to in all layers, L * k."""
-    return c.num_hidden_layers * c.num_experts_per_tok
-
-
-def replay_dtype(c: ModelConfig) -> np.dtype:
-    """Return the smallest type that numbers all experts."""
-    return np.min_scalar_type(max(c.num_experts - 1, 0))
-
-
-def to_replay(c: ModelConfig, chosen: Array) -> Array:
-    """Convert the experts of all layers, int32 [L, B, T, k], to what is kept of each token:
-    `replay_dtype` [B, T, L * k]."""
-    by_token = jnp.moveaxis(chosen, 0, 2)
-    return by_token.reshape(*by_token.shape[:2], -1).astype(replay_dtype(c))
-
-
-def replayed_in(c: ModelConfig, kept: Array | None, layer: Array | int) -> Array | None:
-    """Return the experts of one layer, int32 [B, T, k], of `to_replay`; None of None."""
-    if kept is None:
-        return None
-    size = c.num_experts_per_tok
-    own = jax.lax.dynamic_slice_in_dim(kept, layer * size, size, axis=-1)
-    return own.astype(jnp.int32)
 
 
 def on_devices(mesh: Mesh | None, *, split_width: bool = False) -> Mixture:

@@ -538,8 +538,7 @@ class RolloutBuffer:
             for policy, params in policies.items():
                 names = [name for name, under in needed.items() if under == policy]
                 if names:
-                    routed = batches.without_experts(groups) if policy == FIXED else groups
-                    scored = self._logprobs_under(params, routed, cost)
+                    scored = self._logprobs_under(params, groups, cost)
                     logprobs |= dict.fromkeys(names, scored)
         part = cost.part()
         if _stays_in_memory(window, number):

@@ -94,7 +94,6 @@ def workload_of(
         params,
         weights=stage.sampling_weights,
         kv_cache_dtype=stage.kv_cache_dtype,
-        router_replay=isinstance(stage, Online) and stage.router_replay,
     )
     stream, calls = stage.stream or f"{stage.kind}/{name}", -(-prompts // together)
     return Workload(

@@ -207,12 +207,11 @@ class Sampler:
         lengths: Sequence[int],
         most_rows: int | None = None,
         kv_cache_dtype: str = "",
-        router_replay: bool = False,
     ) -> Shapes:
         """Choose the shapes to compile for: so many requests and samples, with these SamplingParams
         and prompt lengths.
 
-        kv_cache_dtype, router_replay: see `Shapes`. most_rows: rows that decode together in this
+        kv_cache_dtype: see `Shapes`. most_rows: rows that decode together in this
         call at most; None: max_num_seqs. On a CPU a
         quarter of the samples decode at once: rows that are full cost what they generate, and the
         rest wait to take the place of those that are done; where responses are long, the last of
@@ -255,7 +254,6 @@ class Sampler:
             filters=filters_of(params),
             tail=tail,
             kv_cache_dtype=kv_cache_dtype,
-            router_replay=router_replay,
         )
 
     def abstract(self, shapes: Shapes) -> tuple[State, Prompts]:
@@ -341,14 +339,10 @@ class _Call:
         self.mesh, self.ways = sampler.mesh, meshes.row_ways(sampler.mesh)
         rows, prompts = shapes.rows // self.ways, shapes.prompts // self.ways
         self.schedule = Schedule(requests, shards=self.ways, rows=rows, prompts=prompts)
-        # By row: tokens, log-probs and entropies of each chunk, and experts if they are asked for.
+        # By row: tokens, log-probs and entropies of each chunk.
         self.tokens: dict[int, list[tuple[np.ndarray, ...]]] = {}
         # By row: what looks for stop strings in its sample.
         self.watches: dict[int, Watch] = {}
-        # Of prompts, by place and by row: their experts, as soon as these are read.
-        self.placed_experts: dict[int, list[np.ndarray]] = {}
-        self.prompt_experts: dict[int, list[np.ndarray]] = {}
-        self.unread: dict[int, int] = {}  # place -> tokens of its prompt
         self.has_stops = any(request.params.stop for request in requests)
         self.widths = sampler.decoded_widths(shapes)
         self.width = shapes.widths[0]
@@ -416,21 +410,7 @@ class _Call:
             tokens[place, columns - lengths[place] :] = request.prompt_ids
             self.sampler.usage.prefilled += len(request.prompt_ids)
         inputs = map(self.put, (tokens, lengths, fresh))
-        self._read_experts()
         self.prompts = self.sampler.programs["prefill"](self.sampler_params, self.prompts, *inputs)
-        if self.shapes.router_replay:
-            self.unread = {place: len(request.prompt_ids) for place, request in placed.items()}
-            self.placed_experts |= {place: [] for place in placed}
-
-    def _read_experts(self) -> None:
-        """Read the experts of the prompts that were prefilled last, unless they are read: this
-        process's."""
-        if self.unread and self.prompts.experts is not None:
-            for first, (array,) in _own_rows(self.prompts.experts):
-                for place, own in enumerate(array, first):
-                    if length := self.unread.get(place):
-                        self.placed_experts[place].append(own[-length:].copy())
-        self.unread = {}
 
     def _insert(self, inserted: dict[int, tuple[int, Sample]]) -> None:
         shapes = self.shapes
@@ -444,7 +424,6 @@ class _Call:
             places[shard, counts[shard]] = place % (shapes.prompts // self.ways)
             counts[shard] += 1
             self.tokens[row] = []
-            self.prompt_experts[row] = self.placed_experts.get(place, [])
             self.watches.pop(row, None)
             stop, decode = sample.request.params.stop, self.sampler.decode
             if stop and decode is not None:  # as `generate` has seen to
@@ -475,8 +454,6 @@ class _Call:
         places = {row: place for place, row in enumerate(order)}
         self.tokens = {places[row]: parts for row, parts in self.tokens.items() if row in places}
         self.watches = {places[row]: watch for row, watch in self.watches.items() if row in places}
-        kept = self.prompt_experts.items()
-        self.prompt_experts = {places[row]: own for row, own in kept if row in places}
 
     def _fit_width(self, longest: int) -> None:
         """Use the fewest cache columns that the longest row of the next chunk fits, of the widths
@@ -512,8 +489,7 @@ class _Call:
         """Add the chunk's tokens to this process's rows, and give the rollouts of those that are
         complete."""
         # The only wait for the device: what is on all devices is small, and says what to read.
-        counts, stopped, interrupt_code = jax.device_get(emitted[3:6])
-        self._read_experts()
+        counts, stopped, interrupt_code = jax.device_get(emitted[3:])
         stopped = np.array(stopped)  # of which those that a text ended are to be marked
         processes.raise_if_stopped(int(interrupt_code))
         steps = int(counts.max()) if self.sampler.ends_early else self.sampler.chunk
@@ -521,13 +497,11 @@ class _Call:
         self.sampler.usage.generated += int(counts.sum())
         running = self.schedule.rows
         ends: dict[int, int] = {}  # row -> tokens of its response up to its stop string
-        for first, arrays in _own_rows(*emitted.by_row):
+        for first, arrays in _own_rows(*emitted[:3]):
             for row, sample in enumerate(running[first : first + len(arrays[0])], first):
                 if sample is None:
                     continue
                 tokens, *others = (array[row - first, : counts[row]] for array in arrays)
-                # Of a token there may be hundreds: those of other rows are not kept with them.
-                others[2:] = [chosen.copy() for chosen in others[2:]]
                 self.tokens[row].append((tokens, *others))
                 if row in self.watches and (end := self.watches[row].add(tokens)) is not None:
                     ends[row] = end
@@ -563,20 +537,16 @@ class _Call:
 
     def _rollout(self, row: int, sample: Sample, stopped: bool, end: int | None) -> Rollout:
         """Make a rollout of a row's tokens. end: how many of them are its response, None: all."""
-        arrays = (np.concatenate(parts)[:end] for parts in zip(*self.tokens.pop(row), strict=True))
-        tokens, logprobs, entropies, *chosen = arrays
+        parts = zip(*self.tokens.pop(row), strict=True)
+        tokens, logprobs, entropies = (np.concatenate(part)[:end] for part in parts)
         request = sample.request
         names = request.problem_id, request.visit, sample.number
         reason: Literal["stop", "length"] = "stop" if stopped else "length"
-        rollout = Rollout(*names, request.prompt_ids, tokens, logprobs, entropies, reason)
-        if not chosen:
-            return rollout
-        (of_prompt,) = self.prompt_experts.pop(row)
-        return dataclasses.replace(rollout, experts=chosen[0], prompt_experts=of_prompt)
+        return Rollout(*names, request.prompt_ids, tokens, logprobs, entropies, reason)
 
 
 def _own_rows(*arrays: jax.Array) -> Iterator[tuple[int, list[np.ndarray]]]:
-    """Yield the parts of arrays [S, C, …] that this process answers for: first row, and each
+    """Yield the parts of arrays [S, C] that this process answers for: first row, and each
     array's rows from there on.
 
     Of devices with the same rows, the first one's process answers for them.

@@ -190,21 +190,19 @@ class RunSampling:
         *params: SamplingParams,
         weights: str = "",
         kv_cache_dtype: str = "",
-        router_replay: bool = False,
     ) -> Shapes:
         """Choose the sampler's shapes by a stage's largest call: so many prompts, and responses
         each.
 
         Rows are compute.max_num_seqs, or the quickest that memory allows beside the stage's own
-        arrays. weights: as of `Sampler.to_sampler_params`. kv_cache_dtype, router_replay: as of
-        `Shapes`.
+        arrays. weights: as of `Sampler.to_sampler_params`. kv_cache_dtype: as of `Shapes`.
         """
         sampler, rows = self.sampler, self.config.compute.max_num_seqs
         call = prompts, prompts * samples, params, self.prompt_lengths()
         if not rows:
             longest = max(sampling.max_new_tokens for sampling in params)
             memory = self.devices.memory
-            shapes = sampler.shapes(*call, 1, kv_cache_dtype, router_replay)
+            shapes = sampler.shapes(*call, 1, kv_cache_dtype)
             mesh = self.devices.for_sampling
             model = self.devices.model.base.with_quantisation(weights)
             ways = mesh.size // mesh.shape["data"]
@@ -215,4 +213,4 @@ class RunSampling:
             rows = max(split.rows_that_fit(memory, resident), 1)
             if memory is not None:
                 rows = split.quickest_rows(longest, rows, prompts * samples)
-        return sampler.shapes(*call, rows, kv_cache_dtype, router_replay)
+        return sampler.shapes(*call, rows, kv_cache_dtype)

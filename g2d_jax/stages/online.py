@@ -14,7 +14,7 @@ import numpy as np
 
 from g2d_jax.config import Online
 from g2d_jax.data.packing import Group, Response
-from g2d_jax.models import experts, lora
+from g2d_jax.models import lora
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict, indices_by_task, pick
 from g2d_jax.rollouts import batches
 from g2d_jax.rollouts.ahead import schedule
@@ -164,8 +164,7 @@ def programs(
     calls = stage.steps / stage.num_iterations * share
     if reference:
         yield from reference_programs(session, name, (state,))
-        own = batches.without_experts(bare)
-        yield logprob_scorer.program(name, own, calls, (state,), reference=True)
+        yield logprob_scorer.program(name, bare, calls, (state,), reference=True)
     if PRESENT in policies:
         yield logprob_scorer.program(name, bare, calls, (state.opt_state, *reference))
     yield from training.programs(filled, stage.steps * share, reference)
@@ -194,21 +193,13 @@ def _longest_batch(session: Session, stage: Online) -> tuple[list[Group], list[G
     prompt = np.zeros(session.config.data.max_prompt_length, np.int32)
     tokens = np.zeros(length, np.int32)
     floats = np.zeros(length, np.float32)
-    of_prompt = of_response = None
-    if stage.router_replay:
-        slots, dtype = (
-            experts.choices(session.model_config),
-            experts.replay_dtype(session.model_config),
-        )
-        of_prompt, of_response = (np.zeros((len(ids), slots), dtype) for ids in (prompt, tokens))
     right = (stage.num_generations + 1) // 2
     verdicts = [Verdict.CORRECT] * right + [Verdict.INCORRECT] * (stage.num_generations - right)
 
     def respond(problem: Problem) -> list[ScoredRollout]:
         rows = []
         for i, verdict in enumerate(verdicts):
-            arrays = prompt, tokens, floats, floats
-            rollout = Rollout(problem.id, 0, i, *arrays, "stop", of_response, of_prompt)
+            rollout = Rollout(problem.id, 0, i, prompt, tokens, floats, floats, "stop")
             # responses of equal text make one pair
             rows.append(ScoredRollout(rollout, str(i), Score(verdict.accuracy, verdict)))
         return rows

@@ -273,7 +273,6 @@ def test_logprobs_of_some_rows_alone_are_refused(warmup, tmp_path, opened, cap):
         ),
         ({"drop_solved": {"after": 2}}, "leave dynamic_sampling, drop_solved and difficulty"),
         ({"stream": "mine"}, "stream is set, but rollouts='mine' samples nothing"),
-        ({"router_replay": True}, "router_replay is set, but rollouts='mine' samples nothing"),
         (
             {"rollouts": "sample", "reward_column": "accuracy"},
             "is a column of a dump, and rollouts is 'sample'",

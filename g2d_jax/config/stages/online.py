@@ -124,8 +124,6 @@ class Online(TrainingStage):
     importance_sampling_level: Literal["token", "sequence"] = "token"  # "sequence" is GSPO
     # truncated importance sampling of trainer against sampler; 0: off
     importance_cap: NotNegativeFloat = 0.0
-    # of a mixture of experts: train each token in the experts that the sampler sent it to
-    router_replay: bool = False
     # DPO
     dpo: OnlineDPO = OnlineDPO()
     grpo_coef: NotNegativeFloat = 0.0  # times the GRPO loss, beside "group_dpo"
@@ -345,7 +343,7 @@ class Online(TrainingStage):
                 f"{without} in place of other prompts: leave dynamic_sampling, drop_solved and "
                 "difficulty"
             )
-        for name in ("sampling_weights", "kv_cache_dtype", "router_replay", "stream"):
+        for name in ("sampling_weights", "kv_cache_dtype", "stream"):
             if getattr(self, name):
                 yield FieldError(name, f"is set, but {without}: leave it unset")
 
@@ -398,11 +396,6 @@ class Online(TrainingStage):
         """Refuse what its sampling needs and a server does not give: a change at every update
         too."""
         yield from super().conflicts_served()
-        if self.router_replay:
-            yield ValueError(
-                "router_replay has no experts to replay: a server returns tokens and their "
-                "log-probabilities alone; leave it off, or engine.kind at 'sampler'"
-            )
         if self.sync_every == 1:
             yield ValueError(
                 "sync_every=1 would load weights there for every update: set it to 0 or from 2 "
