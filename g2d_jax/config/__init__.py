@@ -37,7 +37,6 @@ from g2d_jax.config.section import (
     Bounds,
     Dtype,
     FieldError,
-    KVCacheDtype,
     Measure,
     SamplingWeights,
     Section,

@@ -48,8 +48,6 @@ RUNTIME = frozenset(
 
 LATER: Mapping[str, Any] = {
     "sampling.stop": [],
-    "online.kv_cache_dtype": "",
-    "collect.kv_cache_dtype": "",
     "engine.ahead": 0,
 }
 """Settings that came later, and the value with which everything is as it was before them: with it

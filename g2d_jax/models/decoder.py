@@ -26,9 +26,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from g2d_jax import mesh as meshes
 from g2d_jax.config import Remat
 from g2d_jax.matmul import products_on
-from g2d_jax.models import delta, experts, kv_codes, quantise
+from g2d_jax.models import delta, experts, quantise
 from g2d_jax.models.attention import (
+    KEY_COLUMNS,
     SAVED,
+    VALUE_COLUMNS,
     Segments,
     Windowed,
     attend_blocks,
@@ -41,7 +43,6 @@ from g2d_jax.models.config import SLIDING, ModelConfig
 from g2d_jax.models.delta import Inputs, Memory
 from g2d_jax.models.dropout import Dropout, of_layer, token_keys
 from g2d_jax.models.kernels import Attention, DecodeKernel, platform_of
-from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS, Kept
 from g2d_jax.models.linear import (
     Multiply,
     is_sharded,
@@ -60,9 +61,6 @@ Pair = tuple[Array, Array]
 
 Rope = tuple[Array, ...]
 """A `rotary_table`."""
-
-KeptPair = tuple[Kept, Kept]
-"""Keys and values as a cache keeps them."""
 
 
 class LayersKept(NamedTuple):
@@ -219,14 +217,14 @@ class Cache:
     """Keys and values of earlier tokens in a ring of columns, which all rows share. A step writes
     one column, and the token that a row read n steps ago lies n columns before it. Rows never move.
 
-    keys: [B, K, D, W] and values: [B, K, W, D] of each layer with attention, or their `Codes`; of a
-    stacked model one array of all, which begins with their number. See attention.attend_cached for
+    keys: [B, K, D, W] and values: [B, K, W, D] of each layer with attention; of a stacked model one
+    array of all, which begins with their number. See attention.attend_cached for
     why they differ. column: int32 scalar, where the next token is written. width: int32 scalar, the
     columns in use, no more than W. memories: of each recurrent layer, or of all of them.
     """
 
-    keys: tuple[Kept, ...]
-    values: tuple[Kept, ...]
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
     column: Array
     width: Array
     memories: tuple[Memory, ...] = ()
@@ -724,10 +722,10 @@ def _write_column(
     place: Callable[..., Array],
     column: Array,
     number: Any,
-    cached: KeptPair,
+    cached: Pair,
     k: Array,
     v: Array,
-) -> KeptPair:
+) -> Pair:
     """Write the newest keys and values, k, v [B, 1, K, D], into a column of a layer's cache."""
     keys, values = cached
     k, v = (place(x[:, 0], "rows", "kv_heads", None) for x in (k, v))
@@ -737,12 +735,10 @@ def _write_column(
         start[axis] = column
         if array.ndim == 5:  # of a stacked cache
             start[0], new = number, new[None]
-        return jax.lax.dynamic_update_slice(array, new, start)
+        return jax.lax.dynamic_update_slice(array, new.astype(array.dtype), start)
 
-    newest = kv_codes.like(keys, k[..., None], KEY_COLUMNS)
-    keys = kv_codes.map_parts(write, KEY_COLUMNS, keys, newest)
-    newest = kv_codes.like(values, v[..., None, :], VALUE_COLUMNS)
-    return keys, kv_codes.map_parts(write, VALUE_COLUMNS, values, newest)
+    keys = write(keys, k[..., None], KEY_COLUMNS)
+    return keys, write(values, v[..., None, :], VALUE_COLUMNS)
 
 
 def _reached(windows: tuple[int, ...], positions: Array, longest: Array, number: Any) -> Pair:
@@ -759,7 +755,7 @@ def _read_ring(
     mesh: Mesh | None,
     kernel: DecodeKernel,
     q: Array,
-    cached: KeptPair,
+    cached: Pair,
     number: Array,
     reach: Pair,
 ) -> Array:
@@ -779,7 +775,7 @@ def _read_columns(
     widths: tuple[int, ...],
     by_sums: bool,
     q: Array,
-    cached: KeptPair,
+    cached: Pair,
     _: int,
     reach: Pair,
 ) -> Array:
@@ -789,9 +785,8 @@ def _read_columns(
     mask = ages[None] <= reach[0][:, None]  # [B, W]
 
     def first(size: int) -> Array:
-        cut = partial(jax.lax.slice_in_dim, start_index=0, limit_index=size)
-        near = kv_codes.map_parts(cut, KEY_COLUMNS, keys)
-        near_values = kv_codes.map_parts(cut, VALUE_COLUMNS, values)
+        near = jax.lax.slice_in_dim(keys, 0, size, axis=KEY_COLUMNS)
+        near_values = jax.lax.slice_in_dim(values, 0, size, axis=VALUE_COLUMNS)
         return attend_cached(q, near, near_values, mask[:, :size], by_sums=by_sums)
 
     if len(widths) == 1:
@@ -803,7 +798,7 @@ def _read_columns(
 
 
 def _read_own_columns(
-    column: Array, mesh: Mesh | None, q: Array, cached: KeptPair, _: int, reach: Pair
+    column: Array, mesh: Mesh | None, q: Array, cached: Pair, _: int, reach: Pair
 ) -> Array:
     """Attend to the columns of a layer's cache that each row reaches."""
     from g2d_jax.models.decode_kernel_gpu import attend_columns  # Pallas takes long to import

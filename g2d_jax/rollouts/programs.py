@@ -11,10 +11,10 @@ import jax
 import numpy as np
 
 from g2d_jax import mesh as meshes
-from g2d_jax.models import kv_codes, lora
+from g2d_jax.models import lora
+from g2d_jax.models.attention import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.models.decoder import Cache
 from g2d_jax.models.flops import attended, forward_flops, read_params
-from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.rollouts.workload import Workload
 from g2d_jax.sampler.capacity import LOGIT, bytes_saved
 from g2d_jax.sampler.sampling import readings
@@ -123,9 +123,8 @@ def _generation(
     )
     if len(shapes.widths) > 1:
         number = jax.ShapeDtypeStruct((), np.int32, sharding=meshes.replicated(mesh))
-        keys = kv_codes.parts(state.cache.keys[0], KEY_COLUMNS)
-        values = kv_codes.parts(state.cache.values[0], VALUE_COLUMNS)
-        for array, axis in (*keys, *values):
+        keys, values = state.cache.keys[0], state.cache.values[0]
+        for array, axis in ((keys, KEY_COLUMNS), (values, VALUE_COLUMNS)):
             others = tuple(x for x in jax.tree.leaves(state) if x is not array)
             yield Program(
                 name,

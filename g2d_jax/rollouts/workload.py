@@ -93,7 +93,6 @@ def workload_of(
         samples,
         params,
         weights=stage.sampling_weights,
-        kv_cache_dtype=stage.kv_cache_dtype,
     )
     stream, calls = stage.stream or f"{stage.kind}/{name}", -(-prompts // together)
     return Workload(

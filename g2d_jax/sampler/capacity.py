@@ -44,13 +44,11 @@ LOGITS = 4
 compiled one with 262,144 words (v5e)."""
 
 
-def kv_bytes(config: ModelConfig, itemsize: int, kv_cache_dtype: str = "") -> int:
+def kv_bytes(config: ModelConfig, itemsize: int) -> int:
     """Count the bytes of keys and values of one token in all layers with attention. itemsize: of a
-    number, where they are no codes."""
-    head = config.head_dim * itemsize
-    if kv_cache_dtype:  # a byte a number, and a float32 scale
-        head = config.head_dim + 4
-    return 2 * len(config.layers(recurrent=False)) * config.num_key_value_heads * head
+    number."""
+    numbers = config.num_key_value_heads * config.head_dim
+    return 2 * len(config.layers(recurrent=False)) * numbers * itemsize
 
 
 def memory_bytes(config: ModelConfig, itemsize: int) -> int:
@@ -86,7 +84,7 @@ class Split:
 
     config: with the kind of codes that the weights are stored as. itemsize: bytes of a weight and
     of a cached number. rates: of a device. axes: of the torus, on how many the groups along fsdp
-    and along tensor lie (`mesh.torus_axes`). kv_cache_dtype: see `kv_bytes`.
+    and along tensor lie (`mesh.torus_axes`).
     """
 
     config: ModelConfig
@@ -96,7 +94,6 @@ class Split:
     columns: int
     rates: Rates
     axes: tuple[int, int] = (1, 1)
-    kv_cache_dtype: str = ""
 
     def rows_that_fit(self, memory: int | None, beside: int) -> int:
         """Choose the most rows that decode together, over all devices; 0 where none fits.
@@ -110,7 +107,7 @@ class Split:
         weights = self._weight_bytes(count_params(config))
         weights += self._whole_words(2 - config.tie_word_embeddings)
         free = memory - beside - weights
-        row_bytes = self.columns * kv_bytes(config, self.itemsize, self.kv_cache_dtype)
+        row_bytes = self.columns * kv_bytes(config, self.itemsize)
         row_bytes += memory_bytes(config, self.itemsize)
         rows = int(max(free - SPARE * memory, 0) * self.devices / row_bytes)
         # What small models need beside their cache is mostly of their words: the logits, of which a
@@ -161,7 +158,7 @@ class Split:
             numbers, decoded = read_params(config), math.inf
         # A row that decodes has, over its life, half of its columns filled; what recurrent layers
         # keep is read and written.
-        token = kv_bytes(config, self.itemsize, self.kv_cache_dtype)
+        token = kv_bytes(config, self.itemsize)
         kept = self.columns / 2 * token + 2 * memory_bytes(config, self.itemsize)
         cached = rows * kept / self.devices
         read = self._weight_bytes(read_params(config, decoded)) + self._whole_words(1)

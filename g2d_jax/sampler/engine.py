@@ -24,8 +24,8 @@ from g2d_jax import keys as named_keys
 from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import round_up
 from g2d_jax.data.stops import Decode, Watch
-from g2d_jax.models import decoder, kv_codes, lora
-from g2d_jax.models.attention import COLUMN_BLOCK
+from g2d_jax.models import decoder, lora
+from g2d_jax.models.attention import COLUMN_BLOCK, KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Cache, Decoder
 from g2d_jax.models.kernels import (
@@ -38,7 +38,6 @@ from g2d_jax.models.kernels import (
     choose_decode,
     platform_of,
 )
-from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.program_cache import Jitted, Programs
@@ -206,13 +205,11 @@ class Sampler:
         params: Sequence[SamplingParams],
         lengths: Sequence[int],
         most_rows: int | None = None,
-        kv_cache_dtype: str = "",
     ) -> Shapes:
         """Choose the shapes to compile for: so many requests and samples, with these SamplingParams
         and prompt lengths.
 
-        kv_cache_dtype: see `Shapes`. most_rows: rows that decode together in this
-        call at most; None: max_num_seqs. On a CPU a
+        most_rows: rows that decode together in this call at most; None: max_num_seqs. On a CPU a
         quarter of the samples decode at once: rows that are full cost what they generate, and the
         rest wait to take the place of those that are done; where responses are long, the last of
         them go on in fewer rows. Elsewhere a step costs the same with few rows as with many.
@@ -253,7 +250,6 @@ class Sampler:
             stops=max(1, *(len(p.stop_ids) for p in params)),
             filters=filters_of(params),
             tail=tail,
-            kv_cache_dtype=kv_cache_dtype,
         )
 
     def abstract(self, shapes: Shapes) -> tuple[State, Prompts]:
@@ -471,12 +467,11 @@ class _Call:
         width = meshes.put(np.array(self.width, np.int32), everywhere)
         ring = cache.column, cache.width
 
-        def resize(array: jax.Array, axis: int) -> jax.Array:
+        def resize(axis: int, array: jax.Array) -> jax.Array:
             return self.sampler.programs["resize"](array, ring, width, axis=axis)
 
-        resized = partial(kv_codes.map_parts, resize)
-        keys = tuple(map(partial(resized, KEY_COLUMNS), cache.keys))
-        values = tuple(map(partial(resized, VALUE_COLUMNS), cache.values))
+        keys = tuple(map(partial(resize, KEY_COLUMNS), cache.keys))
+        values = tuple(map(partial(resize, VALUE_COLUMNS), cache.values))
         return dataclasses.replace(cache, keys=keys, values=values, column=column, width=width)
 
     def _interrupt_codes(self) -> jax.Array:

@@ -25,12 +25,11 @@ from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
 from g2d_jax.matmul import products_on
-from g2d_jax.models import kv_codes
+from g2d_jax.models.attention import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Cache, Decoder, decode, forward, head_matrix, lay_out
 from g2d_jax.models.delta import Memory, no_memory
 from g2d_jax.models.kernels import AttentionSetting, DecodeKernel, attention_for, platform_of
-from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS, Kept
 from g2d_jax.records import SEGMENT_STRIDE
 from g2d_jax.sampler.sampling import Draw, Filter, draw
 
@@ -94,8 +93,8 @@ class Prompts:
     hidden: [N, E], of the last token.
     """
 
-    keys: tuple[Kept, ...]
-    values: tuple[Kept, ...]
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
     hidden: Array
     memories: tuple[Memory, ...] = ()
 
@@ -122,8 +121,7 @@ class Shapes:
 
     rows: S. prompts: N. columns: of a prefill, ascending; the last is P. widths: of the cache in
     use, ascending; the last is W. stops: K. filters: those that any row uses. tail: of the rows,
-    how many decode at a call's end, when no more samples run; 0: all to the end. kv_cache_dtype:
-    "int8" for `Codes` of keys and values; empty: in the sampler's dtype.
+    how many decode at a call's end, when no more samples run; 0: all to the end.
     """
 
     rows: int
@@ -133,7 +131,6 @@ class Shapes:
     stops: int
     filters: tuple[Filter, ...]
     tail: int = 0
-    kv_cache_dtype: str = ""
 
 
 ROWS = -4
@@ -174,14 +171,11 @@ def empty(
     width = shapes.widths[-1]
     columns = shapes.columns[-1]
 
-    def zeros(columns: int, *shape: int) -> tuple[Kept, ...]:
+    def zeros(*shape: int) -> tuple[Array, ...]:
         if stacked:
             shape = (layers, *shape)
         # Each its own buffer: they are donated.
-        arrays = [jnp.zeros(shape, cache_dtype) for _ in range(1 if stacked else layers)]
-        if not shapes.kv_cache_dtype:
-            return tuple(arrays)
-        return tuple(kv_codes.encode(array, columns) for array in arrays)
+        return tuple(jnp.zeros(shape, cache_dtype) for _ in range(1 if stacked else layers))
 
     def memories(rows: int) -> tuple[Memory, ...]:
         count = len(config.layers(recurrent=True))
@@ -193,8 +187,8 @@ def empty(
         return (jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), one),)
 
     cache = Cache(
-        keys=zeros(KEY_COLUMNS, shapes.rows, heads, dim, width),
-        values=zeros(VALUE_COLUMNS, shapes.rows, heads, width, dim),
+        keys=zeros(shapes.rows, heads, dim, width),
+        values=zeros(shapes.rows, heads, width, dim),
         column=jnp.int32(0),
         width=jnp.int32(shapes.widths[0]),
         memories=memories(shapes.rows),
@@ -202,8 +196,8 @@ def empty(
     rows = jax.tree.map(jnp.array, Rows.at_rest(shapes.rows, shapes.stops))
     state = State(rows, cache, jnp.zeros((shapes.rows, config.hidden_size), dtype))
     prompts = Prompts(
-        keys=zeros(KEY_COLUMNS, shapes.prompts, heads, dim, columns),
-        values=zeros(VALUE_COLUMNS, shapes.prompts, heads, columns, dim),
+        keys=zeros(shapes.prompts, heads, dim, columns),
+        values=zeros(shapes.prompts, heads, columns, dim),
         hidden=jnp.zeros((shapes.prompts, config.hidden_size), dtype),
         memories=memories(shapes.prompts),
     )
@@ -251,14 +245,11 @@ def prefill(
         is_fresh = fresh.reshape((1,) * (new.ndim - 4) + (-1, 1, 1, 1))
         return jnp.where(is_fresh, place(new, *logical_axes(new)), old)
 
-    def replace(old: Array, new: Array, axis: int) -> Array:
+    def put(order: tuple[int, ...], axis: int, old: Array, new: Array) -> Array:
+        new = jnp.moveaxis(new, (-4, -3, -2, -1), order)  # from [N, P', H, D]
         padding = [(0, 0)] * new.ndim
         padding[axis] = (old.shape[axis] - columns, 0)
-        return choose(jnp.pad(new, padding), old)
-
-    def put(order: tuple[int, ...], axis: int, old: Kept, new: Array) -> Kept:
-        new = jnp.moveaxis(new, (-4, -3, -2, -1), order)  # from [N, P', H, D]
-        return kv_codes.map_parts(replace, axis, old, kv_codes.like(old, new, axis))
+        return choose(jnp.pad(new.astype(old.dtype), padding), old)
 
     filled = Prompts(
         keys=tuple(map(partial(put, (-4, -1, -3, -2), KEY_COLUMNS), prompts.keys, keys)),
@@ -316,10 +307,9 @@ def insert(
             row = order[number]
             place = places[number]
             write = partial(_write, row=row, place=place, ring=(cache.column, cache.width))
-            put = partial(kv_codes.map_parts, write)
             return (
-                tuple(map(partial(put, KEY_COLUMNS), keys, prompts.keys)),
-                tuple(map(partial(put, VALUE_COLUMNS), values, prompts.values)),
+                tuple(map(partial(write, axis=KEY_COLUMNS), keys, prompts.keys)),
+                tuple(map(partial(write, axis=VALUE_COLUMNS), values, prompts.values)),
                 jax.tree.map(partial(_copy_row, row, place), memories, prompts.memories),
                 jax.lax.dynamic_update_index_in_dim(hidden, prompts.hidden[place], row, 0),
                 begun.at[row].set(True),

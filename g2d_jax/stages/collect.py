@@ -225,7 +225,6 @@ def sampler_settings(session: Session, name: str) -> dict[str, Any]:
     return {
         **stage.sampling.to_dict(),
         "sampling_weights": stage.sampling_weights,
-        "kv_cache_dtype": stage.kv_cache_dtype,
         "num_generations": stage.num_generations,
         "purpose": stage.stream or f"{stage.kind}/{source}",
     }

@@ -500,36 +500,6 @@ def test_codes_sample_what_the_weights_that_they_stand_for_do(
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
 
 
-def test_a_cache_of_codes_draws_the_same_wherever_a_row_lies(model, base):
-    """With keys and values in int8 the log-probabilities are near the trainer's, and samples do not
-    depend on rows, chunk, prefill or where the ring was cut."""
-    drawn = []
-    for rows, chunk, prefill_rows in ((8, 4, 4), (5, 7, 2)):
-        sampler = make_sampler(one_device(), rows, chunk, prefill_rows)
-        samples = sum(one.num_samples for one in REQUESTS)
-        params = [one.params for one in REQUESTS]
-        lengths = [len(one.prompt_ids) for one in REQUESTS]
-        shapes = sampler.shapes(len(REQUESTS), samples, params, lengths, kv_cache_dtype="int8")
-        params = sampler.to_sampler_params(model)
-        rollouts = sampler.generate(params, REQUESTS, "test", shapes)
-        drawn.append(sorted(rollouts, key=lambda one: (one.problem_id, one.sample)))
-    for first, second in zip(*drawn, strict=True):
-        np.testing.assert_array_equal(first.token_ids, second.token_ids)
-        np.testing.assert_allclose(first.logprobs, second.logprobs, atol=1e-4)
-    plain = [one for one in base[0] if len(one.token_ids) > 1]
-    codes = {(one.problem_id, one.sample): one for one in drawn[0]}
-    apart = []
-    for one in plain:
-        other = codes[one.problem_id, one.sample]
-        same = np.cumprod(
-            one.token_ids[: len(other.token_ids)] == other.token_ids[: len(one.token_ids)]
-        )
-        count = int(same.sum())
-        apart.append(np.abs(one.logprobs[:count] - other.logprobs[:count]))
-    apart = np.concatenate(apart)
-    assert 1e-5 < apart.mean() < 0.02
-
-
 def test_a_view_of_codes_is_of_the_matrices_alone(sampler, model):
     pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
     view, near = sampler.to_sampler_params(model, "int8"), rounded(model)

@@ -232,7 +232,6 @@ CASES = {
         "beta": 0.01,
         "sync_every": 2,
         "sampling_weights": "int8",
-        "kv_cache_dtype": "int8",
     },
     "gspo": {
         "importance_sampling_level": "sequence",
@@ -386,11 +385,6 @@ def test_two_tasks_with_rewards_of_their_own(train, tmp_path, opened):
         (
             {"sampling_weights": "int8"},
             "slightly other policy than GRPO trains: set importance_cap too",
-        ),
-        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype='int8' samples .* set importance_cap too"),
-        (
-            {"kv_cache_dtype": "fp8", "importance_cap": 2.0},
-            "kv_cache_dtype must be one of '', int8, got 'fp8'",
         ),
         (
             {"sampling_weights": "int8", "loss": "group_dpo", "grpo_coef": 0.1},

@@ -304,14 +304,14 @@ def test_with_a_reference_kl_is_zero_at_the_first_step_only(warmup, tmp_path, op
     assert manifest["counts"]["rollouts"] == 2 * 4 * 4
 
 
-@pytest.mark.parametrize(("kind", "least", "most"), [("int8", 1e-4, 0.05), *slow(("", 0.0, 1e-5))])
-def test_a_cache_of_codes_shows_in_the_divergence(warmup, tmp_path, opened, kind, least, most):
+@pytest.mark.slow
+def test_sampler_and_trainer_have_the_same_log_probabilities(warmup, tmp_path, opened):
     """Of tokens that were sampled, over those that the loss counts: rollout_corr/kl."""
     warmup.model.init_std = 0.3
-    warmup.stages.warmup.update(kv_cache_dtype=kind, importance_cap=2.0, steps=1)
+    warmup.stages.warmup.update(importance_cap=2.0, steps=1)
     run(opened(warmup, tmp_path))
     metrics = read_metrics(tmp_path)[-1]["metrics"]
-    assert least <= abs(metrics["rollout_corr/kl"]) <= most
+    assert abs(metrics["rollout_corr/kl"]) <= 1e-5
     assert metrics["ratio"] == 1.0
 
 

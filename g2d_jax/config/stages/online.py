@@ -10,7 +10,6 @@ from g2d_jax.config.section import (
     Bounds,
     FieldError,
     Fraction,
-    KVCacheDtype,
     Measure,
     NonNegative,
     NotNegativeFloat,
@@ -104,8 +103,6 @@ class Online(TrainingStage):
     sampling: Sampling = Sampling()
     # "int8": codes of the linear layers in place of their weights (extra quant)
     sampling_weights: SamplingWeights = ""
-    # "int8": codes of keys and values, a scale a head and token, in the sampler's cache
-    kv_cache_dtype: KVCacheDtype = ""
     # names the order of prompts and the random draws; unset: the stage's own
     stream: str | None = None
     sync_every: NonNegative = 1  # updates; 0 is never: offline
@@ -343,7 +340,7 @@ class Online(TrainingStage):
                 f"{without} in place of other prompts: leave dynamic_sampling, drop_solved and "
                 "difficulty"
             )
-        for name in ("sampling_weights", "kv_cache_dtype", "stream"):
+        for name in ("sampling_weights", "stream"):
             if getattr(self, name):
                 yield FieldError(name, f"is set, but {without}: leave it unset")
 
@@ -356,14 +353,12 @@ class Online(TrainingStage):
                 "compares the trained policy "
                 "with the distribution that was sampled from, which filters would change"
             )
-        for name in ("sampling_weights", "kv_cache_dtype"):
-            kind = getattr(self, name)
-            if kind and not self.importance_cap:
-                yield ValueError(
-                    f"{name}={kind!r} samples from a slightly other policy "
-                    "than GRPO trains: set importance_cap too, such as 2, which weighs tokens by "
-                    "the ratio of the two, or leave it empty"
-                )
+        if self.sampling_weights and not self.importance_cap:
+            yield ValueError(
+                f"sampling_weights={self.sampling_weights!r} samples from a slightly other policy "
+                "than GRPO trains: set importance_cap too, such as 2, which weighs tokens by the "
+                "ratio of the two, or leave it empty"
+            )
         if self.loss == "group_dpo" and self.sampling.temperature != 1:
             yield ValueError(
                 "GroupDPO and GRPO share one forward pass at temperature 1: set "

@@ -151,11 +151,10 @@ class Stage(Section):
 
     def conflicts_served(self) -> Iterator[ValueError]:
         """Yield an error for each thing that its sampling needs and a server does not give."""
-        for name, held in (("sampling_weights", "weights"), ("kv_cache_dtype", "its cache")):
-            if getattr(self, name, ""):
-                yield ValueError(
-                    f"{name} must be empty: the server says in what form it holds {held}"
-                )
+        if getattr(self, "sampling_weights", ""):
+            yield ValueError(
+                "sampling_weights must be empty: the server says in what form it holds weights"
+            )
 
 
 class TrainingStage(Stage):
