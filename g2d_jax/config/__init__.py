@@ -38,7 +38,6 @@ from g2d_jax.config.section import (
     Dtype,
     FieldError,
     Measure,
-    SamplingWeights,
     Section,
     Split,
     Tokens,

@@ -544,10 +544,10 @@ class ModelConfig:
         """The same config without adapters, and with weights in place of codes."""
         return dataclasses.replace(self, lora=None, quantise="")
 
-    def with_quantisation(self, quantise: str) -> ModelConfig:
-        """Return the same config with the linear layers as codes of this kind; empty: with
-        weights."""
-        return dataclasses.replace(self, quantise=quantise)
+    @property
+    def without_codes(self) -> ModelConfig:
+        """The same config with weights in place of codes."""
+        return dataclasses.replace(self, quantise="")
 
     def adapted(self, name: str) -> bool:
         """Tell whether a parameter has an adapter beside it."""
@@ -680,7 +680,7 @@ class ModelConfig:
         if self.quantise:
             raise ValueError(
                 f"the weights of experts are not held as codes ({self.quantise!r}): leave "
-                "lora.quantise and sampling_weights empty for a mixture of experts"
+                "lora.quantise empty for a mixture of experts"
             )
 
     def _check_recurrent(self) -> None:

@@ -1,5 +1,5 @@
 """Linear weights as codes with scales, in arrays of Google's qwix (extra `quant`): the frozen base
-of QLoRA, and the sampler's weights under `sampling_weights`.
+of QLoRA.
 
     int8    a byte a number; one scale for each output (Dettmers et al. 2022, arXiv:2208.07339, section 2.1)
     nf4     half a byte; one scale for every TILE inputs of an output, 4.5 bits in all (Dettmers et al. 2023,

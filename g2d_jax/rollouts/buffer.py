@@ -494,9 +494,7 @@ class RolloutBuffer:
         policy = self.trainer.finished_policy()
         if self.ahead is None:
             with self.session.track_cost(self.trainer.cost):
-                return self.session.sampling.engine.to_sampler_params(
-                    policy, self.stage.sampling_weights
-                )
+                return self.session.sampling.engine.to_sampler_params(policy)
         if plan is None:
             return self.ahead.hold_present()
         return self.ahead.hold(plan)

@@ -16,7 +16,7 @@ from g2d_jax.models.attention import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.models.decoder import Cache
 from g2d_jax.models.flops import attended, forward_flops, read_params
 from g2d_jax.rollouts.workload import Workload
-from g2d_jax.sampler.capacity import LOGIT, bytes_saved
+from g2d_jax.sampler.capacity import LOGIT
 from g2d_jax.sampler.sampling import readings
 from g2d_jax.sampler.simulated import Decoded
 from g2d_jax.session.program import Outputs, Program, Work, device_bytes, fixed
@@ -47,7 +47,7 @@ def sampling_programs(
     _, rest = lora.partition(params)
     held = device_bytes(params)
     work = Work(1, 0.0, 2 * held, {"parameters": held})
-    run = session.sampling.sampler.to_sampler_params_program(workload.weights)
+    run = session.sampling.sampler.to_sampler_params_program()
     yield Program(name, "view", run, fixed(params), work, resident=resident_during_view)
     yield from _generation(session, name, workload, (*resident_during_generation, rest))
 
@@ -64,7 +64,7 @@ def _generation(
     run = sampler.programs
 
     def params(outputs: Outputs) -> Any:
-        return sampler.on_sampling_mesh(outputs["view"], workload.weights)
+        return sampler.on_sampling_mesh(outputs["view"])
 
     def host(*shape: int, kind: Any = np.int32) -> jax.ShapeDtypeStruct:
         return meshes.abstract_rows(mesh, shape, kind)
@@ -178,7 +178,7 @@ def _prefill_work(
     flops -= 2.0 * model.vocab_size * model.hidden_size * tokens
     calls = share * workload.prompts / shapes.prompts
     prefilled = share * workload.prompts * mean_prompt(session)
-    moved = _weights(session, workload.weights)
+    moved = _weights(session)
     return Work(
         calls, flops / session.sampling.sampler.mesh.size, moved, parts, prefilled=prefilled
     )
@@ -217,7 +217,7 @@ def _decode_work(
     return Work(
         share * workload.calls * decoded.steps / steps,
         forward_flops(model, row_steps, row_steps * decoded.live) / sampler.mesh.size,
-        steps * _weights(session, workload.weights, shapes.rows) + drawn,
+        steps * _weights(session, shapes.rows) + drawn,
         parts,
         generated=share * workload.responses * workload.mean,
         responses=share * workload.responses,
@@ -228,11 +228,9 @@ def _decode_work(
     )
 
 
-def _weights(session: Session, weights: str, tokens: float = math.inf) -> float:
+def _weights(session: Session, tokens: float = math.inf) -> float:
     """Count the bytes of the matrices that one pass of the sampler over so many tokens reads on a
-    device. weights: as of `Sampler`."""
+    device."""
     mesh = session.sampling.sampler.mesh
-    model = session.model_config.with_quantisation(weights)
-    itemsize = session.compute.dtype.itemsize
-    read = itemsize * read_params(model, tokens / mesh.shape["data"]) - bytes_saved(model, itemsize)
-    return read / mesh.shape["tensor"] / mesh.shape["fsdp"]
+    read = read_params(session.model_config, tokens / mesh.shape["data"])
+    return session.compute.dtype.itemsize * read / mesh.shape["tensor"] / mesh.shape["fsdp"]

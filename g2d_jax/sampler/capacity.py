@@ -14,11 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from g2d_jax.models import quantise
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import count_params
 from g2d_jax.models.flops import matmul_params, read_params
-from g2d_jax.models.table import block_params
 from g2d_jax.rates import Rates, Seconds
 
 UNKNOWN = 256
@@ -60,17 +58,6 @@ def memory_bytes(config: ModelConfig, itemsize: int) -> int:
     return len(config.layers(recurrent=True)) * (4 * state + itemsize * tail)
 
 
-def bytes_saved(config: ModelConfig, itemsize: int) -> int:
-    """Count the bytes that int8 codes and their scales save of the weights that they stand for; 0
-    without codes."""
-    rows = [row for row in block_params(config).values() if row.quantised]
-    return sum(
-        len(row.layers)
-        * ((itemsize - 1) * math.prod(row.shape) - 4 * math.prod(quantise.scale_shape(row)))
-        for row in rows
-    )
-
-
 class Sending(NamedTuple):
     """The bytes that a device sends in a decode step, and in how many collectives."""
 
@@ -82,9 +69,8 @@ class Sending(NamedTuple):
 class Split:
     """Weights split over `ways` of so many devices, beside a cache whose rows have so many columns.
 
-    config: with the kind of codes that the weights are stored as. itemsize: bytes of a weight and
-    of a cached number. rates: of a device. axes: of the torus, on how many the groups along fsdp
-    and along tensor lie (`mesh.torus_axes`).
+    itemsize: bytes of a weight and of a cached number. rates: of a device. axes: of the torus, on
+    how many the groups along fsdp and along tensor lie (`mesh.torus_axes`).
     """
 
     config: ModelConfig
@@ -229,7 +215,7 @@ class Split:
 
     def _weight_bytes(self, params: int) -> float:
         """Count the bytes of so many of the model's parameters on a device."""
-        return (self.itemsize * params - bytes_saved(self.config, self.itemsize)) / self.ways
+        return self.itemsize * params / self.ways
 
     def _whole_words(self, matrices: int) -> float:
         """Count the bytes that so many matrices of the vocabulary, embedding and head, take on a

@@ -83,8 +83,7 @@ class Engine(Protocol):
     """Draws responses: `Sampler`, or a server (remote.py). All processes make each call, with the
     same arguments. (`config.Engine` is the settings that choose between them.)
 
-    to_sampler_params: makes a policy ready to sample from, in a form of the engine's own; weights
-    as in `Sampler`.
+    to_sampler_params: makes a policy ready to sample from, in a form of the engine's own.
     generate: token ids in; ids, log-probabilities and stop reason of every sample out as they
     finish, each of them in one of the processes. The settings of a sample are `Request.params_of`.
     Random numbers are named by seed, purpose, problem id, visit and sample index.
@@ -93,7 +92,7 @@ class Engine(Protocol):
 
     ready: int
 
-    def to_sampler_params(self, model: Decoder, weights: str = "") -> Any: ...  # noqa: D102
+    def to_sampler_params(self, model: Decoder) -> Any: ...  # noqa: D102
     def generate(  # noqa: D102
         self,
         sampler_params: Any,
@@ -171,31 +170,27 @@ class Sampler:
         settings = config, mesh, chunk, jnp.dtype(dtype), self.kernel, self.decode_kernel
         self.programs = self._programs.get_or_make(_jitted, *settings)
 
-    def to_sampler_params(self, model: Decoder, weights: str = "") -> Decoder:
+    def to_sampler_params(self, model: Decoder) -> Decoder:
         """Convert the model to the form that decode reads: in dtype, split over the sampling mesh.
-        Once per policy.
+        Once per policy."""
+        return self.on_sampling_mesh(self.to_sampler_params_program()(model))
 
-        weights: the kind of codes that the layers' linear weights become, see models/quantise.py;
-        empty: in dtype.
-        """
-        return self.on_sampling_mesh(self.to_sampler_params_program(weights)(model), weights)
-
-    def to_sampler_params_program(self, weights: str = "") -> Jitted:
+    def to_sampler_params_program(self) -> Jitted:
         """Return the program of `to_sampler_params`, whose results are for `on_sampling_mesh`."""
         return self._programs.get_or_make(
             _to_sampler_params,
-            self.config.with_quantisation(weights),
+            self.config.without_codes,
             self.mesh,
             jnp.dtype(self.dtype),
             self._reorder,
         )
 
-    def on_sampling_mesh(self, written: Decoder, weights: str = "") -> Decoder:
+    def on_sampling_mesh(self, written: Decoder) -> Decoder:
         """Return the results of `to_sampler_params_program`, or their shapes, as they lie on the
         sampling mesh."""
         if self._reorder is None:
             return written
-        layout = _layout(self.config.with_quantisation(weights), self.mesh)
+        layout = _layout(self.config.without_codes, self.mesh)
         return self._reorder.put_together(written, layout)
 
     def shapes(
@@ -570,7 +565,7 @@ def _to_sampler_params(
 
     # Plans, and records of compiling, know the program by this name.
     def view(model: Decoder) -> Decoder:
-        converted = convert(model, dtype, config.quantise)
+        converted = convert(model, dtype)
         return reorder.send_model(converted, layout) if reorder else converted
 
     return Jitted(view, out_shardings=reorder.parts_shardings(layout) if reorder else layout)

@@ -186,13 +186,12 @@ class RunSampling:
         prompts: int,
         samples: int,
         *params: SamplingParams,
-        weights: str = "",
     ) -> Shapes:
         """Choose the sampler's shapes by a stage's largest call: so many prompts, and responses
         each.
 
         Rows are compute.max_num_seqs, or the quickest that memory allows beside the stage's own
-        arrays. weights: as of `Sampler.to_sampler_params`.
+        arrays.
         """
         sampler, rows = self.sampler, self.config.compute.max_num_seqs
         call = prompts, prompts * samples, params, self.prompt_lengths()
@@ -201,9 +200,8 @@ class RunSampling:
             memory = self.devices.memory
             shapes = sampler.shapes(*call, 1)
             mesh = self.devices.for_sampling
-            model = self.devices.model.base.with_quantisation(weights)
             ways = mesh.size // mesh.shape["data"]
-            split = self.devices.split(ways, model, shapes.widths[-1])
+            split = self.devices.split(ways, shapes.widths[-1])
             _, prefilled = sampler.abstract(shapes)
             resident = self.devices.state_bytes(stage) + meshes.device_bytes(prefilled)
             rows = max(split.rows_that_fit(memory, resident), 1)

@@ -423,7 +423,6 @@ def test_a_server_with_another_policy_is_not_believed(
     [
         ({"stages.warmup.sync_every": 1}, "warmup.*sync_every=1"),
         ({"stages.warmup.importance_cap": 0.0}, "warmup.*importance_cap"),
-        ({"stages.warmup.sampling_weights": "int8"}, "warmup.*sampling_weights"),
         (
             {"stages.collect.select": "uncertain", "stages.collect.max_pairs": 4},
             "collect.*entropies",

@@ -16,7 +16,6 @@ from g2d_jax.config.section import (
     Policy,
     Positive,
     Rollouts,
-    SamplingWeights,
     Section,
 )
 from g2d_jax.config.stages.dpo import OnlineDPO
@@ -101,8 +100,6 @@ class Online(TrainingStage):
     prompts_per_step: Positive = 32
     num_generations: Positive = 8
     sampling: Sampling = Sampling()
-    # "int8": codes of the linear layers in place of their weights (extra quant)
-    sampling_weights: SamplingWeights = ""
     # names the order of prompts and the random draws; unset: the stage's own
     stream: str | None = None
     sync_every: NonNegative = 1  # updates; 0 is never: offline
@@ -171,7 +168,7 @@ class Online(TrainingStage):
         """True if the loss weighs tokens by a ratio of policies, as GRPO's does.
 
         Responses of another policy than the trainer's own then need importance_cap: those of a
-        server, of weights in int8, and of a dump with log-probabilities.
+        server, and of a dump with log-probabilities.
         """
         return self.loss == "grpo" or bool(self.grpo_coef)
 
@@ -340,9 +337,8 @@ class Online(TrainingStage):
                 f"{without} in place of other prompts: leave dynamic_sampling, drop_solved and "
                 "difficulty"
             )
-        for name in ("sampling_weights", "stream"):
-            if getattr(self, name):
-                yield FieldError(name, f"is set, but {without}: leave it unset")
+        if self.stream:
+            yield FieldError("stream", f"is set, but {without}: leave it unset")
 
     def _ratio_conflicts(self) -> Iterator[ValueError]:
         """Refuse what GRPO's ratio of policies, or a group's shared forward pass, does not
@@ -352,12 +348,6 @@ class Online(TrainingStage):
                 "with a GRPO loss an online stage needs sampling.top_p 1 and top_k 0: it "
                 "compares the trained policy "
                 "with the distribution that was sampled from, which filters would change"
-            )
-        if self.sampling_weights and not self.importance_cap:
-            yield ValueError(
-                f"sampling_weights={self.sampling_weights!r} samples from a slightly other policy "
-                "than GRPO trains: set importance_cap too, such as 2, which weighs tokens by the "
-                "ratio of the two, or leave it empty"
             )
         if self.loss == "group_dpo" and self.sampling.temperature != 1:
             yield ValueError(
