@@ -353,23 +353,19 @@ class Lora:
 
     targets: names in ALL_LINEAR, or EVERY_TARGET, in whose place a ModelConfig puts those that it
     has. scale: alpha / rank; with rslora alpha / sqrt(rank) (Kalajdzievski
-    2023, arXiv:2312.03732). dropout: rate at which train steps drop numbers of x before A. Raises
-    ValueError for what is out of range.
+    2023, arXiv:2312.03732). Raises ValueError for what is out of range.
     """
 
     rank: int
     alpha: float
     targets: tuple[str, ...] = EVERY_TARGET
     rslora: bool = False
-    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not 0 < self.alpha < math.inf:
             raise ValueError(
                 f"lora.rank and lora.alpha must be positive, got {self.rank} and {self.alpha}"
             )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"lora.dropout must be at least 0 and less than 1, got {self.dropout}")
         known = {*ALL_LINEAR, *EVERY_TARGET}
         if wrong := [name for name in self.targets if name not in known]:
             raise ValueError(

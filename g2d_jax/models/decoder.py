@@ -41,7 +41,6 @@ from g2d_jax.models.attention import (
 )
 from g2d_jax.models.config import SLIDING, ModelConfig
 from g2d_jax.models.delta import Inputs, Memory
-from g2d_jax.models.dropout import Dropout, of_layer, token_keys
 from g2d_jax.models.kernels import Attention, DecodeKernel, platform_of
 from g2d_jax.models.linear import (
     Multiply,
@@ -253,7 +252,6 @@ def norm(c: ModelConfig, parameters: Parameters, name: str, x: Array) -> Array:
 def project(
     c: ModelConfig,
     block: Block,
-    dropout: Dropout | None,
     multiply: Multiply,
     mesh: Mesh | None,
     name: str,
@@ -277,8 +275,7 @@ def project(
             product = partial(sharded_linear, mesh=mesh, axes=axes)
     y = product(x, weight, inputs)
     if c.lora and adapted:
-        kept = x if dropout is None else dropout(name, x)
-        low = linear(kept, getattr(block, f"{name}_a")[...], inputs, multiply=multiply)
+        low = linear(x, getattr(block, f"{name}_a")[...], inputs, multiply=multiply)
         high = wide_linear(low, getattr(block, f"{name}_b")[...], multiply=multiply)
         y = (y + c.lora.scale * high).astype(x.dtype)
     if hasattr(block, f"{name}_bias"):
@@ -391,7 +388,6 @@ def apply_block(
     recurrence: delta.Recurrence,
     mixture: experts.Mixture,
     multiply: Multiply,
-    dropout: Dropout | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[Array, Any]:
     """Apply one layer. attention: of queries, keys and values, and recurrence: of `delta_inputs`;
@@ -404,7 +400,7 @@ def apply_block(
         block,
         is_leaf=quantise.is_quantised,
     )
-    projected = partial(project, c, block, dropout, multiply, mesh)
+    projected = partial(project, c, block, multiply, mesh)
     before = norm(c, block, "attn_norm", x)
     if hasattr(block, "delta_q"):
         inputs, taps, gate = delta_inputs(stored, before, projected)
@@ -453,7 +449,6 @@ def forward(
     keep_kv: bool = False,
     attention: Attention = packed_attention,
     mesh: Mesh | None = None,
-    dropout: Array | None = None,
 ) -> tuple[Array, LayersKept | None]:
     """Compute hidden states after the final norm, [B, T, E] in dtype.
 
@@ -462,8 +457,7 @@ def forward(
     kernels.attention_for. mesh: what lies between the layers is split over it by
     rows, and by columns over `tensor`, as the backward pass keeps it (Korthikanti et al. 2022,
     arXiv:2205.05198, section 4.2.2); left to itself XLA splits it like the weights, by width, and
-    gathers the rows of all devices. dropout: keys of the tokens' sequences, uint32 [B, T, 2], for
-    the dropout of adapters in training; None: none is dropped.
+    gathers the rows of all devices.
     """
     c = model.config
     multiply = products_on(mesh).multiply
@@ -471,11 +465,9 @@ def forward(
     x = place(embedded(model, tokens, dtype, mesh), "rows", "columns", None)
     ropes = rotary_tables(c, positions)
     windows = c.windows(tokens.shape[1])
-    keys = None if dropout is None else token_keys(dropout, positions)
 
     def layer(x: Array, own: tuple[Block, Any]) -> tuple[Array, Any]:
         block, number = own
-        dropped = of_layer(c.lora.dropout, keys, number) if c.lora and keys is not None else None
         ids: Segments = segment_ids
         if windows:
             ids = Windowed(segment_ids, positions, positions - jnp.array(windows)[number] + 1)
@@ -496,7 +488,6 @@ def forward(
             recur,
             mixture,
             multiply,
-            dropped,
             mesh,
         )
         return place(x, "rows", "columns", None), kept

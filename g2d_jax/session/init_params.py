@@ -34,7 +34,7 @@ def adapters(settings: Adapters) -> dict[str, Any]:
         return {}
     quantise.check("lora.quantise", settings.quantise, *quantise.CODES)
     targets = tuple(settings.targets)
-    low_rank = Lora(settings.rank, settings.alpha, targets, settings.rslora, settings.dropout)
+    low_rank = Lora(settings.rank, settings.alpha, targets, settings.rslora)
     return {"lora": low_rank, "quantise": settings.quantise}
 
 
@@ -206,7 +206,6 @@ def _decides_base(config: Config, base: str, places_count: bool) -> list[Any]:
     revision do."""
     settings = to_dict(config)
     adapters, model = settings["lora"], settings["model"]
-    del adapters["dropout"]  # it is of training
     if base != INIT:
         return [adapters]
     seed = None if model["path"] else settings["seed"]  # random parameters

@@ -96,7 +96,7 @@ class Trainer:
         """
         clock = self.session.clock
         with clock.doing("training"):
-            packed = self.training.pack(groups, self.step)
+            packed = self.training.pack(groups)
             arrays, count = put_batch(packed, self.session.mesh)
             run_step, _ = self.training.step
             self.state, sums = run_step(self.state, arrays, count, self.numbers, self.frozen_params)

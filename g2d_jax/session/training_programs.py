@@ -27,7 +27,6 @@ from g2d_jax.session.program import Program, Work, device_bytes, fixed
 from g2d_jax.session.row_shapes import RowShape, pack_rows
 from g2d_jax.session.session import Session
 from g2d_jax.session.training_memory import saved_per_token
-from g2d_jax.training.dropout import with_keys
 from g2d_jax.training.objectives import Objective, split
 from g2d_jax.training.optimizer import make_optimizer, make_schedule
 from g2d_jax.training.step import (
@@ -107,11 +106,9 @@ class Training:
         step = programs.get_or_make(make_train_step, structure, optimizer, model, mesh, offload)
         return step, {"optimizer": self.optimizer[1], "loss": numbers}
 
-    def pack(self, groups: Sequence[Group], step: int) -> Packed:
-        """Pack the batch of an update, with the keys of its dropout."""
-        packed = pack_rows(self.session, groups, self.rows)
-        seed = self.session.config.seed
-        return with_keys(packed, self.session.model_config, seed, self.name, step)
+    def pack(self, groups: Sequence[Group]) -> Packed:
+        """Pack the batch of an update."""
+        return pack_rows(self.session, groups, self.rows)
 
     def programs(
         self, groups: Sequence[Group], calls: float, resident: tuple[Any, ...] = ()
@@ -119,7 +116,7 @@ class Training:
         """Yield the first state, and the train step, called `calls` times on such a batch."""
         session, name = self.session, self.name
         config, _, mesh, _ = self._settings
-        params, state, packed = policy_shapes(session), self.state, self.pack(groups, 0)
+        params, state, packed = policy_shapes(session), self.state, self.pack(groups)
         trained, rest = lora.partition(params)
         held, changed = (device_bytes(params), device_bytes(state)), device_bytes(trained)
         once = Work(1, 0.0, 2 * changed + held[1], {"parameters": held[0], "state": held[1]})
