@@ -16,7 +16,7 @@ from g2d_jax.models.attention import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.models.decoder import Cache
 from g2d_jax.models.flops import attended, forward_flops, read_params
 from g2d_jax.rollouts.workload import Workload
-from g2d_jax.sampler.capacity import LOGIT
+from g2d_jax.sampler.capacity import LOGIT, launched_layers
 from g2d_jax.sampler.sampling import readings
 from g2d_jax.sampler.simulated import Decoded
 from g2d_jax.session.program import Outputs, Program, Work, device_bytes, fixed
@@ -224,7 +224,7 @@ def _decode_work(
         rows=shapes.rows,
         cached=steps * cached,
         columns=decoded.read,
-        layers=steps * model.num_hidden_layers,
+        layers=steps * launched_layers(model, sampler.mesh.shape["tensor"]),
     )
 
 

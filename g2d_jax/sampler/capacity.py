@@ -58,6 +58,13 @@ def memory_bytes(config: ModelConfig, itemsize: int) -> int:
     return len(config.layers(recurrent=True)) * (4 * state + itemsize * tail)
 
 
+def launched_layers(config: ModelConfig, parts: int) -> int:
+    """Count the layers whose kernels a GPU launches in a decode step, where experts are split over
+    so many devices: for each of a device's experts about as many as for a layer, in a loop over
+    blocks (models/experts.py)."""
+    return config.num_hidden_layers * (1 + config.num_experts // parts)
+
+
 class Sending(NamedTuple):
     """The bytes that a device sends in a decode step, and in how many collectives."""
 
@@ -138,10 +145,7 @@ class Split:
     def step_seconds(self, rows: int) -> float:
         """Estimate how long a decode step of so many rows takes."""
         config, rates = self.config, self.rates
-        numbers = matmul_params(config)
         decoded = rows * self.ways / self.devices  # by the devices that share a copy
-        if rates.launches:  # a GPU multiplies few tokens with all experts (models/experts.py)
-            numbers, decoded = read_params(config), math.inf
         # A row that decodes has, over its life, half of its columns filled; what recurrent layers
         # keep is read and written.
         token = kv_bytes(config, self.itemsize)
@@ -151,14 +155,15 @@ class Split:
         by_tensor, by_fsdp = self._by_tensor(rows), self._by_fsdp(rows)
         collectives = by_tensor.collectives + by_fsdp.collectives
         parts = Seconds(
-            products=2 * numbers * rows / self.devices / rates.flops,
+            products=2 * matmul_params(config) * rows / self.devices / rates.flops,
             memory=read / rates.bandwidth,
             cache=cached / rates.bandwidth,
             links=sum(
                 sending.sent / rates.group_link(axes)
                 for sending, axes in zip((by_fsdp, by_tensor), self.axes, strict=True)
             ),
-            waits=collectives * rates.latency + config.num_hidden_layers * rates.launches,
+            waits=collectives * rates.latency
+            + launched_layers(config, self._split_heads) * rates.launches,
         )
         return rates.step_seconds(parts)
 
