@@ -32,7 +32,7 @@ def adapters(settings: Adapters) -> dict[str, Any]:
     """
     if not settings.rank:
         return {}
-    quantise.check("lora.quantise", settings.quantise, *quantise.CODES)
+    quantise.check(settings.quantise)
     targets = tuple(settings.targets)
     low_rank = Lora(settings.rank, settings.alpha, targets, settings.rslora)
     return {"lora": low_rank, "quantise": settings.quantise}

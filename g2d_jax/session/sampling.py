@@ -185,7 +185,7 @@ class RunSampling:
         stage: Stage,
         prompts: int,
         samples: int,
-        *params: SamplingParams,
+        params: SamplingParams,
     ) -> Shapes:
         """Choose the sampler's shapes by a stage's largest call: so many prompts, and responses
         each.
@@ -194,9 +194,8 @@ class RunSampling:
         arrays.
         """
         sampler, rows = self.sampler, self.config.compute.max_num_seqs
-        call = prompts, prompts * samples, params, self.prompt_lengths()
+        call = prompts, prompts * samples, [params], self.prompt_lengths()
         if not rows:
-            longest = max(sampling.max_new_tokens for sampling in params)
             memory = self.devices.memory
             shapes = sampler.shapes(*call, 1)
             mesh = self.devices.for_sampling
@@ -206,5 +205,5 @@ class RunSampling:
             resident = self.devices.state_bytes(stage) + meshes.device_bytes(prefilled)
             rows = max(split.rows_that_fit(memory, resident), 1)
             if memory is not None:
-                rows = split.quickest_rows(longest, rows, prompts * samples)
+                rows = split.quickest_rows(params.max_new_tokens, rows, prompts * samples)
         return sampler.shapes(*call, rows)

@@ -109,11 +109,6 @@ class Stage(Section):
         return False
 
     @property
-    def has_windows(self) -> bool:
-        """True if it samples anew after some of its updates, for several of them at once."""
-        return False
-
-    @property
     def never_synchronises(self) -> bool:
         """True if it samples for all of its updates at once."""
         return False
