@@ -102,7 +102,6 @@ def _train(chosen: SimpleNamespace) -> ConfigDict:
         reference_sync=False,
         beta=0.001 if loss == "grpo" else 0.0,
         optimizer=settings.optimizer(1e-6, eps=1e-8, max_grad_norm=0.1),
-        probe=settings.probe(every=100),
     )
     stage.dpo.beta = 0.01
     recipes.as_published(stage, chosen.recipe)

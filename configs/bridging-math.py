@@ -112,8 +112,6 @@ def _train(chosen: SimpleNamespace) -> ConfigDict:
         grpo_coef=chosen.alpha if chosen.method == "combined" else 0.0,
         entropy_coef=chosen.entropy if chosen.method == "entropy" else 0.0,
         optimizer=recipes.adam(),
-        # the offline row's own rollouts say nothing of the policy it trains
-        probe=settings.probe(every=100),
     )
     stage.dpo.beta = recipes.DPO_BETA
     stage.dpo.nll_coef = 1.0 if chosen.method == "nll" else 0.0

@@ -5,9 +5,8 @@ Command:   g2d run --config qwen3-30b-a3b --workdir DIR                         
            g2d run --config qwen3-30b-a3b:method=grpo --workdir DIR              GRPO alone, 600 updates
            g2d sweep --config sweep-k:preset=qwen3-30b-a3b --workdir DIR         over K
 Hardware:  those of the plan; not run at this size
-Plan:      machine  choice   peak GiB        hours of G2D  of GRPO  compiled
-           v5p-32            50.80 of 88.08  2.2           6.0      2026-11-26
-           h100x8   lora=32  60.50 of 66.21  5.1           12.5     2026-11-26
+Plan:      machine  choice  peak GiB        hours of G2D  of GRPO  compiled
+           v5p-32           50.80 of 88.08  2.2           6.0      2026-11-26
            (all responses at their greatest length; the rest: docs/models.md)
 
 Result:    report.html in DIR. Neither paper has figures for this model.

@@ -42,7 +42,6 @@ def get_config(arg: str = "") -> ConfigDict:
         sampling=drawn,
         optimizer=settings.optimizer(1e-4),
     )
-    config.stages.train.probe.every = 2 if smoke else 20
     evaluate.policies = config.stages.dev.policies = ("sft", "train")
     arms = {"offline": 0, **{f"s{every}": every for every in middle}, "s1": 1}
     config.sweep = settings.sweep(

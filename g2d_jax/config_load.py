@@ -231,8 +231,6 @@ _MADE_BY = {
     "data": f"{_SOURCE}; of the run's data it is config.data.train, .dev and .test that are given",
     "optimizer": "settings.optimizer(LEARNING_RATE)",
     "sampling": "settings.sampling(MAX_NEW_TOKENS)",
-    "probe_sampling": "settings.sampling(MAX_NEW_TOKENS)",
-    "probe": "settings.probe(…)",
     "reward": 'settings.reward(function="verify") or of another function',
     "stages": "a stage by its name: config.stages.NAME = settings.online(…)",
     "tasks": "a task by its name: config.tasks.NAME = settings.task(…)",

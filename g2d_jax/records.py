@@ -35,9 +35,6 @@ prefix that every member of the group may read: the responses to one prompt shar
 packing has member 0 only; group 0 is padding.
 """
 
-EXPERTS = "experts"
-"""The packed array of the experts that tokens are sent to again, see `models.experts.to_replay`."""
-
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -183,8 +180,6 @@ class Rollout:
     filters), in nats.
     stop_reason: "stop" when a stop token was sampled or a stop string completed, "length" when
     max_new_tokens cut it.
-    experts, prompt_experts: those that each token went to, k in each of L layers, see
-    `models.experts.to_replay`; None where nothing asks for them.
     """
 
     problem_id: str
@@ -195,8 +190,6 @@ class Rollout:
     logprobs: np.ndarray  # [T] float32
     entropies: np.ndarray  # [T] float32
     stop_reason: Literal["stop", "length"]
-    experts: np.ndarray | None = None  # [T, L * k] uint8, or uint16
-    prompt_experts: np.ndarray | None = None  # [P, L * k]
 
     @property
     def length(self) -> int:

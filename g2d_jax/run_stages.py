@@ -23,7 +23,6 @@ from g2d_jax.config.io import to_dict
 from g2d_jax.config.policy_name import OF_MODEL, PolicyName
 from g2d_jax.config.section import unused
 from g2d_jax.data.problems import check_training
-from g2d_jax.models import quantise
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
@@ -91,7 +90,6 @@ def check(config: Config, until: str | None = None) -> Plan:
     for name in order.order:
         stage = config.stages[name]
         try:
-            quantise.check("sampling_weights", getattr(stage, "sampling_weights", ""), "int8")
             for policy in stage.policies_read():
                 require_elsewhere(policy)
         except ValueError as error:

@@ -613,7 +613,6 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     chosen = {
         "warmup.sampling": '["}"]',
         "collect.sampling": '[" ","   "]',
-        "dpo.probe_sampling": '["boxed"]',
     }
     stops = [f"--config.stages.{place}.stop={texts}" for place, texts in chosen.items()]
     unread = "--config.stages.dpo.simpo_gamma=2.0"
@@ -630,10 +629,6 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     assert (
         "stages.collect.sampling.stop has '   ', which ends a response at its first 3 spaces in "
         "a row\n" in shown
-    )
-    assert (
-        "stages.dpo.probe_sampling.stop has 'boxed', which ends 80 of 80 right responses early:"
-        in shown
     )
     policies = ("--config.stages.warmup.keep=2", "--config.stages.evaluate.policies=init,warmup@2")
     shown = g2d("run", "--config", TINY, "--dry-run", "--config.reward.function=verify", *policies)
@@ -779,7 +774,7 @@ def test_home_is_known_where_the_shell_leaves_it(command: str, name: str) -> Non
 
 @given(
     value=st.text(),
-    command=st.sampled_from(["run", "sweep", "plan", "forecast"]),
+    command=st.sampled_from(["run", "sweep", "plan"]),
     before=st.booleans(),
 )
 @examples(100)
@@ -822,7 +817,7 @@ def test_any_text_survives_the_command_line(value: str, command: str, before: bo
 def test_what_is_no_setting_becomes_no_work_directory(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for command in ("run", "sweep", "forecast"):
+    for command in ("run", "sweep"):
         with pytest.raises(SystemExit):
             cli.parse([command, "--config", "demo", *arguments])
         assert message in capsys.readouterr().err

@@ -65,8 +65,6 @@ def test_shipped_configs_name_their_own(name: str) -> None:
     [
         (lambda c: unnamed(c, "test"), r"stages\.evaluate: it needs problems of test, .* set data\.test\.path, a"),
         (lambda c: unnamed(c, "train"), r"stages\.warmup: it needs problems of train, .* set data\.train\.path"),
-        (lambda c: c.stages.warmup.probe.update(every=1) or unnamed(c, "dev"), r"stages\.warmup: .* problems of dev"),
-        (lambda c: c.stages.dpo.probe.update(every=1) or unnamed(c, "dev"), r"stages\.dpo: it needs problems of dev"),
         (
             lambda c: c.stages.update(best=settings.best_checkpoint(policy="warmup")) or unnamed(c, "dev"),
             r"stages\.best: it needs problems of dev",

@@ -427,23 +427,6 @@ def test_settings_that_cannot_work_are_refused_before_any_work(override: str, me
         pipeline.check(Config.of(resolve(TINY, [override])))
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("stages.dpo.probe.every=0", "measures probes, and every is 0"),
-        ("dtype=float32", "compares with float32, and dtype is that"),
-        ("stages.dpo.probe_sampling.temperature=0", "compares whole distributions"),
-        ("stages.dpo.probe_sampling.top_p=0.9", "compares whole distributions"),
-        ("stages.dpo.probe_sampling.top_k=5", "compares whole distributions"),
-    ],
-)
-def test_probes_against_float32_measure_rounding_alone(override: str, message: str) -> None:
-    asked = ["dtype=bfloat16", "stages.dpo.probe.every=2", "stages.dpo.probe.float32=true"]
-    pipeline.check(Config.of(resolve(TINY, asked)))
-    with pytest.raises(ValueError, match=message):
-        pipeline.check(Config.of(resolve(TINY, [*asked, override])))
-
-
 @pytest.mark.slow
 def test_a_loss_from_python_that_changed_between_two_runs_is_the_new_one_in_the_second(
     config: ConfigDict, tmp_path: Path

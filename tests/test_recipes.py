@@ -310,7 +310,7 @@ def shrunk(spec: str, toys: Path, family: str = "llama") -> ConfigDict:
         config.data.test.path = f"math500:{toys}/math500.jsonl"
     shrink(config)
     train = config.stages.train
-    train.prompts_per_step, train.num_generations, train.probe.prompts = 3, 4, 2
+    train.prompts_per_step, train.num_generations = 3, 4
     train.sync_every = min(train.sync_every, 2)  # so that it does within the three steps
     for stage in config.stages.values():
         stage.sampling.max_new_tokens = 8

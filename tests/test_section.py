@@ -99,7 +99,7 @@ def test_a_config_tells_a_stage_by_its_kind():
         made.stage("warmup", settings.Sft)
 
 
-@pytest.mark.parametrize("name", [*settings.STAGES, "sampling", "optimizer", "probe", "reward"])
+@pytest.mark.parametrize("name", [*settings.STAGES, "sampling", "optimizer", "reward"])
 def test_factories_tell_editors_the_fields(name: str) -> None:
     factory = getattr(settings, name)
     parameters = inspect.signature(factory).parameters

@@ -92,39 +92,6 @@ def test_rollouts_round_trip_bit_for_bit(rows, tmp_path_factory):
     assert len(read) == len(rows) and all(map(same, read, rows))
 
 
-def test_experts_are_columns_of_their_own_type_where_there_are_any(tmp_path):
-    plain = rollout()
-    tables.write_rollouts(tmp_path / "plain.parquet", [plain])
-    assert pq.read_schema(tmp_path / "plain.parquet").names == tables.ROLLOUTS.names
-    for dtype in (np.uint8, np.uint16):
-        chosen = {
-            "experts": np.arange(6, dtype=dtype).reshape(2, 3),
-            "prompt_experts": np.full((2, 3), 255, dtype),
-        }
-        row = dataclasses.replace(plain, rollout=dataclasses.replace(plain.rollout, **chosen))
-        path = tmp_path / f"{np.dtype(dtype)}.parquet"
-        tables.write_rollouts(path, [row, row])
-        assert pq.read_table(path)["experts"].to_pylist() == [list(range(6))] * 2
-        assert all(same(read, row) for read in tables.read_rollouts(path))
-        with pytest.raises(
-            ValueError, match="experts must be of all rollouts of a part or of none"
-        ):
-            tables.write_rollouts(path, [plain, row])
-    table = pq.read_table(path)
-    for name, column, message in (
-        ("broken", pa.array([[1, 2], [3]], pa.list_(pa.int8())), "column experts is of type"),
-        ("short", pa.array([[1] * 5] * 2, pa.large_list(pa.uint16())), "cannot reshape"),
-        ("null", pa.array([[1, None]] * 2, pa.large_list(pa.uint16())), "experts has nulls"),
-    ):
-        at = table.column_names.index("experts")
-        pq.write_table(table.set_column(at, "experts", column), tmp_path / f"{name}.parquet")
-        with pytest.raises(ValueError, match=message):
-            tables.read_rollouts(tmp_path / f"{name}.parquet")
-    pq.write_table(table.drop_columns(["experts"]), tmp_path / "one.parquet")
-    with pytest.raises(ValueError, match="no column experts"):
-        tables.read_rollouts(tmp_path / "one.parquet")
-
-
 @pytest.mark.parametrize("prompt", ["1+1=?", ({"role": "user", "content": "1+1=?"},)])
 def test_completions_stand_beside_their_prompts(prompt, tmp_path):
     rows = [rollout(), rollout("no", None, None, sample=1)]

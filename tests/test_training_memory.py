@@ -160,9 +160,8 @@ def test_a_cpu_chooses_nothing():
 def test_the_longest_row_of_a_stage(stage, row):
     config = settings.base()
     config.stages.collect = settings.collect(sampling=settings.sampling(64))
-    for field in ("sampling", "probe_sampling"):
-        if field in stage:
-            stage[field].max_new_tokens = 256
+    if "sampling" in stage:
+        stage.sampling.max_new_tokens = 256
     config.stages.trains = stage
     made = Config.of(config).stages
     assert made["trains"].longest_row(100, made) == row

@@ -16,7 +16,7 @@ Identity fields decide the result and are fingerprinted; those in RUNTIME may ch
 starts of one run.
 """
 
-from g2d_jax.config.build import arm, base, optimizer, probe, reward, sampling, source, sweep, task
+from g2d_jax.config.build import arm, base, optimizer, reward, sampling, source, sweep, task
 from g2d_jax.config.machine import (
     AttentionSetting,
     Checkpoint,
@@ -37,9 +37,7 @@ from g2d_jax.config.section import (
     Bounds,
     Dtype,
     FieldError,
-    KVCacheDtype,
     Measure,
-    SamplingWeights,
     Section,
     Split,
     Tokens,
@@ -60,4 +58,4 @@ from g2d_jax.config.stages.online import (
 )
 from g2d_jax.config.stages.sft import Sft, sft
 from g2d_jax.config.stages.stage import STAGES, Stage, TrainingStage
-from g2d_jax.config.training import Optimizer, Probe, Sampling
+from g2d_jax.config.training import Optimizer, Sampling

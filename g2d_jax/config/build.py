@@ -14,7 +14,7 @@ from g2d_jax.config.rewards import Reward, Source
 from g2d_jax.config.section import Section, editable
 from g2d_jax.config.settings import Config
 from g2d_jax.config.stages.stage import Stage
-from g2d_jax.config.training import Optimizer, Probe, Sampling
+from g2d_jax.config.training import Optimizer, Sampling
 
 P = ParamSpec("P")
 
@@ -100,12 +100,6 @@ def optimizer(learning_rate: float, **changes: Any) -> ConfigDict:
 def sampling(max_new_tokens: int, **changes: Any) -> ConfigDict:
     """Return settings of sampling: see `Sampling`."""
     return _filled(editable(Sampling()), {"max_new_tokens": max_new_tokens, **changes})
-
-
-@_parameters_of(Probe)
-def probe(**changes: Any) -> ConfigDict:
-    """Return the settings of a stage's probes: see `Probe`."""
-    return _filled(editable(Probe()), changes)
 
 
 def sweep(**changes: Any) -> ConfigDict:

@@ -33,7 +33,6 @@ class Lora(Section):
     rank: NonNegative = 0  # 0: none, all parameters are trained
     alpha: float = 16.0  # their product is scaled by alpha / rank
     rslora: bool = False  # by alpha / sqrt(rank) instead
-    dropout: float = 0.0  # of what the adapters read, in train steps only; in [0, 1)
     # or some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, …
     targets: tuple[str, ...] = ("all-linear",)
     # of the parameters that are not trained: "bfloat16" halves their memory
@@ -42,11 +41,6 @@ class Lora(Section):
 
     def conflicts(self) -> Iterator[ValueError]:
         """Refuse what belongs to adapters where there are none."""
-        if not self.rank and self.dropout:
-            yield FieldError(
-                "dropout",
-                "is of adapters, and lora.rank is 0: set lora.rank too, or leave dropout at 0",
-            )
         if not self.rank and self.quantise:
             yield FieldError(
                 "quantise",

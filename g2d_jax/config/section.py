@@ -82,8 +82,6 @@ class Place:
 
 Dtype = Literal["float32", "bfloat16"]
 Split = Literal["dev", "test"]
-SamplingWeights = Literal["", "int8"]
-KVCacheDtype = Literal["", "int8"]
 Tokens = Literal["generated", "prefilled", "scored", "trained", "tokens"]
 Measure = Literal[Tokens, "flops", "seconds", "device_seconds", "verifier_cpu_seconds"]
 

@@ -48,11 +48,6 @@ RUNTIME = frozenset(
 
 LATER: Mapping[str, Any] = {
     "sampling.stop": [],
-    "probe_sampling.stop": [],
-    "probe.float32": False,
-    "online.kv_cache_dtype": "",
-    "collect.kv_cache_dtype": "",
-    "online.router_replay": False,
     "engine.ahead": 0,
 }
 """Settings that came later, and the value with which everything is as it was before them: with it
@@ -159,8 +154,6 @@ class Config(Section):
         if self.engine.is_server:
             yield from self._engine_conflicts()
         for name, stage in self.stages.items():
-            if stage.probes_float32:
-                yield from self._float32_conflicts(name, stage)
             if self.tasks and stage.filters:
                 yield ValueError(
                     f"stages.{name}: dynamic_sampling, drop_solved and difficulty put other "
@@ -179,23 +172,6 @@ class Config(Section):
                 )
             for error in stage.unused_among(self.stages):
                 yield FieldError(f"stages.{name}.{error.path}", error.what)
-
-    def _float32_conflicts(self, name: str, stage: Stage) -> Iterator[ValueError]:
-        """Refuse probes against float32 where the difference would not be that of rounding."""
-        setting = f"stages.{name}.probe.float32"
-        if self.dtype == "float32":
-            yield ValueError(
-                f"{setting} compares with float32, and dtype is that: leave it off, or set dtype "
-                "to bfloat16"
-            )
-        drawn = stage.sampling_of_probes
-        if drawn is not None and not drawn.is_whole:
-            yield ValueError(
-                f"{setting} compares whole distributions: sample the stage's probes at a "
-                "temperature above 0, without top_p and top_k"
-            )
-        if self.engine.is_server:
-            yield ValueError(f"{setting} is of the library's own sampler: leave it off")
 
     def _engine_conflicts(self) -> Iterator[ValueError]:
         """Refuse what a server cannot do: to follow a policy update by update, or to hold several
@@ -235,20 +211,13 @@ class Config(Section):
         return sampled
 
     def _ahead_conflicts(self) -> Iterator[ValueError]:
-        """Refuse to sample ahead where there is no next window, or where probes need the server
-        while it does."""
+        """Refuse to sample ahead where there is no next window."""
         for name, stage in self.stages.items():
             if stage.never_synchronises:
                 yield ValueError(
                     f"stages.{name}: sync_every=0 samples all responses before the first update, "
                     "and engine.ahead=1 the next window's while one trains: set sync_every from 2 "
                     "on, or engine.ahead to 0"
-                )
-            if stage.has_windows and stage.probes:
-                yield ValueError(
-                    f"stages.{name}: probe.every samples the policy as it is, and with "
-                    "engine.ahead=1 the server holds an earlier one meanwhile: set probe.every to "
-                    "0 and evaluate the steps of keep, or engine.ahead to 0"
                 )
 
     def _window_conflicts(self) -> Iterator[ValueError]:

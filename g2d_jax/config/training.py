@@ -1,4 +1,4 @@
-"""The optimiser, sampling and probes of stages."""
+"""The optimiser and sampling of stages."""
 
 from __future__ import annotations
 
@@ -68,12 +68,6 @@ class Sampling(Section):
     top_k: NonNegative = 0
     stop: tuple[str, ...] = ()  # texts that end a response, beside the tokenizer's stop tokens
 
-    @property
-    def is_whole(self) -> bool:
-        """True if responses are drawn from a policy's whole distribution: neither greedily nor
-        filtered."""
-        return self.temperature > 0 and self.top_p == 1 and self.top_k == 0
-
     def conflicts(self) -> Iterator[ValueError]:
         """Refuse stop strings that cannot end a response."""
         if fault := stop_fault(self.stop):
@@ -83,19 +77,3 @@ class Sampling(Section):
         """Return the sampler's parameters. stop_ids: tokens that end a response. changes: of the
         section's fields."""
         return SamplingParams(**{**self.to_dict(), "stop_ids": stop_ids, **changes})
-
-
-class Probe(Section):
-    """Fresh samples of the policy in training, every so many updates (0: none), on the first
-    prompts of a split."""
-
-    every: NonNegative = 0
-    prompts: Positive = 64
-    num_generations: Positive = 1
-    split: Literal["train", "dev", "test"] = "dev"
-    float32: bool = False  # also KL to the same parameters in float32
-
-    def conflicts(self) -> Iterator[ValueError]:
-        """Refuse a measurement of probes where there are none."""
-        if self.float32 and not self.every:
-            yield FieldError("float32", "measures probes, and every is 0: set every too")

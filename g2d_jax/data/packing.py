@@ -22,30 +22,27 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from g2d_jax.records import EXPERTS, SEGMENT_STRIDE
+from g2d_jax.records import SEGMENT_STRIDE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Response:
     """token_ids: int32 [L]. token: per-token floats [L] (or one for all). sequence: floats of the
-    whole response. experts: of its tokens, [L, S] unsigned, see `models.experts.to_replay`; None
-    where none are replayed."""
+    whole response."""
 
     token_ids: np.ndarray
     token: Mapping[str, np.ndarray | float] = field(default_factory=dict)
     sequence: Mapping[str, float] = field(default_factory=dict)
-    experts: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
     """One prompt and responses to it. keep_together: keep them in one row (the two sides of a
-    preference). experts: of the prompt's tokens, as those of a response."""
+    preference)."""
 
     prompt_ids: np.ndarray
     responses: Sequence[Response]
     keep_together: bool = False
-    experts: np.ndarray | None = None
 
 
 Arrays: TypeAlias = dict[str, np.ndarray]
@@ -66,8 +63,7 @@ class Packed:
     arrays: int32 [N, R, T] tokens, positions, segment_ids, logit_index (column whose hidden state
     predicts this token), response_index (slot of the response in its row, -1 elsewhere); float32
     [N, R, T] for every per-token value, 0 elsewhere; float32 [N, R, M] for every per-response
-    value; experts [N, R, T, S] where they are replayed. count: micro-batches that hold anything, the
-    first ones.
+    value. count: micro-batches that hold anything, the first ones.
     places: for each group, its responses in order. used: tokens that are not padding; attended:
     positions that these read, together, a prompt that is repeated counting as often as it is laid
     down.
@@ -98,7 +94,6 @@ class _Unit(NamedTuple):
     prompt_ids: np.ndarray
     responses: Sequence[Response]
     size: int
-    experts: np.ndarray | None
 
 
 def pack(
@@ -217,13 +212,13 @@ def _units(index: int, group: Group, row_length: int, max_responses_per_row: int
                     "raise compute.row_length"
                 )
             own = group.responses[first:i]
-            units.append(_Unit(index, first, group.prompt_ids, own, size, group.experts))
+            units.append(_Unit(index, first, group.prompt_ids, own, size))
             first = i
             size = prompt
         size += length
     if group.responses:
         own = group.responses[first:]
-        units.append(_Unit(index, first, group.prompt_ids, own, size, group.experts))
+        units.append(_Unit(index, first, group.prompt_ids, own, size))
     return units
 
 
@@ -262,13 +257,6 @@ def _blank(groups: Sequence[Group], rows: int, length: int, max_responses_per_ro
         arrays[name] = np.zeros((rows, length), np.float32)
     for name in sorted(of_responses):
         arrays[name] = np.zeros((rows, max_responses_per_row), np.float32)
-    replayed = [group.experts for group in groups if group.experts is not None]
-    if replayed:
-        if len(replayed) < len(groups):
-            raise ValueError(
-                f"{len(replayed)} of {len(groups)} prompts have experts to replay: all or none may"
-            )
-        arrays[EXPERTS] = np.zeros((rows, length, replayed[0].shape[1]), replayed[0].dtype)
     return arrays
 
 
@@ -281,8 +269,6 @@ def _fill_row(arrays: Arrays, row: int, units: Sequence[_Unit], places: list[lis
         arrays["tokens"][row, span] = unit.prompt_ids
         arrays["positions"][row, span] = np.arange(size)
         arrays["segment_ids"][row, span] = number * SEGMENT_STRIDE
-        if EXPERTS in arrays:
-            arrays[EXPERTS][row, span] = unit.experts
         column += size
         last = column - 1
         for member, response in enumerate(unit.responses, start=1):
@@ -297,8 +283,6 @@ def _fill_row(arrays: Arrays, row: int, units: Sequence[_Unit], places: list[lis
             before[:1] = last
             arrays["logit_index"][row, span] = before
             arrays["response_index"][row, span] = slot
-            if EXPERTS in arrays:
-                arrays[EXPERTS][row, span] = response.experts
             for name, value in response.token.items():
                 arrays[name][row, span] = value
             for name, value in response.sequence.items():

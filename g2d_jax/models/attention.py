@@ -7,7 +7,6 @@ Shapes: B rows, T queries, S keys, H query heads, K key/value heads, R = H/K, D 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,10 +16,12 @@ import numpy as np
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from g2d_jax.models import kv_codes
 from g2d_jax.models.config import LinearRope, LongRope, ModelConfig, YarnRope
-from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS, Kept
 from g2d_jax.records import SEGMENT_STRIDE
+
+KEY_COLUMNS, VALUE_COLUMNS = -1, -2
+"""The axes of the columns in a cache's keys [..., D, W] and values [..., W, D], counted from the
+end."""
 
 CPU_BLOCK = 64
 """Columns of a block that a CPU's caches hold with its scores; what is skipped is skipped by the
@@ -145,7 +146,7 @@ def visible(query_ids: Segments, key_ids: Segments, offset: Array | int = 0) -> 
     return same & (columns[:, None] >= jnp.arange(key_ids.shape[1])[None, :])[None]
 
 
-def attend_cached(q: Array, keys: Kept, values: Kept, mask: Array, *, by_sums: bool) -> Array:
+def attend_cached(q: Array, keys: Array, values: Array, mask: Array, *, by_sums: bool) -> Array:
     """Attend with one query a row. q [B, 1, H, D], keys [B, K, D, S], values [B, K, S, D], mask
     bool [B, S].
 
@@ -156,25 +157,21 @@ def attend_cached(q: Array, keys: Kept, values: Kept, mask: Array, *, by_sums: b
     """
     batch, _, heads, dim = q.shape
     grouped = q.reshape(batch, keys.shape[1], heads // keys.shape[1], dim)
-    dtype = jnp.dtype(jnp.float32) if by_sums else q.dtype
-    key_numbers = kv_codes.numbers(keys, dtype)
     if by_sums:
-        wide = key_numbers[:, :, None].astype(jnp.float32)
+        wide = keys[:, :, None].astype(jnp.float32)
         products = grouped[..., None].astype(jnp.float32) * wide
         scores = jnp.sum(products, axis=3)  # [B, K, R, S]
     else:
-        scores = _product("bkrd,bkds->bkrs", grouped, key_numbers)
-    scores = kv_codes.scaled(scores, keys)
+        scores = _product("bkrd,bkds->bkrs", grouped, keys)
     scores = jnp.where(mask[:, None, None], scores * dim**-0.5, LOWEST)
-    value_numbers = kv_codes.numbers(values, dtype)
-    weights = kv_codes.scaled(jax.nn.softmax(scores, axis=-1), values).astype(value_numbers.dtype)
-    return jnp.einsum("bkrs,bksd->bkrd", weights, value_numbers).astype(q.dtype).reshape(q.shape)
+    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+    return jnp.einsum("bkrs,bksd->bkrd", weights, values).astype(q.dtype).reshape(q.shape)
 
 
 def attend_blocks(
     q: Array,
-    keys: Kept,
-    values: Kept,
+    keys: Array,
+    values: Array,
     layer: Array,
     column: Array,
     earlier: Array,
@@ -207,16 +204,11 @@ def attend_blocks(
             size[axis] = block
             return jax.lax.dynamic_slice(array, start, size)[0]
 
-        k = kv_codes.map_parts(read, KEY_COLUMNS, keys)
-        v = kv_codes.map_parts(read, VALUE_COLUMNS, values)
-        scores = _product("bkrd,bkds->bkrs", grouped, kv_codes.numbers(k, q.dtype))
-        scores = kv_codes.scaled(scores, k) * dim**-0.5
+        scores = _product("bkrd,bkds->bkrs", grouped, read(keys, KEY_COLUMNS)) * dim**-0.5
         ages = (column - first - jnp.arange(block)) % width
         mask = ages[None] <= earlier[:, None]  # [B, block]
         scores = jnp.where(mask[:, None, None], scores, LOWEST)
-        return _softmax_step(
-            carry, scores, kv_codes.numbers(v, q.dtype), lambda x: kv_codes.scaled(x, v)
-        )
+        return _softmax_step(carry, scores, read(values, VALUE_COLUMNS))
 
     _, mass, mixed = jax.lax.fori_loop(0, reached, add_block, _softmax_start(grouped.shape))
     return (mixed / mass[..., None]).astype(q.dtype).reshape(q.shape)
@@ -359,18 +351,12 @@ def _softmax_start(shape: tuple[int, ...]) -> tuple[Array, Array, Array]:
     return jnp.full(shape[:-1], LOWEST), jnp.zeros(shape[:-1]), jnp.zeros(shape, jnp.float32)
 
 
-def _softmax_step(
-    carry: tuple[Array, ...],
-    scores: Array,
-    values: Array,
-    scaled: Callable[[Array], Array] = lambda weights: weights,
-) -> tuple[Array, ...]:
-    """Add a block of keys to `_softmax_start`: scores float32 [B, K, Q, S], values [B, K, S, D], to
-    which belong the weights `scaled`."""
+def _softmax_step(carry: tuple[Array, ...], scores: Array, values: Array) -> tuple[Array, ...]:
+    """Add a block of keys to `_softmax_start`: scores float32 [B, K, Q, S], values [B, K, S, D]."""
     largest, mass, mixed = carry
     now = jnp.maximum(largest, scores.max(axis=-1))
     weights, decay = jnp.exp(scores - now[..., None]), jnp.exp(largest - now)
-    more = _product("bkqs,bksd->bkqd", scaled(weights).astype(values.dtype), values)
+    more = _product("bkqs,bksd->bkqd", weights.astype(values.dtype), values)
     return now, mass * decay + weights.sum(axis=-1), mixed * decay[..., None] + more
 
 

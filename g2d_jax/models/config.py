@@ -353,23 +353,19 @@ class Lora:
 
     targets: names in ALL_LINEAR, or EVERY_TARGET, in whose place a ModelConfig puts those that it
     has. scale: alpha / rank; with rslora alpha / sqrt(rank) (Kalajdzievski
-    2023, arXiv:2312.03732). dropout: rate at which train steps drop numbers of x before A. Raises
-    ValueError for what is out of range.
+    2023, arXiv:2312.03732). Raises ValueError for what is out of range.
     """
 
     rank: int
     alpha: float
     targets: tuple[str, ...] = EVERY_TARGET
     rslora: bool = False
-    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not 0 < self.alpha < math.inf:
             raise ValueError(
                 f"lora.rank and lora.alpha must be positive, got {self.rank} and {self.alpha}"
             )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"lora.dropout must be at least 0 and less than 1, got {self.dropout}")
         known = {*ALL_LINEAR, *EVERY_TARGET}
         if wrong := [name for name in self.targets if name not in known]:
             raise ValueError(
@@ -544,10 +540,10 @@ class ModelConfig:
         """The same config without adapters, and with weights in place of codes."""
         return dataclasses.replace(self, lora=None, quantise="")
 
-    def with_quantisation(self, quantise: str) -> ModelConfig:
-        """Return the same config with the linear layers as codes of this kind; empty: with
-        weights."""
-        return dataclasses.replace(self, quantise=quantise)
+    @property
+    def without_codes(self) -> ModelConfig:
+        """The same config with weights in place of codes."""
+        return dataclasses.replace(self, quantise="")
 
     def adapted(self, name: str) -> bool:
         """Tell whether a parameter has an adapter beside it."""
@@ -680,7 +676,7 @@ class ModelConfig:
         if self.quantise:
             raise ValueError(
                 f"the weights of experts are not held as codes ({self.quantise!r}): leave "
-                "lora.quantise and sampling_weights empty for a mixture of experts"
+                "lora.quantise empty for a mixture of experts"
             )
 
     def _check_recurrent(self) -> None:

@@ -13,9 +13,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
-from g2d_jax.models import kv_codes
 from g2d_jax.models.attention import attend_cached
-from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS, Kept
 
 WIDTH, COLUMN = 512, 200
 EARLIER = (0, 130, -1, WIDTH - 1)
@@ -27,7 +25,7 @@ TOLERANCE = {"float32": 0.02, "bfloat16": 0.05, "float16": 0.02}
 TF32."""
 
 
-def _run(mesh: Mesh, q: Array, keys: Kept, values: Kept, column: Array, earlier: Array) -> Array:
+def _run(mesh: Mesh, q: Array, keys: Array, values: Array, column: Array, earlier: Array) -> Array:
     """Attend by the kernel of the mesh's platform."""
     if mesh.devices.flat[0].platform != "tpu":
         from g2d_jax.models.decode_kernel_gpu import attend_columns  # Pallas takes long to import
@@ -36,9 +34,8 @@ def _run(mesh: Mesh, q: Array, keys: Kept, values: Kept, column: Array, earlier:
         return run(q, keys, values, column, earlier)
     from g2d_jax.models.decode_kernel import attend_ring
 
-    stacked_keys, stacked_values = jax.tree.map(lambda x: x[None], (keys, values))
     run = jax.jit(partial(attend_ring, mesh=mesh))
-    return run(q, stacked_keys, stacked_values, jnp.int32(0), column, earlier)
+    return run(q, keys[None], values[None], jnp.int32(0), column, earlier)
 
 
 def trial(
@@ -47,13 +44,12 @@ def trial(
     kv_heads: int,
     head_dim: int,
     dtype: jnp.dtype,
-    codes: bool,
     run: Callable[..., Array] = _run,
 ) -> str:
     """Run the platform's kernel with so many heads; return what is wrong with it, "" if nothing is.
 
-    codes: whether keys and values are int8 codes. run: the kernel, of a mesh and the arrays that
-    `decode_kernel_gpu.attend_columns` takes; that of a GPU is interpreted on a CPU.
+    run: the kernel, of a mesh and the arrays that `decode_kernel_gpu.attend_columns` takes; that of
+    a GPU is interpreted on a CPU.
     """
     mesh = meshes.make_mesh(devices=[device])
     random = np.random.default_rng(0)
@@ -63,11 +59,7 @@ def trial(
 
     rows = len(EARLIER)
     q = draw(rows, 1, heads, head_dim)
-    keys: Kept = draw(rows, kv_heads, head_dim, WIDTH)
-    values: Kept = draw(rows, kv_heads, WIDTH, head_dim)
-    if codes:
-        keys = kv_codes.encode(keys, KEY_COLUMNS)  # type: ignore[arg-type]
-        values = kv_codes.encode(values, VALUE_COLUMNS)  # type: ignore[arg-type]
+    keys, values = draw(rows, kv_heads, head_dim, WIDTH), draw(rows, kv_heads, WIDTH, head_dim)
     column, earlier = jnp.int32(COLUMN), jnp.array(EARLIER, jnp.int32)
     ages = (COLUMN - jnp.arange(WIDTH)) % WIDTH
     plain = attend_cached(q, keys, values, ages[None] <= earlier[:, None], by_sums=False)

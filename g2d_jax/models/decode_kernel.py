@@ -31,10 +31,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, PartitionSpec
 
 from g2d_jax import mesh as meshes
-from g2d_jax.models import kv_codes
 from g2d_jax.models.attention import LOWEST, blocks_back
 from g2d_jax.models.kernels import LANES, PIECE_BYTES, piece_columns
-from g2d_jax.models.kv_codes import Kept
 
 STEP_BYTES = 2**19
 """Bytes of the keys of a step: three steps of keys and values, of which two are on their way, are 3
@@ -65,8 +63,8 @@ class Sizes(NamedTuple):
 
 def attend_ring(
     q: Array,
-    keys: Kept,
-    values: Kept,
+    keys: Array,
+    values: Array,
     layer: Array,
     column: Array,
     earlier: Array,
@@ -85,16 +83,15 @@ def attend_ring(
         mesh, ("rows", None, "kv_heads", None), (*q.shape[:2], *values.shape[2:3], q.shape[3])
     )
     cache = PartitionSpec(None, query[0], query[2], None, None)
-    arrays = kv_codes.arrays(keys, values)
     specs = query, PartitionSpec(), PartitionSpec(), PartitionSpec(query[0])
     run = jax.shard_map(
         partial(_attend, cores),
         mesh=mesh,
-        in_specs=(*specs, *(cache for _ in arrays)),
+        in_specs=(*specs, cache, cache),
         out_specs=query,
         check_vma=False,
     )
-    return run(q, layer, column, earlier, *arrays)
+    return run(q, layer, column, earlier, keys, values)
 
 
 def columns_read(earlier: Array, column: Array, width: int) -> Array:
@@ -128,12 +125,10 @@ def sizes(
 
 
 def _attend(
-    cores: int, q: Array, layer: Array, column: Array, earlier: Array, *cache: Array
+    cores: int, q: Array, layer: Array, column: Array, earlier: Array, keys: Array, values: Array
 ) -> Array:
-    """Attend on one device's rows and heads. cache: keys, values, and scales of both if they have
-    them."""
+    """Attend on one device's rows and heads."""
     batch, _, heads, dim = q.shape
-    keys, values, *scales = cache
     kv_heads, width = values.shape[2:4]
     repeats = heads // kv_heads
     size = sizes(batch, kv_heads, repeats, dim, width, keys.dtype.itemsize, cores)
@@ -151,10 +146,9 @@ def _attend(
         values = values.swapaxes(3, 4)
 
     item = size.pieces * size.piece
-    shapes = [(dim, item), (dim, item) if last else (item, dim), *[(1, item)] * len(scales)]
+    shapes = (dim, item), (dim, item) if last else (item, dim)
     held = size.steps, size.items * kv_heads
-    dtypes = [array.dtype for array in cache]
-    buffers = [pltpu.VMEM((*held, *s), d) for s, d in zip(shapes, dtypes, strict=True)]
+    buffers = [pltpu.VMEM((*held, *shape), keys.dtype) for shape in shapes]
     sums = [pltpu.VMEM((kv_heads, repeats, n), jnp.float32) for n in (1, 1, dim)]
     of_group = pl.BlockSpec(
         (size.rows, kv_heads, repeats, dim),
@@ -163,7 +157,7 @@ def _attend(
     grid = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3,
         grid=(size.cores, size.groups),
-        in_specs=[of_group, *[pl.BlockSpec(memory_space=pl.ANY)] * len(cache)],
+        in_specs=[of_group, *[pl.BlockSpec(memory_space=pl.ANY)] * 2],
         out_specs=of_group,
         scratch_shapes=[
             *buffers,
@@ -180,7 +174,7 @@ def _attend(
         name="attend_ring",
     )
     place = jnp.stack([layer, column])
-    out = run(place, earlier, next_live, queries, keys, values, *scales)
+    out = run(place, earlier, next_live, queries, keys, values)
     return out[:batch].reshape(q.shape)
 
 
@@ -200,16 +194,15 @@ def _group(
     way, cursors, semaphores of steps. The cursors: row, item and number of the step to compute; row
     and item of the step to fetch.
     """
-    count = (len(refs) - 6) // 2
-    cache, out, buffers = refs[:count], refs[count], refs[count + 1 : 2 * count + 1]
-    largest, mass, mixed, cursor, semaphores = refs[2 * count + 1 :]
+    cache, out, buffers = refs[:2], refs[2], refs[3:5]
+    largest, mass, mixed, cursor, semaphores = refs[5:]
     kv_heads = mixed.shape[0]
     total = width // size.piece
     layer, newest = place[0], place[1]
     of_core = size.groups * size.rows
     core, group = pl.program_id(0), pl.program_id(1)
     first = core * of_core + group * size.rows
-    axes = (2, 2 if last else 1, 2, 2)[:count]  # of the columns
+    axes = 2, 2 if last else 1  # of the columns
 
     def item(row: Any, number: Any, end: Any) -> tuple[Any, Any, Any, Any]:
         """Return whether there is such an item before row `end`, its pieces, and the row and number
@@ -257,8 +250,7 @@ def _group(
     @pl.when(group == 0)
     def _() -> None:
         # What no piece is copied to is multiplied by weights of 0, and must be finite.
-        for buffer in buffers[1:]:
-            buffer[...] = jnp.zeros_like(buffer)
+        buffers[1][...] = jnp.zeros_like(buffers[1])
         cursor[0] = cursor[3] = next_live[first]
         cursor[1] = cursor[2] = cursor[4] = 0
         jax.lax.fori_loop(0, size.steps - 1, fetch, None)
@@ -267,7 +259,7 @@ def _group(
         step = cursor[2]
         fetch(step + size.steps - 1)
         each_copy(*carry, step, lambda copy: copy.wait())
-        read = [buffer.at[step % size.steps] for buffer in buffers]
+        keys, values = (buffer.at[step % size.steps] for buffer in buffers)
         last_row, parts = end_of_step(carry[0]), []
         row, number = carry
         for at in range(size.items):
@@ -276,7 +268,7 @@ def _group(
             ages = number * size.pieces * size.piece + newest % size.piece
             mask = _mask(size, width, pieces, ages, earlier[row])
             local = jnp.where(exists, row - first, 0)
-            part = _part(q[local], [x[heads] for x in read], mask, last)
+            part = _part(q[local], keys[heads], values[heads], mask, last)
             parts.append((exists, local, number, part))
             row, number = following
         for exists, local, nth, part in parts:
@@ -323,23 +315,18 @@ def _mask(size: Sizes, width: int, pieces: Any, ages: Any, earlier: Any) -> Arra
     return (age <= earlier) & (lane < pieces * size.piece)
 
 
-def _part(q: Array, read: list[Array], mask: Array, last: bool) -> tuple[Array, Array, Array]:
+def _part(q: Array, k: Array, v: Array, mask: Array, last: bool) -> tuple[Array, Array, Array]:
     """Return the largest score of an item, its sum of weights and that of weighted values, [K, R,
     1], [K, R, 1] and [K, R, D] in float32."""
-    k, v, *scales = read
-    scores = jnp.einsum("krd,kds->krs", q, k.astype(q.dtype), preferred_element_type=jnp.float32)
-    if scales:
-        scores = scores * scales[0]
+    scores = jnp.einsum("krd,kds->krs", q, k, preferred_element_type=jnp.float32)
     scores = jnp.where(mask, scores * q.shape[-1] ** -0.5, LOWEST)
     largest = scores.max(axis=-1, keepdims=True)
     weights = jnp.exp(scores - largest)
     mass = weights.sum(axis=-1, keepdims=True)
-    if scales:
-        weights = weights * scales[1]
     mixed = jnp.einsum(
         "krs,kds->krd" if last else "krs,ksd->krd",
-        weights.astype(q.dtype),
-        v.astype(q.dtype),
+        weights.astype(v.dtype),
+        v,
         preferred_element_type=jnp.float32,
     )
     return largest, mass, mixed

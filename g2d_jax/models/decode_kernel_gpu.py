@@ -26,10 +26,8 @@ from jax.experimental.pallas import triton
 from jax.sharding import Mesh, PartitionSpec
 
 from g2d_jax import mesh as meshes
-from g2d_jax.models import kv_codes
 from g2d_jax.models.attention import LOWEST, blocks_back
 from g2d_jax.models.kernels import platform_of
-from g2d_jax.models.kv_codes import Kept
 
 BLOCK = 64
 """Columns of a block at most: 128 bytes of a key's line in bfloat16. A row reads one block more than
@@ -51,8 +49,8 @@ LEAST_TILE = 16
 
 def attend_columns(
     q: Array,
-    keys: Kept,
-    values: Kept,
+    keys: Array,
+    values: Array,
     column: Array,
     earlier: Array,
     mesh: Mesh,
@@ -68,11 +66,10 @@ def attend_columns(
         mesh, ("rows", None, "kv_heads", None), (*q.shape[:2], *values.shape[1:2], q.shape[3])
     )
     cache = PartitionSpec(query[0], query[2], None, None)
-    arrays = kv_codes.arrays(keys, values)
-    specs = query, PartitionSpec(), PartitionSpec(query[0]), *[cache] * len(arrays)
+    specs = query, PartitionSpec(), PartitionSpec(query[0]), cache, cache
     attend = partial(_attend, interpret=platform_of(mesh) == "cpu")
     run = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=query, check_vma=False)
-    return run(q, column, earlier, *arrays)
+    return run(q, column, earlier, keys, values)
 
 
 def block_columns(width: int, dim: int, itemsize: int) -> int:
@@ -97,11 +94,11 @@ def shares(rows: int, kv_heads: int, width: int, block: int) -> int:
     return min(wanted, width // block)
 
 
-def _attend(q: Array, column: Array, earlier: Array, *cache: Array, interpret: bool) -> Array:
-    """Attend on one device's rows and heads. cache: keys, values, and scales of both if they have
-    them."""
+def _attend(
+    q: Array, column: Array, earlier: Array, keys: Array, values: Array, *, interpret: bool
+) -> Array:
+    """Attend on one device's rows and heads."""
     batch, _, heads, dim = q.shape
-    keys, values, *scales = cache
     kv_heads, width = values.shape[1:3]
     repeats = heads // kv_heads
     tile, lanes = max(LEAST_TILE, _power(repeats)), max(LEAST_TILE, _power(dim))
@@ -111,8 +108,7 @@ def _attend(q: Array, column: Array, earlier: Array, *cache: Array, interpret: b
             "decode steps counts to 2**31: lower compute.max_num_seqs, or set "
             "compute.decode_attention to xla"
         )
-    # Codes are multiplied in the type of the queries.
-    block = block_columns(width, dim, max(values.dtype.itemsize, q.dtype.itemsize))
+    block = block_columns(width, dim, values.dtype.itemsize)
     parts = shares(batch, kv_heads, width, block)
 
     def of_head(*shape: int) -> pl.BlockSpec:
@@ -124,7 +120,6 @@ def _attend(q: Array, column: Array, earlier: Array, *cache: Array, interpret: b
         of_head(tile, lanes),
         of_head(lanes, width),
         of_head(width, lanes),
-        *[of_head(1, width)] * len(scales),
     ]
     # One share is the row's result; of several there are sums in float32 and what they weigh.
     shape = parts, batch, kv_heads, repeats
@@ -134,7 +129,7 @@ def _attend(q: Array, column: Array, earlier: Array, *cache: Array, interpret: b
         out_shape.append(jax.ShapeDtypeStruct(shape, jnp.float32))
         out_specs.append(pl.BlockSpec((None, None, None, tile), lambda b, k, n: (n, b, k, 0)))
     run = pl.pallas_call(
-        partial(_read_share, block, width, (repeats, dim), len(scales)),
+        partial(_read_share, block, width, (repeats, dim)),
         out_shape=out_shape,
         grid=(batch, kv_heads, parts),
         in_specs=in_specs,
@@ -144,20 +139,19 @@ def _attend(q: Array, column: Array, earlier: Array, *cache: Array, interpret: b
         name="attend_columns",
     )
     grouped = q.reshape(batch, kv_heads, repeats, dim)
-    mixed, *logs = run(column, earlier, grouped, keys, values, *scales)
+    mixed, *logs = run(column, earlier, grouped, keys, values)
     if logs:
         mixed = jnp.sum(mixed * jax.nn.softmax(logs[0], axis=0)[..., None], axis=0)
     return mixed.astype(q.dtype).reshape(q.shape)
 
 
-def _read_share(block: int, width: int, sizes: tuple[int, int], scales: int, *refs: Any) -> None:
+def _read_share(block: int, width: int, sizes: tuple[int, int], *refs: Any) -> None:
     """Attend to one share of a row's blocks, each refs' part of one row and key head.
 
     sizes: the queries and head_dim that there are; tiles are powers of two, and what lies beyond is
     not read.
     """
-    (column, earlier, query, keys, values), refs = refs[:5], refs[5:]
-    (key_scales, value_scales), outs = refs[:scales] or (None, None), refs[scales:]
+    column, earlier, query, keys, values, *outs = refs
     column, earlier = column[()], earlier[()]
     total = width // block
     tile, lanes = query.shape
@@ -178,9 +172,7 @@ def _read_share(block: int, width: int, sizes: tuple[int, int], scales: int, *re
             v = triton.load(values.at[at, :], mask=dims[None], other=0)
         else:
             k, v = keys[:, at], values[at, :]
-        scores = _product(q, k.astype(q.dtype)) * sizes[1] ** -0.5
-        if key_scales is not None:
-            scores = scores * key_scales[:, at]
+        scores = _product(q, k) * sizes[1] ** -0.5
         # The ring goes on behind its last column: one that lies after the newest was written before
         # it.
         back = column - start - jnp.arange(block)
@@ -189,9 +181,7 @@ def _read_share(block: int, width: int, sizes: tuple[int, int], scales: int, *re
         now = jnp.maximum(largest, scores.max(axis=1))
         weights, decay = jnp.exp(scores - now[:, None]), jnp.exp(largest - now)
         mass = mass * decay + weights.sum(axis=1)
-        if value_scales is not None:
-            weights = weights * value_scales[:, at]
-        more = _product(weights.astype(q.dtype), v.astype(q.dtype))
+        more = _product(weights.astype(v.dtype), v)
         return now, mass, mixed * decay[:, None] + more
 
     nothing = jnp.zeros(tile, jnp.float32)

@@ -26,9 +26,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from g2d_jax import mesh as meshes
 from g2d_jax.config import Remat
 from g2d_jax.matmul import products_on
-from g2d_jax.models import delta, experts, kv_codes, quantise
+from g2d_jax.models import delta, experts, quantise
 from g2d_jax.models.attention import (
+    KEY_COLUMNS,
     SAVED,
+    VALUE_COLUMNS,
     Segments,
     Windowed,
     attend_blocks,
@@ -39,9 +41,7 @@ from g2d_jax.models.attention import (
 )
 from g2d_jax.models.config import SLIDING, ModelConfig
 from g2d_jax.models.delta import Inputs, Memory
-from g2d_jax.models.dropout import Dropout, of_layer, token_keys
 from g2d_jax.models.kernels import Attention, DecodeKernel, platform_of
-from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS, Kept
 from g2d_jax.models.linear import (
     Multiply,
     is_sharded,
@@ -61,20 +61,15 @@ Pair = tuple[Array, Array]
 Rope = tuple[Array, ...]
 """A `rotary_table`."""
 
-KeptPair = tuple[Kept, Kept]
-"""Keys and values as a cache keeps them."""
-
 
 class LayersKept(NamedTuple):
     """Holds what `forward` keeps. keys, values: [L, B, T, K, D] of the layers with attention.
     memories: of the recurrent ones behind the last column, each array beginning with their number;
-    None where there are none. experts: of each token, see `experts.to_replay`; None where they are
-    not asked for."""
+    None where there are none."""
 
     keys: Array
     values: Array
     memories: Memory | None
-    experts: Array | None = None
 
 
 class Parameters(nnx.Module):
@@ -213,7 +208,7 @@ def _by_layer(model: Decoder, take: Callable[[int, Any], Any]) -> Decoder:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("keys", "values", "column", "width", "memories", "experts"),
+    data_fields=("keys", "values", "column", "width", "memories"),
     meta_fields=(),
 )
 @dataclass(frozen=True)
@@ -221,19 +216,17 @@ class Cache:
     """Keys and values of earlier tokens in a ring of columns, which all rows share. A step writes
     one column, and the token that a row read n steps ago lies n columns before it. Rows never move.
 
-    keys: [B, K, D, W] and values: [B, K, W, D] of each layer with attention, or their `Codes`; of a
-    stacked model one array of all, which begins with their number. See attention.attend_cached for
+    keys: [B, K, D, W] and values: [B, K, W, D] of each layer with attention; of a stacked model one
+    array of all, which begins with their number. See attention.attend_cached for
     why they differ. column: int32 scalar, where the next token is written. width: int32 scalar, the
-    columns in use, no more than W. memories: of each recurrent layer, or of all of them. experts: of
-    each row's newest token, [B, L * k] of `experts.to_replay`; None where nothing asks for them.
+    columns in use, no more than W. memories: of each recurrent layer, or of all of them.
     """
 
-    keys: tuple[Kept, ...]
-    values: tuple[Kept, ...]
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
     column: Array
     width: Array
     memories: tuple[Memory, ...] = ()
-    experts: Array | None = None
 
 
 def rms_norm(x: Array, weight: Array, eps: float, *, unit_offset: bool = False) -> Array:
@@ -259,7 +252,6 @@ def norm(c: ModelConfig, parameters: Parameters, name: str, x: Array) -> Array:
 def project(
     c: ModelConfig,
     block: Block,
-    dropout: Dropout | None,
     multiply: Multiply,
     mesh: Mesh | None,
     name: str,
@@ -283,8 +275,7 @@ def project(
             product = partial(sharded_linear, mesh=mesh, axes=axes)
     y = product(x, weight, inputs)
     if c.lora and adapted:
-        kept = x if dropout is None else dropout(name, x)
-        low = linear(kept, getattr(block, f"{name}_a")[...], inputs, multiply=multiply)
+        low = linear(x, getattr(block, f"{name}_a")[...], inputs, multiply=multiply)
         high = wide_linear(low, getattr(block, f"{name}_b")[...], multiply=multiply)
         y = (y + c.lora.scale * high).astype(x.dtype)
     if hasattr(block, f"{name}_bias"):
@@ -340,20 +331,13 @@ def mlp(c: ModelConfig, block: Block, x: Array, projected: Callable[..., Array])
 
 
 def mixture_of_experts(
-    c: ModelConfig,
-    block: Block,
-    x: Array,
-    router: Array,
-    mixture: experts.Mixture,
-    replayed: Array | None = None,
-) -> tuple[Array, Array]:
-    """Apply a layer's experts, those that the router [E, X] chooses or that are replayed, and add
-    the residual. Returns x and the experts, int32 [B, T, k]."""
+    c: ModelConfig, block: Block, x: Array, router: Array, mixture: experts.Mixture
+) -> Array:
+    """Apply a layer's experts, those that the router [E, X] chooses, and add the residual."""
     y = norm(c, block, "mlp_norm", x)
     parts = (getattr(block, f"expert_{name}")[...] for name in ("gate", "up", "down"))
-    routes = experts.choose(c, router, y, replayed)
-    y = mixture(y, routes, experts.Stacks(*parts))
-    return add_residual(c, x, norm(c, block, "mlp_post_norm", y)), routes.experts
+    y = mixture(y, experts.choose(c, router, y), experts.Stacks(*parts))
+    return add_residual(c, x, norm(c, block, "mlp_post_norm", y))
 
 
 def add_residual(c: ModelConfig, x: Array, y: Array) -> Array:
@@ -404,21 +388,19 @@ def apply_block(
     recurrence: delta.Recurrence,
     mixture: experts.Mixture,
     multiply: Multiply,
-    dropout: Dropout | None = None,
     mesh: Mesh | None = None,
-    replayed: Array | None = None,
-) -> tuple[Array, Any, Array | None]:
+) -> tuple[Array, Any]:
     """Apply one layer. attention: of queries, keys and values, and recurrence: of `delta_inputs`;
     each returns its output, and what of it is kept. mixture: `experts.on_devices`. multiply: of
-    `products_on`. mesh: over which rows are split as weights are, None where they are not.
-    replayed: as of `experts.choose`. Returns x, what is kept, and each token's experts."""
+    `products_on`. mesh: over which rows are split as weights are, None where they are not. Returns
+    x, and what is kept."""
     stored = block
     block = jax.tree.map(
         lambda p: p if quantise.is_quantised(p) else p.astype(x.dtype),
         block,
         is_leaf=quantise.is_quantised,
     )
-    projected = partial(project, c, block, dropout, multiply, mesh)
+    projected = partial(project, c, block, multiply, mesh)
     before = norm(c, block, "attn_norm", x)
     if hasattr(block, "delta_q"):
         inputs, taps, gate = delta_inputs(stored, before, projected)
@@ -434,9 +416,8 @@ def apply_block(
     x = add_residual(c, x, norm(c, block, "attn_post_norm", y))
     if c.num_experts:
         router = lay_out(mesh, stored.router[...], None, None)
-        x, chosen = mixture_of_experts(c, block, x, router, mixture, replayed)
-        return x, kept, chosen
-    return mlp(c, block, x, projected), kept, None
+        return mixture_of_experts(c, block, x, router, mixture), kept
+    return mlp(c, block, x, projected), kept
 
 
 def gated_norm(c: ModelConfig, block: Block, x: Array, gate: Array) -> Array:
@@ -468,9 +449,6 @@ def forward(
     keep_kv: bool = False,
     attention: Attention = packed_attention,
     mesh: Mesh | None = None,
-    dropout: Array | None = None,
-    keep_experts: bool = False,
-    replayed: Array | None = None,
 ) -> tuple[Array, LayersKept | None]:
     """Compute hidden states after the final norm, [B, T, E] in dtype.
 
@@ -479,10 +457,7 @@ def forward(
     kernels.attention_for. mesh: what lies between the layers is split over it by
     rows, and by columns over `tensor`, as the backward pass keeps it (Korthikanti et al. 2022,
     arXiv:2205.05198, section 4.2.2); left to itself XLA splits it like the weights, by width, and
-    gathers the rows of all devices. dropout: keys of the tokens' sequences, uint32 [B, T, 2], for
-    the dropout of adapters in training; None: none is dropped. keep_experts: whether what keep_kv
-    returns has each token's experts too. replayed: experts that tokens go to in place of those that
-    the routers choose, [B, T, L * k] of `experts.to_replay`.
+    gathers the rows of all devices.
     """
     c = model.config
     multiply = products_on(mesh).multiply
@@ -490,11 +465,9 @@ def forward(
     x = place(embedded(model, tokens, dtype, mesh), "rows", "columns", None)
     ropes = rotary_tables(c, positions)
     windows = c.windows(tokens.shape[1])
-    keys = None if dropout is None else token_keys(dropout, positions)
 
     def layer(x: Array, own: tuple[Block, Any]) -> tuple[Array, Any]:
         block, number = own
-        dropped = of_layer(c.lora.dropout, keys, number) if c.lora and keys is not None else None
         ids: Segments = segment_ids
         if windows:
             ids = Windowed(segment_ids, positions, positions - jnp.array(windows)[number] + 1)
@@ -506,7 +479,7 @@ def forward(
             out, memory = recurrent(segment_ids, inputs, taps)
             return out, memory if keep_kv else None
 
-        x, kept, chosen = apply_block(
+        x, kept = apply_block(
             c,
             block,
             x,
@@ -515,11 +488,9 @@ def forward(
             recur,
             mixture,
             multiply,
-            dropped,
             mesh,
-            experts.replayed_in(c, replayed, number),
         )
-        return place(x, "rows", "columns", None), (kept, chosen if keep_experts else None)
+        return place(x, "rows", "columns", None), kept
 
     recurrent, mixture = delta.on_devices(c, mesh), experts.on_devices(mesh)
     layer = rematerialise(layer, remat, once=c.period == c.num_hidden_layers)
@@ -585,13 +556,10 @@ def _all_kept(c: ModelConfig, outputs: list[Any]) -> LayersKept:
     """Put together what the layers of a period keep, in the order of the layers. outputs: as
     `scan_layers` returns them."""
     recurrent = c.layers(recurrent=True)
-    of_layers, chosen = zip(*outputs, strict=True)
-    pairs = [output for layer, output in enumerate(of_layers) if layer not in recurrent]
-    memories = [output for layer, output in enumerate(of_layers) if layer in recurrent]
+    pairs = [output for layer, output in enumerate(outputs) if layer not in recurrent]
+    memories = [output for layer, output in enumerate(outputs) if layer in recurrent]
     keys, values = _in_order(pairs)
-    return LayersKept(
-        keys, values, _in_order(memories) if memories else None, _all_experts(c, chosen)
-    )
+    return LayersKept(keys, values, _in_order(memories) if memories else None)
 
 
 def _in_order(outputs: Sequence[Any]) -> Any:
@@ -599,13 +567,6 @@ def _in_order(outputs: Sequence[Any]) -> Any:
     return jax.tree.map(
         lambda *parts: jnp.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:]), *outputs
     )
-
-
-def _all_experts(c: ModelConfig, chosen: Sequence[Any]) -> Array | None:
-    """Put together the experts of the layers of a period as `experts.to_replay` does; None of
-    None."""
-    together = _in_order(chosen)
-    return None if together is None else experts.to_replay(c, together)
 
 
 def lay_out(mesh: Mesh | None, x: Array, *axes: str | None) -> Array:
@@ -669,7 +630,7 @@ def decode(
 
     def layer(
         x: Array, block: Block, cached: Any, number: Any, read: Callable
-    ) -> tuple[Array, Any, Array | None]:
+    ) -> tuple[Array, Any]:
         pair, memory = cached
         at = number if c.period == 1 else jnp.asarray(order)[number]
 
@@ -687,23 +648,21 @@ def decode(
             mixed, kept = _advance(c, memory, at, inputs, taps)
             return place(mixed, "replica_rows", None, "kv_heads", None), (pair, kept)
 
-        x, kept, chosen = apply_block(
+        x, kept = apply_block(
             c, block, x, layer_rope(c, ropes, number), attend, recur, mixture, multiply
         )
-        x = place(x, "replica_rows", None, "embed")
-        return x, kept, None if cache.experts is None else chosen
+        return place(x, "replica_rows", None, "embed"), kept
 
     if isinstance(model.blocks, Block):
         read = partial(_read_ring, cache.column, mesh, kernel)
 
-        def scanned(carry: Any, own: tuple[Block, Array]) -> tuple[Any, Array | None]:
+        def scanned(carry: Any, own: tuple[Block, Array]) -> tuple[Any, None]:
             x, cached = carry
-            x, kept, chosen = layer(x, own[0], cached, own[1], read)
-            return (x, kept), chosen
+            return layer(x, own[0], cached, own[1], read), None
 
         memory = cache.memories[0] if cache.memories else None
         start = x, ((cache.keys[0], cache.values[0]), memory)
-        (x, (pair, memory)), choices = scan_layers(model, scanned, start)
+        (x, (pair, memory)), _ = scan_layers(model, scanned, start)
         pairs, memories = [pair], [memory] if cache.memories else []
     else:
         ages = (cache.column - jnp.arange(cache.keys[0].shape[-1])) % cache.width
@@ -713,23 +672,18 @@ def decode(
             read = partial(_read_own_columns, cache.column, mesh)
         pairs, memories = list(zip(cache.keys, cache.values, strict=True)), list(cache.memories)
         recurrent = c.layers(recurrent=True)
-        choices = []
         for number, block in enumerate(model.blocks):
             at = int(order[number])
             is_recurrent = number in recurrent
             cached = (None, memories[at]) if is_recurrent else (pairs[at], None)
-            x, (pair, memory), chosen = layer(x, block, cached, number, read)
-            choices.append(jax.tree.map(lambda array: array[None], chosen))
+            x, (pair, memory) = layer(x, block, cached, number, read)
             if is_recurrent:
                 memories[at] = memory
             else:
                 pairs[at] = pair
     keys, values = zip(*pairs, strict=True)
     column = (cache.column + 1) % cache.width
-    newest = _all_experts(c, choices)
-    if newest is not None:
-        newest = place(newest[:, 0], "rows", None)
-    advanced = Cache(keys, values, column, cache.width, tuple(memories), newest)
+    advanced = Cache(keys, values, column, cache.width, tuple(memories))
     return last_norm(model, x)[:, 0], advanced
 
 
@@ -759,10 +713,10 @@ def _write_column(
     place: Callable[..., Array],
     column: Array,
     number: Any,
-    cached: KeptPair,
+    cached: Pair,
     k: Array,
     v: Array,
-) -> KeptPair:
+) -> Pair:
     """Write the newest keys and values, k, v [B, 1, K, D], into a column of a layer's cache."""
     keys, values = cached
     k, v = (place(x[:, 0], "rows", "kv_heads", None) for x in (k, v))
@@ -772,12 +726,10 @@ def _write_column(
         start[axis] = column
         if array.ndim == 5:  # of a stacked cache
             start[0], new = number, new[None]
-        return jax.lax.dynamic_update_slice(array, new, start)
+        return jax.lax.dynamic_update_slice(array, new.astype(array.dtype), start)
 
-    newest = kv_codes.like(keys, k[..., None], KEY_COLUMNS)
-    keys = kv_codes.map_parts(write, KEY_COLUMNS, keys, newest)
-    newest = kv_codes.like(values, v[..., None, :], VALUE_COLUMNS)
-    return keys, kv_codes.map_parts(write, VALUE_COLUMNS, values, newest)
+    keys = write(keys, k[..., None], KEY_COLUMNS)
+    return keys, write(values, v[..., None, :], VALUE_COLUMNS)
 
 
 def _reached(windows: tuple[int, ...], positions: Array, longest: Array, number: Any) -> Pair:
@@ -794,7 +746,7 @@ def _read_ring(
     mesh: Mesh | None,
     kernel: DecodeKernel,
     q: Array,
-    cached: KeptPair,
+    cached: Pair,
     number: Array,
     reach: Pair,
 ) -> Array:
@@ -814,7 +766,7 @@ def _read_columns(
     widths: tuple[int, ...],
     by_sums: bool,
     q: Array,
-    cached: KeptPair,
+    cached: Pair,
     _: int,
     reach: Pair,
 ) -> Array:
@@ -824,9 +776,8 @@ def _read_columns(
     mask = ages[None] <= reach[0][:, None]  # [B, W]
 
     def first(size: int) -> Array:
-        cut = partial(jax.lax.slice_in_dim, start_index=0, limit_index=size)
-        near = kv_codes.map_parts(cut, KEY_COLUMNS, keys)
-        near_values = kv_codes.map_parts(cut, VALUE_COLUMNS, values)
+        near = jax.lax.slice_in_dim(keys, 0, size, axis=KEY_COLUMNS)
+        near_values = jax.lax.slice_in_dim(values, 0, size, axis=VALUE_COLUMNS)
         return attend_cached(q, near, near_values, mask[:, :size], by_sums=by_sums)
 
     if len(widths) == 1:
@@ -838,7 +789,7 @@ def _read_columns(
 
 
 def _read_own_columns(
-    column: Array, mesh: Mesh | None, q: Array, cached: KeptPair, _: int, reach: Pair
+    column: Array, mesh: Mesh | None, q: Array, cached: Pair, _: int, reach: Pair
 ) -> Array:
     """Attend to the columns of a layer's cache that each row reaches."""
     from g2d_jax.models.decode_kernel_gpu import attend_columns  # Pallas takes long to import

@@ -6,15 +6,10 @@ No expert has a capacity, and no token is dropped. The experts lie on the mesh's
 ones. Between layers each of its devices has the same tokens: it takes those that go to its experts,
 sorted by them, and what the devices compute is added up. Nothing is sent from token to expert.
 
-Router replay (R3: Ma et al. 2025, "Stabilizing MoE Reinforcement Learning by Aligning Training and
-Inference Routers", arXiv:2510.11370): the trainer sends tokens to the experts that the sampler
-chose, and weights these by its own router, which has its gradient by them.
-
 The products of tokens in groups, each with the matrix of its expert, are
 - ragged: `jax.lax.ragged_dot`, on TPUs, where XLA has a kernel for it. Elsewhere it multiplies all
   tokens with all experts, beside a copy of the tokens for each of them.
 - blocks: a loop over blocks of a group's tokens, on CPUs and GPUs. It computes whole blocks.
-- every: all tokens with all experts, on GPUs where there are FEW of them: fewer launches.
 
 Shapes: B rows, T tokens of a row, R = B * T, k experts a token, N = R * k, X experts, G those on a
 device, E hidden_size, M moe_intermediate_size.
@@ -24,21 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 from g2d_jax import mesh as meshes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.kernels import platform_of
-
-FEW = 1024
-"""Tokens that GPUs multiply with all of 128 experts of 30B-A3B in about half the time, by formula,
-that a loop over blocks has for its launches: 2.5 ms a layer on an H100, and 768 times 10 us."""
 
 BLOCKS = (16, 512)
 """The fewest and the most tokens of a block."""
@@ -48,8 +38,6 @@ TILES = (512, 256, 128)
 
 COLUMNS = (1024, 768)
 """Columns of a tile of its two operands in bfloat16; of float32 half of them."""
-
-Way = Literal["ragged", "blocks", "every"]
 
 
 class Routes(NamedTuple):
@@ -72,49 +60,16 @@ Mixture = Callable[[Array, Routes, Stacks], Array]
 """`mix` with all but x [B, T, E], routes and matrices given: what the experts add, [B, T, E]."""
 
 
-def choose(c: ModelConfig, router: Array, x: Array, replayed: Array | None = None) -> Routes:
-    """Choose each token's experts, in float32 whatever the type of x: rounded numbers would often
-    rank others first. x: [B, T, E]. router: [E, X]. replayed: int32 [B, T, k], experts that were
-    chosen before, which this router only weights: where shares are divided by their sum, as the
-    softmax of these alone, since all of them may be 0 among all experts."""
+def choose(c: ModelConfig, router: Array, x: Array) -> Routes:
+    """Choose each token's experts, in float32 for any type of x: rounded numbers would often rank
+    others first. x: [B, T, E]. router: [E, X]."""
     wide = x.astype(jnp.float32)
     logits = jnp.einsum("bte,ex->btx", wide, router.astype(jnp.float32), precision="highest")
-    if replayed is not None and c.norm_topk_prob:
-        own = jnp.take_along_axis(logits, replayed, axis=-1)
-        return Routes(replayed, jax.nn.softmax(own, axis=-1))
     shares = jax.nn.softmax(logits, axis=-1)
-    if replayed is not None:
-        return Routes(replayed, jnp.take_along_axis(shares, replayed, axis=-1))
     weights, experts = jax.lax.top_k(shares, c.num_experts_per_tok)
     if c.norm_topk_prob:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
     return Routes(experts, weights)
-
-
-def choices(c: ModelConfig) -> int:
-    """Count the experts that a token goes to in all layers, L * k."""
-    return c.num_hidden_layers * c.num_experts_per_tok
-
-
-def replay_dtype(c: ModelConfig) -> np.dtype:
-    """Return the smallest type that numbers all experts."""
-    return np.min_scalar_type(max(c.num_experts - 1, 0))
-
-
-def to_replay(c: ModelConfig, chosen: Array) -> Array:
-    """Convert the experts of all layers, int32 [L, B, T, k], to what is kept of each token:
-    `replay_dtype` [B, T, L * k]."""
-    by_token = jnp.moveaxis(chosen, 0, 2)
-    return by_token.reshape(*by_token.shape[:2], -1).astype(replay_dtype(c))
-
-
-def replayed_in(c: ModelConfig, kept: Array | None, layer: Array | int) -> Array | None:
-    """Return the experts of one layer, int32 [B, T, k], of `to_replay`; None of None."""
-    if kept is None:
-        return None
-    size = c.num_experts_per_tok
-    own = jax.lax.dynamic_slice_in_dim(kept, layer * size, size, axis=-1)
-    return own.astype(jnp.int32)
 
 
 def on_devices(mesh: Mesh | None, *, split_width: bool = False) -> Mixture:
@@ -192,16 +147,12 @@ def mix(
     experts = routes.experts.reshape(tokens, per_token) - first
     weights = routes.weights.reshape(tokens, per_token)
     whole = summed or (lambda product: product)
-    if way_on(platform, tokens) == "every":
-        found = _by_every(rows, experts, weights, stacks, whole)
-        return found.reshape(x.shape)
-
     count = stacks.gate.shape[0]
     own = jnp.where((experts >= 0) & (experts < count), experts, count).reshape(-1)
     order = jnp.argsort(own, stable=True)  # those of other devices' experts last
     inverse = jnp.argsort(order)
     sizes = jnp.sum(own[None] == jnp.arange(count)[:, None], axis=1, dtype=jnp.int32)
-    product = ragged if way_on(platform, tokens) == "ragged" else partial(by_blocks, platform)
+    product = ragged if platform == "tpu" else partial(by_blocks, platform)
     sent = _send(rows, order, inverse, per_token)
     gate, up = (whole(product(sent, stack, sizes)) for stack in (stacks.gate, stacks.up))
     mixed = _weighted(gate, up, weights.reshape(-1)[order])
@@ -209,36 +160,11 @@ def mix(
     return found.reshape(x.shape)
 
 
-def way_on(platform: str, tokens: int) -> Way:
-    """Choose how a platform multiplies groups of so many tokens in all."""
-    if platform == "tpu":
-        return "ragged"
-    if platform in ("gpu", "cuda") and tokens <= FEW:
-        return "every"
-    return "blocks"
-
-
 def _weighted(gate: Array, up: Array, weights: Array) -> Array:
-    """Apply the gates, and the router's weights: before the last matrix, so that its output needs
-    not be kept for their gradients. weights: of all but the last dimension."""
+    """Apply the gates, and the router's weights [N]: before the last matrix, so that its output
+    needs not be kept for their gradients."""
     gated = (jax.nn.silu(gate) * up).astype(jnp.float32)
     return (gated * weights[..., None]).astype(gate.dtype)
-
-
-def _by_every(
-    rows: Array,
-    experts: Array,
-    weights: Array,
-    stacks: Stacks,
-    whole: Callable[[Array], Array],
-) -> Array:
-    """Multiply all tokens [R, E] with all experts. experts, weights: [R, k]."""
-    count = stacks.gate.shape[0]
-    chosen = experts[..., None] == jnp.arange(count)[None, None]  # [R, k, G]
-    shares = jnp.sum(jnp.where(chosen, weights[..., None], 0.0), axis=1)
-    gate, up = (whole(jnp.einsum("re,gem->grm", rows, stack)) for stack in stacks[:2])
-    mixed = _weighted(gate, up, shares.T)
-    return jnp.einsum("grm,gme->re", mixed, stacks.down)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))

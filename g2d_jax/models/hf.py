@@ -326,7 +326,7 @@ def save_adapters(
             "use_rslora": low_rank.rslora,
             "target_modules": low_rank.targets,
             **_fused_targets(policy.config, low_rank),
-            "lora_dropout": low_rank.dropout,
+            "lora_dropout": 0.0,
             "bias": "none",
             "fan_in_fan_out": False,
             "inference_mode": True,

@@ -5,7 +5,7 @@ NAME_b beside NAME.
     trained, rest = partition(policy)    only `trained` has gradients, moments and checkpoints
     combine(trained, rest)               the policy again; all policies of a run share one frozen tree
     to_sampler_params(policy, dtype)     the policy as the sampler reads it: adapters apart, as in training, since
-                                         bfloat16, or int8, is too coarse for W + scale A B while B is small
+                                         bfloat16 is too coarse for W + scale A B while B is small
     merge(policy)                        a Decoder without adapters that computes the same; exports (models/hf.py) merge
                                          a layer at a time
 
@@ -90,21 +90,21 @@ def merge(model: Decoder) -> Decoder:
     )
 
 
-@partial(jax.jit, static_argnames=("dtype", "weights"))
-def to_sampler_params(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
-    """Cast a policy to dtype, with its linear layers as codes of this kind; empty: with weights."""
-    config = model.config.with_quantisation(weights)
+@partial(jax.jit, static_argnames="dtype")
+def to_sampler_params(model: Decoder, dtype: jnp.dtype) -> Decoder:
+    """Cast a policy to dtype, with the weights that its codes stand for."""
+    config = model.config.without_codes
     return build(config, lambda name, row: _converted(row, parameter(model, name), dtype))
 
 
-def to_unstacked_sampler_params(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
+def to_unstacked_sampler_params(model: Decoder, dtype: jnp.dtype) -> Decoder:
     """Convert as `to_sampler_params` does, with one Block a layer. To be traced under jit.
 
     Layer after layer where there are codes, so that beside the result no more than one layer exists
     in float32.
     """
-    config = model.config.with_quantisation(weights)
-    if not (model.config.quantise or weights):
+    config = model.config.without_codes
+    if not model.config.quantise:
         return unstack(cast(model, dtype))
     rows = block_params(config)
     stacks = {name: parameter(model, name) for name in rows}
@@ -126,14 +126,9 @@ def to_unstacked_sampler_params(model: Decoder, dtype: jnp.dtype, weights: str =
 
 
 def _converted(row: Param, value: Any, dtype: jnp.dtype) -> Any:
-    """Cast a parameter to dtype, or to the codes that its row asks for: from float32, unless it is
-    those already."""
+    """Cast a parameter, or the weights that its codes stand for, to dtype."""
     if quantise.is_quantised(value):
-        if value.qtype == row.quantised:
-            return value
-        value = quantise.decode(value, jnp.dtype(jnp.float32) if row.quantised else dtype)
-    if row.quantised:
-        return quantise.encode(row, value)
+        return quantise.decode(value, dtype)
     return value if row.exact else value.astype(dtype)
 
 

@@ -1,5 +1,5 @@
 """Linear weights as codes with scales, in arrays of Google's qwix (extra `quant`): the frozen base
-of QLoRA, and the sampler's weights under `sampling_weights`.
+of QLoRA.
 
     int8    a byte a number; one scale for each output (Dettmers et al. 2022, arXiv:2208.07339, section 2.1)
     nf4     half a byte; one scale for every TILE inputs of an output, 4.5 bits in all (Dettmers et al. 2023,
@@ -42,18 +42,18 @@ divisor. With 64 the scales of 3,584 inputs could not be split over 16 devices, 
 them all."""
 
 
-def check(setting: str, kind: str, *kinds: str) -> None:
-    """Raise ValueError where a setting asks for a kind that it cannot have, ImportError where qwix
-    is not installed."""
+def check(kind: str) -> None:
+    """Raise ValueError for an unknown kind in lora.quantise, ImportError where qwix is not
+    installed."""
     if not kind:
         return
-    if kind not in kinds:
-        raise ValueError(f"{setting} is {' or '.join(kinds)}, or empty, got {kind!r}")
+    if kind not in CODES:
+        raise ValueError(f"lora.quantise is {' or '.join(CODES)}, or empty, got {kind!r}")
     try:
         import qwix  # noqa: F401
     except ImportError as error:
         raise failures.missing_extra(
-            f"{setting} is {kind!r}, which needs the package qwix", "quant"
+            f"lora.quantise is {kind!r}, which needs the package qwix", "quant"
         ) from error
 
 

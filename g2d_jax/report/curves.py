@@ -117,9 +117,6 @@ COMPARED = (
 )
 """Metrics of which the curves of several runs are drawn over each other."""
 
-FRESH = "probe"
-"""The kind of log that fresh samples of the policy have."""
-
 Logged = Mapping[str, Mapping[tuple[str, str], Sequence[tuple[float, float]]]]
 """Stage -> (kind of log, metric) -> points (step, value) ascending, of what was logged more than
 once."""
@@ -195,7 +192,7 @@ def _chart(logged: Logged, title: str) -> Chart | None:
             of, name = name_of(metric)
             if of == title:
                 xs, ys = zip(*metrics[kind, metric], strict=True)
-                lines[name + {"train": "", FRESH: ", fresh"}.get(kind, f" ({kind})")] = xs, ys
+                lines[name + ("" if kind == "train" else f" ({kind})")] = xs, ys
                 drawn.add(metric)
         panels[stage] = lines
     is_known = drawn <= _NAMED.keys()
@@ -218,28 +215,21 @@ def compared(runs: Mapping[str, Logged]) -> list[Chart]:
 
     runs: name of a run -> what it logged. A run has one colour in all figures.
     """
-    charts = []
-    for metric in COMPARED:
-        for kind in ("train", FRESH):
-            charts.append(_overlay(runs, kind, metric))
-    return list(filter(None, charts))
+    return list(filter(None, (_overlay(runs, metric) for metric in COMPARED)))
 
 
-def _overlay(runs: Mapping[str, Logged], kind: str, metric: str) -> Chart | None:
+def _overlay(runs: Mapping[str, Logged], metric: str) -> Chart | None:
     """Draw a metric of several runs, a panel a stage."""
     panels: dict[str, dict[str, tuple[Sequence[float], Sequence[float]]]] = {}
     for run, logged in runs.items():
         for stage, metrics in logged.items():
-            if points := metrics.get((kind, metric)):
+            if points := metrics.get(("train", metric)):
                 xs, ys = zip(*points, strict=True)
                 panels.setdefault(stage, {})[run] = xs, ys
     common = {stage: lines for stage, lines in panels.items() if len(lines) > 1}
-    title = _title(metric)
-    if kind == FRESH:
-        title += ", fresh samples"
     return figures.curves(
-        f"{metric}-{kind}",
-        title,
+        metric,
+        _title(metric),
         common,
         share=metric not in OWN_AXES,
         factors=metric in FACTORS,

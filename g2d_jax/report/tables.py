@@ -480,8 +480,7 @@ def gibibytes(size: float) -> str:
 def goodput_table(manifests: Iterable[Manifest]) -> Table:
     """Show where the time of each finished stage went, without a row of one that does not tell.
 
-    The wall time has writing checkpoints in it, and neither probes nor diagnoses, which are counted
-    apart.
+    The wall time has writing checkpoints in it, and no diagnoses, which are counted apart.
     """
     rows = []
     for manifest in manifests:

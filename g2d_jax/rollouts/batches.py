@@ -200,17 +200,15 @@ def _without_gradient(
 def _response(
     row: ScoredRollout, token: Mapping[str, Any], sequence: Mapping[str, float]
 ) -> Response:
-    """Make the response of a rollout, which has its experts if they are to be replayed."""
-    return Response(row.rollout.token_ids, token, sequence, row.rollout.experts)
+    """Make the response of a rollout."""
+    return Response(row.rollout.token_ids, token, sequence)
 
 
 def _group(
     rows: Sequence[ScoredRollout], responses: list[Response], keep_together: bool = False
 ) -> Group:
-    """Make a group of responses to the prompt of these rows. A prompt that several devices
-    prefilled has the experts of the first row's."""
-    first = rows[0].rollout
-    return Group(first.prompt_ids, responses, keep_together, first.prompt_experts)
+    """Make a group of responses to the prompt of these rows."""
+    return Group(rows[0].rollout.prompt_ids, responses, keep_together)
 
 
 def _grpo_tokens(stage: Online, draws: Draws, groups: Groups) -> list[list[dict[str, Any]]]:
@@ -321,16 +319,6 @@ def _group_dpo(stage: Online, draws: Draws, groups: Groups, sides: Sequence[Side
         groups, tokens[0][0], dict.fromkeys(("side", "prompt", "pair_weight"), 0.0)
     )
     return [_group(groups[0], [nothing], keep_together=True)]
-
-
-def without_experts(groups: Sequence[Group]) -> list[Group]:
-    """Return groups whose tokens go where a model's own routers send them: a reference is another
-    policy than the one that sampled."""
-    own = []
-    for group in groups:
-        responses = [replace(response, experts=None) for response in group.responses]
-        own.append(replace(group, responses=responses, experts=None))
-    return own
 
 
 def _with_entropy(stage: Online, groups: list[Group]) -> list[Group]:

@@ -214,13 +214,6 @@ class RolloutBuffer:
             window, plan = pending
             self.ahead.ask_again(plan, self._planned_parts(window, plan), self.workload)
 
-    def fixed_reference(self) -> Decoder:
-        """Return the policy that the stage began with."""
-        if self.reference is None:
-            # Not kept: probes need it for a moment, and updates have its memory.
-            return load_reference(self.session, self.stage.policy)
-        return self.reference
-
     @cached_property
     def workload(self) -> Workload:
         """The stage's sampling."""
@@ -501,9 +494,7 @@ class RolloutBuffer:
         policy = self.trainer.finished_policy()
         if self.ahead is None:
             with self.session.track_cost(self.trainer.cost):
-                return self.session.sampling.engine.to_sampler_params(
-                    policy, self.stage.sampling_weights
-                )
+                return self.session.sampling.engine.to_sampler_params(policy)
         if plan is None:
             return self.ahead.hold_present()
         return self.ahead.hold(plan)
@@ -534,7 +525,9 @@ class RolloutBuffer:
             return  # `next_batch` reads the file when its turn comes
         policies: dict[str, Decoder] = {}
         if FIXED in needed.values():
-            self.reference = policies[FIXED] = self.fixed_reference()
+            if self.reference is None:
+                self.reference = load_reference(self.session, self.stage.policy)
+            policies[FIXED] = self.reference
         policies[PRESENT] = self.trainer.policy
         logprobs: dict[str, np.ndarray] = {}
         cost = Cost()
@@ -543,8 +536,7 @@ class RolloutBuffer:
             for policy, params in policies.items():
                 names = [name for name, under in needed.items() if under == policy]
                 if names:
-                    routed = batches.without_experts(groups) if policy == FIXED else groups
-                    scored = self._logprobs_under(params, routed, cost)
+                    scored = self._logprobs_under(params, groups, cost)
                     logprobs |= dict.fromkeys(names, scored)
         part = cost.part()
         if _stays_in_memory(window, number):

@@ -11,12 +11,12 @@ import jax
 import numpy as np
 
 from g2d_jax import mesh as meshes
-from g2d_jax.models import kv_codes, lora
+from g2d_jax.models import lora
+from g2d_jax.models.attention import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.models.decoder import Cache
 from g2d_jax.models.flops import attended, forward_flops, read_params
-from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.rollouts.workload import Workload
-from g2d_jax.sampler.capacity import LOGIT, bytes_saved
+from g2d_jax.sampler.capacity import LOGIT, launched_layers
 from g2d_jax.sampler.sampling import readings
 from g2d_jax.sampler.simulated import Decoded
 from g2d_jax.session.program import Outputs, Program, Work, device_bytes, fixed
@@ -32,16 +32,12 @@ def sampling_programs(
     name: str,
     workload: Workload,
     *,
-    prefix: str = "",
-    has_sampler_params: bool = False,
     resident_during_view: tuple[Any, ...] = (),
     resident_during_generation: tuple[Any, ...] = (),
 ) -> Iterator[Program]:
     """Yield the programs from parameters to responses; none where a server samples.
 
-    prefix: of the programs' names, where a stage samples twice. has_sampler_params: whether the
-    stage has the program of the sampler's parameters, "view", already. resident_during_view: arrays
-    on the devices while these are made;
+    resident_during_view: arrays on the devices while the sampler's parameters are made;
     resident_during_generation: after that. The frozen parameters below adapters are always
     resident.
     """
@@ -49,35 +45,26 @@ def sampling_programs(
         return
     params = policy_shapes(session)
     _, rest = lora.partition(params)
-    view = "view"
-    if not has_sampler_params:
-        view = f"{prefix}view"
-        held = device_bytes(params)
-        work = Work(1, 0.0, 2 * held, {"parameters": held})
-        run = session.sampling.sampler.to_sampler_params_program(workload.weights)
-        yield Program(name, view, run, fixed(params), work, resident=resident_during_view)
-    yield from _generation(
-        session, name, workload, prefix, view, (*resident_during_generation, rest)
-    )
+    held = device_bytes(params)
+    work = Work(1, 0.0, 2 * held, {"parameters": held})
+    run = session.sampling.sampler.to_sampler_params_program()
+    yield Program(name, "view", run, fixed(params), work, resident=resident_during_view)
+    yield from _generation(session, name, workload, (*resident_during_generation, rest))
 
 
 def _generation(
     session: Session,
     name: str,
     workload: Workload,
-    prefix: str,
-    view: str,
     resident: tuple[Any, ...],
 ) -> Iterator[Program]:
     """Yield the sampler's programs for these shapes; decode with the cache at each of its widths
     that is a program."""
     sampler, shapes, mesh = session.sampling.sampler, workload.shapes, session.sampling.sampler.mesh
-    kinds = "empty", "prefill", "insert", "resize", "decode", "take_rows"
-    empty, prefill, insert, resize, decode, take_rows = (prefix + kind for kind in kinds)
     run = sampler.programs
 
     def params(outputs: Outputs) -> Any:
-        return sampler.on_sampling_mesh(outputs[view], workload.weights)
+        return sampler.on_sampling_mesh(outputs["view"])
 
     def host(*shape: int, kind: Any = np.int32) -> jax.ShapeDtypeStruct:
         return meshes.abstract_rows(mesh, shape, kind)
@@ -88,14 +75,14 @@ def _generation(
             host(shapes.prompts),
             host(shapes.prompts, kind=np.bool_),
         )
-        return params(outputs), outputs[empty][1], *host_arrays
+        return params(outputs), outputs["empty"][1], *host_arrays
 
     def inputs_of_insert(outputs: Outputs) -> tuple[Any, ...]:
-        state, _ = outputs[empty]
+        state, _ = outputs["empty"]
         fresh = jax.tree.map(lambda x: host(*x.shape, kind=x.dtype), state.rows)
         return (
             state,
-            outputs[prefill],
+            outputs["prefill"],
             fresh,
             host(shapes.rows),
             host(shapes.rows),
@@ -117,66 +104,65 @@ def _generation(
     work = Work(1, 0.0, sum(parts.values()), parts)
     yield Program(
         name,
-        empty,
+        "empty",
         run["empty"],
         fixed(),
         work,
         {"shapes": shapes},
         resident=resident,
-        also=(view,),
+        also=("view",),
     )
     for columns in shapes.columns:
         work = _prefill_work(session, workload, columns, parts)
         inputs = partial(inputs_of_prefill, columns)
-        yield Program(name, prefill, run["prefill"], inputs, work, resident=(*resident, state))
+        yield Program(name, "prefill", run["prefill"], inputs, work, resident=(*resident, state))
     decoded = workload.decoded(sampler, mean_prompt(session))
     work = _insert_work(session, workload, decoded, parts)
     yield Program(
-        name, insert, run["insert"], inputs_of_insert, work, resident=resident, also=(view,)
+        name, "insert", run["insert"], inputs_of_insert, work, resident=resident, also=("view",)
     )
     if len(shapes.widths) > 1:
         number = jax.ShapeDtypeStruct((), np.int32, sharding=meshes.replicated(mesh))
-        keys = kv_codes.parts(state.cache.keys[0], KEY_COLUMNS)
-        values = kv_codes.parts(state.cache.values[0], VALUE_COLUMNS)
-        for array, axis in (*keys, *values):
+        keys, values = state.cache.keys[0], state.cache.values[0]
+        for array, axis in ((keys, KEY_COLUMNS), (values, VALUE_COLUMNS)):
             others = tuple(x for x in jax.tree.leaves(state) if x is not array)
             yield Program(
                 name,
-                resize,
+                "resize",
                 run["resize"],
                 fixed(array, (number, number), number),
                 _resize_work(workload, state.cache, array, parts),
                 {"axis": axis},
                 resident=(*resident, others),
-                also=(view, prefill),
+                also=("view", "prefill"),
             )
     work = _decode_work(session, workload, decoded, parts)
     for widths in sampler.decoded_widths(shapes):
         static = {"filters": shapes.filters, "widths": widths}
         yield Program(
             name,
-            decode,
+            "decode",
             run["decode"],
-            partial(inputs_of_decode, insert),
+            partial(inputs_of_decode, "insert"),
             work,
             static,
             sampler.chunk,
             resident,
-            also=(prefill,),
+            also=("prefill",),
         )
     if shapes.tail:
         # What is decoded in them is in the work of the other rows.
         nothing = Work(0, 0.0, 0, parts)
-        taken = partial(_inputs_of_take_rows, insert, host(shapes.tail))
-        yield Program(name, take_rows, run["take_rows"], taken, nothing, resident=resident)
-        inputs = partial(inputs_of_decode, take_rows)
+        taken = partial(_inputs_of_take_rows, host(shapes.tail))
+        yield Program(name, "take_rows", run["take_rows"], taken, nothing, resident=resident)
+        inputs = partial(inputs_of_decode, "take_rows")
         yield Program(
-            name, f"{decode}_tail", run["decode_tail"], inputs, nothing, static, resident=resident
+            name, "decode_tail", run["decode_tail"], inputs, nothing, static, resident=resident
         )
 
 
-def _inputs_of_take_rows(insert: str, order: Any, outputs: Outputs) -> tuple[Any, ...]:
-    return outputs[insert], order
+def _inputs_of_take_rows(order: Any, outputs: Outputs) -> tuple[Any, ...]:
+    return outputs["insert"], order
 
 
 def _prefill_work(
@@ -192,7 +178,7 @@ def _prefill_work(
     flops -= 2.0 * model.vocab_size * model.hidden_size * tokens
     calls = share * workload.prompts / shapes.prompts
     prefilled = share * workload.prompts * mean_prompt(session)
-    moved = _weights(session, workload.weights)
+    moved = _weights(session)
     return Work(
         calls, flops / session.sampling.sampler.mesh.size, moved, parts, prefilled=prefilled
     )
@@ -231,22 +217,20 @@ def _decode_work(
     return Work(
         share * workload.calls * decoded.steps / steps,
         forward_flops(model, row_steps, row_steps * decoded.live) / sampler.mesh.size,
-        steps * _weights(session, workload.weights, shapes.rows) + drawn,
+        steps * _weights(session, shapes.rows) + drawn,
         parts,
         generated=share * workload.responses * workload.mean,
         responses=share * workload.responses,
         rows=shapes.rows,
         cached=steps * cached,
         columns=decoded.read,
-        layers=steps * model.num_hidden_layers,
+        layers=steps * launched_layers(model, sampler.mesh.shape["tensor"]),
     )
 
 
-def _weights(session: Session, weights: str, tokens: float = math.inf) -> float:
+def _weights(session: Session, tokens: float = math.inf) -> float:
     """Count the bytes of the matrices that one pass of the sampler over so many tokens reads on a
-    device. weights: as of `Sampler`."""
+    device."""
     mesh = session.sampling.sampler.mesh
-    model = session.model_config.with_quantisation(weights)
-    itemsize = session.compute.dtype.itemsize
-    read = itemsize * read_params(model, tokens / mesh.shape["data"]) - bytes_saved(model, itemsize)
-    return read / mesh.shape["tensor"] / mesh.shape["fsdp"]
+    read = read_params(session.model_config, tokens / mesh.shape["data"])
+    return session.compute.dtype.itemsize * read / mesh.shape["tensor"] / mesh.shape["fsdp"]

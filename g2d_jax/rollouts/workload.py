@@ -20,8 +20,8 @@ from g2d_jax.session.windows import window_at
 @dataclass(frozen=True)
 class Workload:
     """The sampling of a stage. shapes: that its programs are compiled for, the same for all its
-    calls. rng_stream: names the random numbers. weights: of the sampler, as in
-    `Sampler.to_sampler_params`. greedy: whether each prompt gets a greedy response besides.
+    calls. rng_stream: names the random numbers. greedy: whether each prompt gets a greedy response
+    besides.
     needs_logprobs: whether a loss needs the log-probabilities of what was drawn.
 
     For its programs' work: the prompts and calls of the whole stage, and the tokens of a mean
@@ -32,7 +32,6 @@ class Workload:
     num_generations: int
     shapes: Shapes
     rng_stream: str
-    weights: str = ""
     prompts: float = 0
     calls: float = 0
     response: int | None = None
@@ -92,9 +91,6 @@ def workload_of(
         together,
         samples,
         params,
-        weights=stage.sampling_weights,
-        kv_cache_dtype=stage.kv_cache_dtype,
-        router_replay=isinstance(stage, Online) and stage.router_replay,
     )
     stream, calls = stage.stream or f"{stage.kind}/{name}", -(-prompts // together)
     return Workload(
@@ -102,7 +98,6 @@ def workload_of(
         samples,
         shapes,
         stream,
-        stage.sampling_weights,
         prompts,
         calls,
         response,

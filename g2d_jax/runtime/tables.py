@@ -50,11 +50,6 @@ ROLLOUTS = pa.schema(
 """Columns of rollouts/*.parquet. reward is null where the verifier abstained; truncated:
 stop_reason is "length"."""
 
-_EXPERTS = ("experts", "prompt_experts")
-"""Columns besides, where experts are replayed: of a response's and of its prompt's tokens, one
-token's numbers behind the other's."""
-_EXPERT_TYPES = (pa.large_list(pa.uint8()), pa.large_list(pa.uint16()))
-
 
 def _completions(text: pa.DataType) -> pa.Schema:
     columns = ROLLOUTS.remove(ROLLOUTS.get_field_index("text"))
@@ -103,26 +98,9 @@ def safe_text(text: str) -> str:
 
 
 def write_rollouts(path: PathLike, rows: Sequence[ScoredRollout]) -> None:
-    """Write one part, columns `ROLLOUTS`, and of experts where the rollouts have them. Raises
-    ValueError for an array of another dtype or rank, and for rollouts of which some have experts;
+    """Write one part, columns `ROLLOUTS`. Raises ValueError for an array of another dtype or rank;
     OSError."""
-    columns, schema = _rollout_columns(rows), ROLLOUTS
-    if any(row.rollout.experts is not None for row in rows):
-        for name in _EXPERTS:
-            columns[name] = _flat_experts(name, rows)
-            schema = pa.schema([*schema, *_required(**{name: columns[name].type})])
-    _write(path, columns, schema)
-
-
-def _flat_experts(name: str, rows: Sequence[ScoredRollout]) -> pa.Array:
-    """Join the experts of rollouts into one Arrow list column of their own type. Its offsets are
-    int64: a token has hundreds of numbers."""
-    arrays = [getattr(row.rollout, name) for row in rows]
-    if any(array is None or array.dtype != arrays[0].dtype for array in arrays):
-        raise ValueError(f"{name} must be of all rollouts of a part or of none, and of one type")
-    offsets = np.cumsum([0, *(array.size for array in arrays)], dtype=np.int64)
-    flat = np.concatenate([array.ravel() for array in arrays])
-    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(flat))
+    _write(path, _rollout_columns(rows), ROLLOUTS)
 
 
 def write_completions(
@@ -176,18 +154,9 @@ def read_rollouts(path: PathLike) -> list[ScoredRollout]:
 def _rollout(row: Mapping[str, Any]) -> ScoredRollout:
     if row["stop_reason"] not in ("stop", "length"):
         raise ValueError(f"stop_reason must be 'stop' or 'length', got {row['stop_reason']!r:.100}")
-    rollout = Rollout(**{name: row[name] for name in _OF_A_ROLLOUT}, **_experts(row))
+    rollout = Rollout(**{name: row[name] for name in _OF_A_ROLLOUT})
     score = Score(row["reward"], Verdict(row["verdict"]), row["answer"])
     return ScoredRollout(rollout, row["text"], score, row["policy"])
-
-
-def _experts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a rollout's experts, a token's in a line; {} where the file has none."""
-    found = {}
-    for name, ids in zip(_EXPERTS, ("token_ids", "prompt_ids"), strict=True):
-        if name in row:
-            found[name] = row[name].reshape(len(row[ids]), -1)
-    return found
 
 
 def write_preferences(path: PathLike, rows: Sequence[Preference]) -> None:
@@ -330,7 +299,7 @@ def _rows(table: pa.Table) -> list[dict[str, Any]]:
     part."""
     columns: list[list[Any]] = []
     for column in table.columns:
-        if column.type in (_IDS, _NATS, *_EXPERT_TYPES):
+        if column.type in (_IDS, _NATS):
             columns.append([array.copy() for array in column.to_numpy()])
         else:
             columns.append(column.to_pylist())
@@ -373,22 +342,10 @@ def _read_parts(
     return rows
 
 
-def _expert_type(column: pa.Field) -> pa.DataType:
-    """Return the type of a column of experts, whatever its items are called. Raises ValueError."""
-    for kind in _EXPERT_TYPES:
-        if pa.types.is_large_list(column.type) and column.type.value_type == kind.value_type:
-            return kind
-    raise ValueError(f"column {column.name} is of type {column.type}")
-
-
 def _conform(table: pa.Table, schemas: Sequence[pa.Schema]) -> pa.Table:
     """Give the table the columns and types of one of the schemas (all have the same names); raises
     if it differs."""
     names = schemas[0].names
-    replayed: tuple[str, ...] = ()
-    if names == ROLLOUTS.names and set(_EXPERTS) & set(table.column_names):
-        replayed = _EXPERTS
-        names = [*names, *replayed]
     if len(set(table.column_names)) < table.num_columns:
         raise ValueError(f"it has a column twice, of {', '.join(table.column_names)}")
     for name in _TRUNCATED:
@@ -399,13 +356,11 @@ def _conform(table: pa.Table, schemas: Sequence[pa.Schema]) -> pa.Table:
     table = table.select(names)
     table.validate(full=True)
     nested = pa.types.is_nested(table.schema.field(0).type)  # of a prompt: a conversation
-    schema = schemas[-1] if nested else schemas[0]
-    experts = {name: _expert_type(table.schema.field(name)) for name in replayed}
-    table = table.cast(pa.schema([*schema, *_required(**experts)]))
+    table = table.cast(schemas[-1] if nested else schemas[0])
     for (
         field
     ) in table.schema:  # Arrow itself looks for missing lists, not for what is missing inside
-        is_array = field.type in (_IDS, _NATS, *_EXPERT_TYPES)
+        is_array = field.type in (_IDS, _NATS)
         if is_array and pc.list_flatten(table[field.name]).null_count:
             raise ValueError(f"column {field.name} has nulls")
     return table

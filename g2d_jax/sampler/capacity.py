@@ -14,11 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from g2d_jax.models import quantise
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import count_params
 from g2d_jax.models.flops import matmul_params, read_params
-from g2d_jax.models.table import block_params
 from g2d_jax.rates import Rates, Seconds
 
 UNKNOWN = 256
@@ -44,13 +42,11 @@ LOGITS = 4
 compiled one with 262,144 words (v5e)."""
 
 
-def kv_bytes(config: ModelConfig, itemsize: int, kv_cache_dtype: str = "") -> int:
+def kv_bytes(config: ModelConfig, itemsize: int) -> int:
     """Count the bytes of keys and values of one token in all layers with attention. itemsize: of a
-    number, where they are no codes."""
-    head = config.head_dim * itemsize
-    if kv_cache_dtype:  # a byte a number, and a float32 scale
-        head = config.head_dim + 4
-    return 2 * len(config.layers(recurrent=False)) * config.num_key_value_heads * head
+    number."""
+    numbers = config.num_key_value_heads * config.head_dim
+    return 2 * len(config.layers(recurrent=False)) * numbers * itemsize
 
 
 def memory_bytes(config: ModelConfig, itemsize: int) -> int:
@@ -62,15 +58,11 @@ def memory_bytes(config: ModelConfig, itemsize: int) -> int:
     return len(config.layers(recurrent=True)) * (4 * state + itemsize * tail)
 
 
-def bytes_saved(config: ModelConfig, itemsize: int) -> int:
-    """Count the bytes that int8 codes and their scales save of the weights that they stand for; 0
-    without codes."""
-    rows = [row for row in block_params(config).values() if row.quantised]
-    return sum(
-        len(row.layers)
-        * ((itemsize - 1) * math.prod(row.shape) - 4 * math.prod(quantise.scale_shape(row)))
-        for row in rows
-    )
+def launched_layers(config: ModelConfig, parts: int) -> int:
+    """Count the layers whose kernels a GPU launches in a decode step, where experts are split over
+    so many devices: for each of a device's experts about as many as for a layer, in a loop over
+    blocks (models/experts.py)."""
+    return config.num_hidden_layers * (1 + config.num_experts // parts)
 
 
 class Sending(NamedTuple):
@@ -84,9 +76,8 @@ class Sending(NamedTuple):
 class Split:
     """Weights split over `ways` of so many devices, beside a cache whose rows have so many columns.
 
-    config: with the kind of codes that the weights are stored as. itemsize: bytes of a weight and
-    of a cached number. rates: of a device. axes: of the torus, on how many the groups along fsdp
-    and along tensor lie (`mesh.torus_axes`). kv_cache_dtype: see `kv_bytes`.
+    itemsize: bytes of a weight and of a cached number. rates: of a device. axes: of the torus, on
+    how many the groups along fsdp and along tensor lie (`mesh.torus_axes`).
     """
 
     config: ModelConfig
@@ -96,7 +87,6 @@ class Split:
     columns: int
     rates: Rates
     axes: tuple[int, int] = (1, 1)
-    kv_cache_dtype: str = ""
 
     def rows_that_fit(self, memory: int | None, beside: int) -> int:
         """Choose the most rows that decode together, over all devices; 0 where none fits.
@@ -110,7 +100,7 @@ class Split:
         weights = self._weight_bytes(count_params(config))
         weights += self._whole_words(2 - config.tie_word_embeddings)
         free = memory - beside - weights
-        row_bytes = self.columns * kv_bytes(config, self.itemsize, self.kv_cache_dtype)
+        row_bytes = self.columns * kv_bytes(config, self.itemsize)
         row_bytes += memory_bytes(config, self.itemsize)
         rows = int(max(free - SPARE * memory, 0) * self.devices / row_bytes)
         # What small models need beside their cache is mostly of their words: the logits, of which a
@@ -155,27 +145,25 @@ class Split:
     def step_seconds(self, rows: int) -> float:
         """Estimate how long a decode step of so many rows takes."""
         config, rates = self.config, self.rates
-        numbers = matmul_params(config)
         decoded = rows * self.ways / self.devices  # by the devices that share a copy
-        if rates.launches:  # a GPU multiplies few tokens with all experts (models/experts.py)
-            numbers, decoded = read_params(config), math.inf
         # A row that decodes has, over its life, half of its columns filled; what recurrent layers
         # keep is read and written.
-        token = kv_bytes(config, self.itemsize, self.kv_cache_dtype)
+        token = kv_bytes(config, self.itemsize)
         kept = self.columns / 2 * token + 2 * memory_bytes(config, self.itemsize)
         cached = rows * kept / self.devices
         read = self._weight_bytes(read_params(config, decoded)) + self._whole_words(1)
         by_tensor, by_fsdp = self._by_tensor(rows), self._by_fsdp(rows)
         collectives = by_tensor.collectives + by_fsdp.collectives
         parts = Seconds(
-            products=2 * numbers * rows / self.devices / rates.flops,
+            products=2 * matmul_params(config) * rows / self.devices / rates.flops,
             memory=read / rates.bandwidth,
             cache=cached / rates.bandwidth,
             links=sum(
                 sending.sent / rates.group_link(axes)
                 for sending, axes in zip((by_fsdp, by_tensor), self.axes, strict=True)
             ),
-            waits=collectives * rates.latency + config.num_hidden_layers * rates.launches,
+            waits=collectives * rates.latency
+            + launched_layers(config, self._split_heads) * rates.launches,
         )
         return rates.step_seconds(parts)
 
@@ -232,7 +220,7 @@ class Split:
 
     def _weight_bytes(self, params: int) -> float:
         """Count the bytes of so many of the model's parameters on a device."""
-        return (self.itemsize * params - bytes_saved(self.config, self.itemsize)) / self.ways
+        return self.itemsize * params / self.ways
 
     def _whole_words(self, matrices: int) -> float:
         """Count the bytes that so many matrices of the vocabulary, embedding and head, take on a

@@ -24,8 +24,8 @@ from g2d_jax import keys as named_keys
 from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import round_up
 from g2d_jax.data.stops import Decode, Watch
-from g2d_jax.models import decoder, kv_codes, lora
-from g2d_jax.models.attention import COLUMN_BLOCK
+from g2d_jax.models import decoder, lora
+from g2d_jax.models.attention import COLUMN_BLOCK, KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Cache, Decoder
 from g2d_jax.models.kernels import (
@@ -38,7 +38,6 @@ from g2d_jax.models.kernels import (
     choose_decode,
     platform_of,
 )
-from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.program_cache import Jitted, Programs
@@ -84,8 +83,7 @@ class Engine(Protocol):
     """Draws responses: `Sampler`, or a server (remote.py). All processes make each call, with the
     same arguments. (`config.Engine` is the settings that choose between them.)
 
-    to_sampler_params: makes a policy ready to sample from, in a form of the engine's own; weights
-    as in `Sampler`.
+    to_sampler_params: makes a policy ready to sample from, in a form of the engine's own.
     generate: token ids in; ids, log-probabilities and stop reason of every sample out as they
     finish, each of them in one of the processes. The settings of a sample are `Request.params_of`.
     Random numbers are named by seed, purpose, problem id, visit and sample index.
@@ -94,7 +92,7 @@ class Engine(Protocol):
 
     ready: int
 
-    def to_sampler_params(self, model: Decoder, weights: str = "") -> Any: ...  # noqa: D102
+    def to_sampler_params(self, model: Decoder) -> Any: ...  # noqa: D102
     def generate(  # noqa: D102
         self,
         sampler_params: Any,
@@ -172,31 +170,27 @@ class Sampler:
         settings = config, mesh, chunk, jnp.dtype(dtype), self.kernel, self.decode_kernel
         self.programs = self._programs.get_or_make(_jitted, *settings)
 
-    def to_sampler_params(self, model: Decoder, weights: str = "") -> Decoder:
+    def to_sampler_params(self, model: Decoder) -> Decoder:
         """Convert the model to the form that decode reads: in dtype, split over the sampling mesh.
-        Once per policy.
+        Once per policy."""
+        return self.on_sampling_mesh(self.to_sampler_params_program()(model))
 
-        weights: the kind of codes that the layers' linear weights become, see models/quantise.py;
-        empty: in dtype.
-        """
-        return self.on_sampling_mesh(self.to_sampler_params_program(weights)(model), weights)
-
-    def to_sampler_params_program(self, weights: str = "") -> Jitted:
+    def to_sampler_params_program(self) -> Jitted:
         """Return the program of `to_sampler_params`, whose results are for `on_sampling_mesh`."""
         return self._programs.get_or_make(
             _to_sampler_params,
-            self.config.with_quantisation(weights),
+            self.config.without_codes,
             self.mesh,
             jnp.dtype(self.dtype),
             self._reorder,
         )
 
-    def on_sampling_mesh(self, written: Decoder, weights: str = "") -> Decoder:
+    def on_sampling_mesh(self, written: Decoder) -> Decoder:
         """Return the results of `to_sampler_params_program`, or their shapes, as they lie on the
         sampling mesh."""
         if self._reorder is None:
             return written
-        layout = _layout(self.config.with_quantisation(weights), self.mesh)
+        layout = _layout(self.config.without_codes, self.mesh)
         return self._reorder.put_together(written, layout)
 
     def shapes(
@@ -206,14 +200,11 @@ class Sampler:
         params: Sequence[SamplingParams],
         lengths: Sequence[int],
         most_rows: int | None = None,
-        kv_cache_dtype: str = "",
-        router_replay: bool = False,
     ) -> Shapes:
         """Choose the shapes to compile for: so many requests and samples, with these SamplingParams
         and prompt lengths.
 
-        kv_cache_dtype, router_replay: see `Shapes`. most_rows: rows that decode together in this
-        call at most; None: max_num_seqs. On a CPU a
+        most_rows: rows that decode together in this call at most; None: max_num_seqs. On a CPU a
         quarter of the samples decode at once: rows that are full cost what they generate, and the
         rest wait to take the place of those that are done; where responses are long, the last of
         them go on in fewer rows. Elsewhere a step costs the same with few rows as with many.
@@ -254,8 +245,6 @@ class Sampler:
             stops=max(1, *(len(p.stop_ids) for p in params)),
             filters=filters_of(params),
             tail=tail,
-            kv_cache_dtype=kv_cache_dtype,
-            router_replay=router_replay,
         )
 
     def abstract(self, shapes: Shapes) -> tuple[State, Prompts]:
@@ -341,14 +330,10 @@ class _Call:
         self.mesh, self.ways = sampler.mesh, meshes.row_ways(sampler.mesh)
         rows, prompts = shapes.rows // self.ways, shapes.prompts // self.ways
         self.schedule = Schedule(requests, shards=self.ways, rows=rows, prompts=prompts)
-        # By row: tokens, log-probs and entropies of each chunk, and experts if they are asked for.
+        # By row: tokens, log-probs and entropies of each chunk.
         self.tokens: dict[int, list[tuple[np.ndarray, ...]]] = {}
         # By row: what looks for stop strings in its sample.
         self.watches: dict[int, Watch] = {}
-        # Of prompts, by place and by row: their experts, as soon as these are read.
-        self.placed_experts: dict[int, list[np.ndarray]] = {}
-        self.prompt_experts: dict[int, list[np.ndarray]] = {}
-        self.unread: dict[int, int] = {}  # place -> tokens of its prompt
         self.has_stops = any(request.params.stop for request in requests)
         self.widths = sampler.decoded_widths(shapes)
         self.width = shapes.widths[0]
@@ -416,21 +401,7 @@ class _Call:
             tokens[place, columns - lengths[place] :] = request.prompt_ids
             self.sampler.usage.prefilled += len(request.prompt_ids)
         inputs = map(self.put, (tokens, lengths, fresh))
-        self._read_experts()
         self.prompts = self.sampler.programs["prefill"](self.sampler_params, self.prompts, *inputs)
-        if self.shapes.router_replay:
-            self.unread = {place: len(request.prompt_ids) for place, request in placed.items()}
-            self.placed_experts |= {place: [] for place in placed}
-
-    def _read_experts(self) -> None:
-        """Read the experts of the prompts that were prefilled last, unless they are read: this
-        process's."""
-        if self.unread and self.prompts.experts is not None:
-            for first, (array,) in _own_rows(self.prompts.experts):
-                for place, own in enumerate(array, first):
-                    if length := self.unread.get(place):
-                        self.placed_experts[place].append(own[-length:].copy())
-        self.unread = {}
 
     def _insert(self, inserted: dict[int, tuple[int, Sample]]) -> None:
         shapes = self.shapes
@@ -444,7 +415,6 @@ class _Call:
             places[shard, counts[shard]] = place % (shapes.prompts // self.ways)
             counts[shard] += 1
             self.tokens[row] = []
-            self.prompt_experts[row] = self.placed_experts.get(place, [])
             self.watches.pop(row, None)
             stop, decode = sample.request.params.stop, self.sampler.decode
             if stop and decode is not None:  # as `generate` has seen to
@@ -475,8 +445,6 @@ class _Call:
         places = {row: place for place, row in enumerate(order)}
         self.tokens = {places[row]: parts for row, parts in self.tokens.items() if row in places}
         self.watches = {places[row]: watch for row, watch in self.watches.items() if row in places}
-        kept = self.prompt_experts.items()
-        self.prompt_experts = {places[row]: own for row, own in kept if row in places}
 
     def _fit_width(self, longest: int) -> None:
         """Use the fewest cache columns that the longest row of the next chunk fits, of the widths
@@ -494,12 +462,11 @@ class _Call:
         width = meshes.put(np.array(self.width, np.int32), everywhere)
         ring = cache.column, cache.width
 
-        def resize(array: jax.Array, axis: int) -> jax.Array:
+        def resize(axis: int, array: jax.Array) -> jax.Array:
             return self.sampler.programs["resize"](array, ring, width, axis=axis)
 
-        resized = partial(kv_codes.map_parts, resize)
-        keys = tuple(map(partial(resized, KEY_COLUMNS), cache.keys))
-        values = tuple(map(partial(resized, VALUE_COLUMNS), cache.values))
+        keys = tuple(map(partial(resize, KEY_COLUMNS), cache.keys))
+        values = tuple(map(partial(resize, VALUE_COLUMNS), cache.values))
         return dataclasses.replace(cache, keys=keys, values=values, column=column, width=width)
 
     def _interrupt_codes(self) -> jax.Array:
@@ -512,8 +479,7 @@ class _Call:
         """Add the chunk's tokens to this process's rows, and give the rollouts of those that are
         complete."""
         # The only wait for the device: what is on all devices is small, and says what to read.
-        counts, stopped, interrupt_code = jax.device_get(emitted[3:6])
-        self._read_experts()
+        counts, stopped, interrupt_code = jax.device_get(emitted[3:])
         stopped = np.array(stopped)  # of which those that a text ended are to be marked
         processes.raise_if_stopped(int(interrupt_code))
         steps = int(counts.max()) if self.sampler.ends_early else self.sampler.chunk
@@ -521,13 +487,11 @@ class _Call:
         self.sampler.usage.generated += int(counts.sum())
         running = self.schedule.rows
         ends: dict[int, int] = {}  # row -> tokens of its response up to its stop string
-        for first, arrays in _own_rows(*emitted.by_row):
+        for first, arrays in _own_rows(*emitted[:3]):
             for row, sample in enumerate(running[first : first + len(arrays[0])], first):
                 if sample is None:
                     continue
                 tokens, *others = (array[row - first, : counts[row]] for array in arrays)
-                # Of a token there may be hundreds: those of other rows are not kept with them.
-                others[2:] = [chosen.copy() for chosen in others[2:]]
                 self.tokens[row].append((tokens, *others))
                 if row in self.watches and (end := self.watches[row].add(tokens)) is not None:
                     ends[row] = end
@@ -563,20 +527,16 @@ class _Call:
 
     def _rollout(self, row: int, sample: Sample, stopped: bool, end: int | None) -> Rollout:
         """Make a rollout of a row's tokens. end: how many of them are its response, None: all."""
-        arrays = (np.concatenate(parts)[:end] for parts in zip(*self.tokens.pop(row), strict=True))
-        tokens, logprobs, entropies, *chosen = arrays
+        parts = zip(*self.tokens.pop(row), strict=True)
+        tokens, logprobs, entropies = (np.concatenate(part)[:end] for part in parts)
         request = sample.request
         names = request.problem_id, request.visit, sample.number
         reason: Literal["stop", "length"] = "stop" if stopped else "length"
-        rollout = Rollout(*names, request.prompt_ids, tokens, logprobs, entropies, reason)
-        if not chosen:
-            return rollout
-        (of_prompt,) = self.prompt_experts.pop(row)
-        return dataclasses.replace(rollout, experts=chosen[0], prompt_experts=of_prompt)
+        return Rollout(*names, request.prompt_ids, tokens, logprobs, entropies, reason)
 
 
 def _own_rows(*arrays: jax.Array) -> Iterator[tuple[int, list[np.ndarray]]]:
-    """Yield the parts of arrays [S, C, …] that this process answers for: first row, and each
+    """Yield the parts of arrays [S, C] that this process answers for: first row, and each
     array's rows from there on.
 
     Of devices with the same rows, the first one's process answers for them.
@@ -605,7 +565,7 @@ def _to_sampler_params(
 
     # Plans, and records of compiling, know the program by this name.
     def view(model: Decoder) -> Decoder:
-        converted = convert(model, dtype, config.quantise)
+        converted = convert(model, dtype)
         return reorder.send_model(converted, layout) if reorder else converted
 
     return Jitted(view, out_shardings=reorder.parts_shardings(layout) if reorder else layout)

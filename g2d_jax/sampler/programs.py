@@ -25,12 +25,11 @@ from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
 from g2d_jax.matmul import products_on
-from g2d_jax.models import experts, kv_codes
+from g2d_jax.models.attention import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Cache, Decoder, decode, forward, head_matrix, lay_out
 from g2d_jax.models.delta import Memory, no_memory
 from g2d_jax.models.kernels import AttentionSetting, DecodeKernel, attention_for, platform_of
-from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS, Kept
 from g2d_jax.records import SEGMENT_STRIDE
 from g2d_jax.sampler.sampling import Draw, Filter, draw
 
@@ -91,15 +90,13 @@ class Prompts:
     """Prompts run through the model once, right-aligned: keys [N, H, D, P] and values [N, H, P, D],
     as in the cache, and its memories.
 
-    hidden: [N, E], of the last token. experts: of the prompts of the last prefill, [N, P, L * k] as
-    in `models.experts.to_replay`; None where nothing asks for them.
+    hidden: [N, E], of the last token.
     """
 
-    keys: tuple[Kept, ...]
-    values: tuple[Kept, ...]
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
     hidden: Array
     memories: tuple[Memory, ...] = ()
-    experts: Array | None = None
 
 
 class Emitted(NamedTuple):
@@ -107,8 +104,7 @@ class Emitted(NamedTuple):
     the row's.
 
     stopped: bool [S], a stop token was drawn. interrupt_code: int32 scalar, the largest of
-    all processes'. These three are on every device. experts: of the tokens, [S, C, L * k] as in
-    `models.experts.to_replay`; None where nothing asks for them.
+    all processes'. These three are on every device.
     """
 
     tokens: Array
@@ -117,12 +113,6 @@ class Emitted(NamedTuple):
     counts: Array
     stopped: Array
     interrupt_code: Array
-    experts: Array | None = None
-
-    @property
-    def by_row(self) -> list[Array]:
-        """Give what each row has of its own: [S, C] or [S, C, L * k]."""
-        return [*self[:3], *(() if self.experts is None else (self.experts,))]
 
 
 @dataclass(frozen=True)
@@ -131,9 +121,7 @@ class Shapes:
 
     rows: S. prompts: N. columns: of a prefill, ascending; the last is P. widths: of the cache in
     use, ascending; the last is W. stops: K. filters: those that any row uses. tail: of the rows,
-    how many decode at a call's end, when no more samples run; 0: all to the end. kv_cache_dtype:
-    "int8" for `Codes` of keys and values; empty: in the sampler's dtype. router_replay: whether the
-    experts that tokens go to are handed out.
+    how many decode at a call's end, when no more samples run; 0: all to the end.
     """
 
     rows: int
@@ -143,8 +131,6 @@ class Shapes:
     stops: int
     filters: tuple[Filter, ...]
     tail: int = 0
-    kv_cache_dtype: str = ""
-    router_replay: bool = False
 
 
 ROWS = -4
@@ -185,14 +171,11 @@ def empty(
     width = shapes.widths[-1]
     columns = shapes.columns[-1]
 
-    def zeros(columns: int, *shape: int) -> tuple[Kept, ...]:
+    def zeros(*shape: int) -> tuple[Array, ...]:
         if stacked:
             shape = (layers, *shape)
         # Each its own buffer: they are donated.
-        arrays = [jnp.zeros(shape, cache_dtype) for _ in range(1 if stacked else layers)]
-        if not shapes.kv_cache_dtype:
-            return tuple(arrays)
-        return tuple(kv_codes.encode(array, columns) for array in arrays)
+        return tuple(jnp.zeros(shape, cache_dtype) for _ in range(1 if stacked else layers))
 
     def memories(rows: int) -> tuple[Memory, ...]:
         count = len(config.layers(recurrent=True))
@@ -203,27 +186,20 @@ def empty(
         one = jax.eval_shape(partial(no_memory, config, rows, cache_dtype))
         return (jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), one),)
 
-    def no_experts(*tokens: int) -> Array | None:
-        if not shapes.router_replay:
-            return None
-        return jnp.zeros((*tokens, experts.choices(config)), experts.replay_dtype(config))
-
     cache = Cache(
-        keys=zeros(KEY_COLUMNS, shapes.rows, heads, dim, width),
-        values=zeros(VALUE_COLUMNS, shapes.rows, heads, width, dim),
+        keys=zeros(shapes.rows, heads, dim, width),
+        values=zeros(shapes.rows, heads, width, dim),
         column=jnp.int32(0),
         width=jnp.int32(shapes.widths[0]),
         memories=memories(shapes.rows),
-        experts=no_experts(shapes.rows),
     )
     rows = jax.tree.map(jnp.array, Rows.at_rest(shapes.rows, shapes.stops))
     state = State(rows, cache, jnp.zeros((shapes.rows, config.hidden_size), dtype))
     prompts = Prompts(
-        keys=zeros(KEY_COLUMNS, shapes.prompts, heads, dim, columns),
-        values=zeros(VALUE_COLUMNS, shapes.prompts, heads, columns, dim),
+        keys=zeros(shapes.prompts, heads, dim, columns),
+        values=zeros(shapes.prompts, heads, columns, dim),
         hidden=jnp.zeros((shapes.prompts, config.hidden_size), dtype),
         memories=memories(shapes.prompts),
-        experts=no_experts(shapes.prompts, columns),
     )
     return lay_out_tree((state, prompts), partial(lay_out, mesh))
 
@@ -261,33 +237,25 @@ def prefill(
         keep_kv=True,
         attention=kernel,
         mesh=mesh,
-        keep_experts=prompts.experts is not None,
     )
     assert kept is not None
-    keys, values, memories = (_by_layer(params, part) for part in kept[:3])
-    chosen = kept.experts
-    if chosen is not None and prompts.experts is not None:
-        chosen = jnp.pad(chosen, ((0, 0), (prompts.experts.shape[1] - columns, 0), (0, 0)))
+    keys, values, memories = (_by_layer(params, part) for part in kept)
 
     def choose(new: Array, old: Array) -> Array:
         is_fresh = fresh.reshape((1,) * (new.ndim - 4) + (-1, 1, 1, 1))
         return jnp.where(is_fresh, place(new, *logical_axes(new)), old)
 
-    def replace(old: Array, new: Array, axis: int) -> Array:
+    def put(order: tuple[int, ...], axis: int, old: Array, new: Array) -> Array:
+        new = jnp.moveaxis(new, (-4, -3, -2, -1), order)  # from [N, P', H, D]
         padding = [(0, 0)] * new.ndim
         padding[axis] = (old.shape[axis] - columns, 0)
-        return choose(jnp.pad(new, padding), old)
-
-    def put(order: tuple[int, ...], axis: int, old: Kept, new: Array) -> Kept:
-        new = jnp.moveaxis(new, (-4, -3, -2, -1), order)  # from [N, P', H, D]
-        return kv_codes.map_parts(replace, axis, old, kv_codes.like(old, new, axis))
+        return choose(jnp.pad(new.astype(old.dtype), padding), old)
 
     filled = Prompts(
         keys=tuple(map(partial(put, (-4, -1, -3, -2), KEY_COLUMNS), prompts.keys, keys)),
         values=tuple(map(partial(put, (-4, -2, -3, -1), VALUE_COLUMNS), prompts.values, values)),
         hidden=jnp.where(fresh[:, None], hidden[:, -1], prompts.hidden),
         memories=jax.tree.map(choose, memories, prompts.memories),
-        experts=chosen,
     )
     return lay_out_tree(filled, place)
 
@@ -339,10 +307,9 @@ def insert(
             row = order[number]
             place = places[number]
             write = partial(_write, row=row, place=place, ring=(cache.column, cache.width))
-            put = partial(kv_codes.map_parts, write)
             return (
-                tuple(map(partial(put, KEY_COLUMNS), keys, prompts.keys)),
-                tuple(map(partial(put, VALUE_COLUMNS), values, prompts.values)),
+                tuple(map(partial(write, axis=KEY_COLUMNS), keys, prompts.keys)),
+                tuple(map(partial(write, axis=VALUE_COLUMNS), values, prompts.values)),
                 jax.tree.map(partial(_copy_row, row, place), memories, prompts.memories),
                 jax.lax.dynamic_update_index_in_dim(hidden, prompts.hidden[place], row, 0),
                 begun.at[row].set(True),
@@ -479,10 +446,6 @@ def decode_chunk(
     head = by_rows(head_matrix(params, dtype))
     floats = place(jnp.zeros((batch, chunk), jnp.float32), "rows", None)
     nothing = place(jnp.zeros(batch, jnp.int32), "rows")
-    no_experts = jax.tree.map(
-        lambda x: place(jnp.zeros((batch, chunk, x.shape[1]), x.dtype), "rows", None, None),
-        state.cache.experts,
-    )
     emitted = Emitted(
         floats.astype(jnp.int32),
         floats,
@@ -490,7 +453,6 @@ def decode_chunk(
         nothing,
         nothing > 0,
         jnp.max(interrupt_codes),
-        no_experts,
     )
 
     def running(carry: tuple[Array, tuple[State, Emitted]]) -> Array:
@@ -517,10 +479,6 @@ def decode_chunk(
             mesh=mesh,
             kernel=kernel,
         )
-        if emitted.experts is not None and cache.experts is not None:
-            column = place(cache.experts[:, None], "rows", None, None)
-            chosen = jax.lax.dynamic_update_slice_in_dim(emitted.experts, column, step, axis=1)
-            emitted = emitted._replace(experts=chosen)
         remaining = jnp.where(stopped, 0, rows.remaining - increment)
         rows = dataclasses.replace(
             rows,
@@ -543,7 +501,6 @@ def decode_chunk(
         entropies=place(emitted.entropies, "rows", None),
         counts=place(emitted.counts, None),
         stopped=place(emitted.stopped, None),
-        experts=jax.tree.map(lambda x: place(x, "rows", None, None), emitted.experts),
     )
 
 

@@ -108,15 +108,13 @@ class Remote:
         listing = self.connection.shown(", ".join(names)) or "no model"
         raise self.connection.wrong(f"it serves {listing}", "set engine.model to the one to ask")
 
-    def to_sampler_params(self, model: Decoder, weights: str = "", label: str = "") -> Served:
+    def to_sampler_params(self, model: Decoder, label: str = "") -> Served:
         """Have the server load a policy; all processes make the call. With sync="none" it is taken
         to hold it.
 
-        weights: "" only. label: by which a later start finds what was written, see `restore`.
+        label: by which a later start finds what was written, see `restore`.
         Raises EngineError if it cannot be loaded.
         """
-        if weights:
-            raise ValueError(f"sampling weights {weights!r} are of the library's own sampler")
         name = processes.on_leader(lambda: self.model)
         if self.settings.sync == "none":
             return Served(name)

@@ -192,15 +192,12 @@ class Devices:
         resident = max(map(self.state_bytes, every), default=0)
         samples = min(map(self._samples, stages), default=1)
         powers = (2**power for power in range(self.mesh.size.bit_length()))
-        splits = [
-            self.split(ways, self.model.base, columns)
-            for ways in powers
-            if self.mesh.size % ways == 0
-        ]
+        splits = [self.split(ways, columns) for ways in powers if self.mesh.size % ways == 0]
         return capacity.best_ways(splits, longest, self.memory, resident, samples, self.near)
 
-    def split(self, ways: int, model: ModelConfig, columns: int) -> capacity.Split:
-        """Return a model split over so many devices, beside a cache of so many columns."""
+    def split(self, ways: int, columns: int) -> capacity.Split:
+        """Return the model split over so many devices, beside a cache of so many columns."""
+        model = self.model.base
         axes = 1, 1
         if self.near % ways == 0:
             axes = meshes.torus_axes(meshes.sampling(self.mesh, ways, model.num_key_value_heads))

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from g2d_jax.data.curriculum import History
-from g2d_jax.session.cost import Cost
 
 
 @dataclass
@@ -51,9 +50,8 @@ class ExtraState:
     skipped_updates, skipped_in_row: updates that were not finite, of the whole stage and the last
     in a row
     warnings: alerts that were shown, see `alerts.say`
-    series: kind -> metric -> the first and the last values that alerts compare
+    series: metric -> the first and the last values that alerts compare
     rewards: the mean reward of every batch
-    probes: the figures of every probe, with its step; probe_cost: of all of them
     ended: the rule that ended the stage before its last step, if one did
     without_signal: updates in a row whose batch taught nothing
     usage: figures of the calls of the sampler, see `buffer.USAGE`; counts: prompts and pairs of the
@@ -69,10 +67,8 @@ class ExtraState:
     skipped_updates: int = 0
     skipped_in_row: int = 0
     warnings: list[dict[str, Any]] = field(default_factory=list)
-    series: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    series: dict[str, list[float]] = field(default_factory=dict)
     rewards: list[float] = field(default_factory=list)
-    probes: list[dict[str, Any]] = field(default_factory=list)
-    probe_cost: Cost = field(default_factory=Cost)
     ended: dict[str, Any] | None = None
     without_signal: int = 0
     usage: dict[str, float] = field(default_factory=dict)
@@ -99,7 +95,6 @@ class ExtraState:
         that are gone."""
         known = {field.name for field in dataclasses.fields(cls)}
         state = cls(**{name: value for name, value in record.items() if name in known})
-        state.probe_cost = Cost(**record["probe_cost"])
         state.history = History.from_state(record["history"])
         state.before, state.after = Cursor(**record["before"]), Cursor(**record["after"])
         state.planned = list(map(_planned, record.get("planned", [])))

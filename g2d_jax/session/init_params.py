@@ -11,7 +11,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from g2d_jax import keys
-from g2d_jax.config import Config, Model, Online, places
+from g2d_jax.config import Config, Model, places
 from g2d_jax.config import Lora as Adapters
 from g2d_jax.config.io import to_dict
 from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName, own_stage
@@ -32,9 +32,9 @@ def adapters(settings: Adapters) -> dict[str, Any]:
     """
     if not settings.rank:
         return {}
-    quantise.check("lora.quantise", settings.quantise, *quantise.CODES)
+    quantise.check(settings.quantise)
     targets = tuple(settings.targets)
-    low_rank = Lora(settings.rank, settings.alpha, targets, settings.rslora, settings.dropout)
+    low_rank = Lora(settings.rank, settings.alpha, targets, settings.rslora)
     return {"lora": low_rank, "quantise": settings.quantise}
 
 
@@ -48,18 +48,6 @@ def shape(settings: Model, vocab_size: int, adapters: Mapping[str, Any]) -> Mode
         return ModelConfig(**sizes, vocab_size=vocab_size, **adapters)
     except ValueError as error:
         raise ValueError(f"model.{error}") from error
-
-
-def refuse_replay(config: Config, model: ModelConfig) -> ModelConfig:
-    """Return the model's shape. Raises ValueError for a stage that would replay experts where it
-    has none."""
-    for name, stage in config.stages_of(Online).items():
-        if stage.router_replay and not model.num_experts:
-            raise ValueError(
-                f"stages.{name}.router_replay is of a mixture of experts, such as qwen3_moe, and "
-                f"this model, {model.family}, has none: leave it off"
-            )
-    return model
 
 
 def base_dtype(config: Config) -> jnp.dtype:
@@ -218,7 +206,6 @@ def _decides_base(config: Config, base: str, places_count: bool) -> list[Any]:
     revision do."""
     settings = to_dict(config)
     adapters, model = settings["lora"], settings["model"]
-    del adapters["dropout"]  # it is of training
     if base != INIT:
         return [adapters]
     seed = None if model["path"] else settings["seed"]  # random parameters

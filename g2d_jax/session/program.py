@@ -24,8 +24,8 @@ class Work:
     those that rewards score.
 
     Of decoding: rows: that are decoded together. cached: bytes of keys and values read, not among
-    those moved. columns: of the cache that are read of a row in a step, on average. layers: that
-    run one after the other.
+    those moved. columns: of the cache that are read of a row in a step, on average. layers: whose
+    kernels a GPU launches one after the other, see `capacity.launched_layers`.
     """
 
     calls: float

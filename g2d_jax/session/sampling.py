@@ -4,7 +4,7 @@ response."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -161,9 +161,7 @@ class RunSampling:
         if choose_decode(setting, device=device, **sizes) == "xla":
             return setting
         repeats = model.num_attention_heads // model.num_key_value_heads
-        stages = self.config.stages.values()
-        codes = any(getattr(stage, "kv_cache_dtype", "") for stage in stages)
-        mine = trial(jax.local_devices()[0], repeats * kv_heads, codes=codes, **sizes)
+        mine = trial(jax.local_devices()[0], repeats * kv_heads, **sizes)
         failed = next(filter(None, processes.gather(mine)), "")
         if not failed:
             return setting
@@ -187,32 +185,25 @@ class RunSampling:
         stage: Stage,
         prompts: int,
         samples: int,
-        *params: SamplingParams,
-        weights: str = "",
-        kv_cache_dtype: str = "",
-        router_replay: bool = False,
+        params: SamplingParams,
     ) -> Shapes:
         """Choose the sampler's shapes by a stage's largest call: so many prompts, and responses
         each.
 
         Rows are compute.max_num_seqs, or the quickest that memory allows beside the stage's own
-        arrays. weights: as of `Sampler.to_sampler_params`. kv_cache_dtype, router_replay: as of
-        `Shapes`.
+        arrays.
         """
         sampler, rows = self.sampler, self.config.compute.max_num_seqs
-        call = prompts, prompts * samples, params, self.prompt_lengths()
+        call = prompts, prompts * samples, [params], self.prompt_lengths()
         if not rows:
-            longest = max(sampling.max_new_tokens for sampling in params)
             memory = self.devices.memory
-            shapes = sampler.shapes(*call, 1, kv_cache_dtype, router_replay)
+            shapes = sampler.shapes(*call, 1)
             mesh = self.devices.for_sampling
-            model = self.devices.model.base.with_quantisation(weights)
             ways = mesh.size // mesh.shape["data"]
-            split = self.devices.split(ways, model, shapes.widths[-1])
-            split = replace(split, kv_cache_dtype=kv_cache_dtype)
+            split = self.devices.split(ways, shapes.widths[-1])
             _, prefilled = sampler.abstract(shapes)
             resident = self.devices.state_bytes(stage) + meshes.device_bytes(prefilled)
             rows = max(split.rows_that_fit(memory, resident), 1)
             if memory is not None:
-                rows = split.quickest_rows(longest, rows, prompts * samples)
-        return sampler.shapes(*call, rows, kv_cache_dtype, router_replay)
+                rows = split.quickest_rows(params.max_new_tokens, rows, prompts * samples)
+        return sampler.shapes(*call, rows)

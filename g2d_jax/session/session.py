@@ -149,10 +149,8 @@ class Session:
         model.* with the tokenizer's vocabulary."""
         adapters = init_params.adapters(self.config.lora)
         if self.model_folder is not None:
-            shape = dataclasses.replace(hf.read_config(self.model_folder), **adapters)
-        else:
-            shape = init_params.shape(self.config.model, self.tokenizer.vocab_size, adapters)
-        return init_params.refuse_replay(self.config, shape)
+            return dataclasses.replace(hf.read_config(self.model_folder), **adapters)
+        return init_params.shape(self.config.model, self.tokenizer.vocab_size, adapters)
 
     @cached_property
     def tokenizer(self) -> PromptTokenizer:

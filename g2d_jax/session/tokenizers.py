@@ -12,9 +12,6 @@ from g2d_jax.data.template import Fault, TemplateSettings, refuse, typed_warning
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models import hf
 
-SAMPLINGS = ("sampling", "probe_sampling")
-"""The names that a stage has for settings of sampling."""
-
 
 def run_tokenizer(config: Config, fault: Fault, warn: Callable[[str], None]) -> PromptTokenizer:
     """Load a run's tokenizer. warn: called with what is doubtful of a template or a stop string."""
@@ -33,10 +30,9 @@ def run_tokenizer(config: Config, fault: Fault, warn: Callable[[str], None]) -> 
 def stop_strings(config: Config) -> Iterator[tuple[str, str]]:
     """Yield the stop strings of all stages, each with the setting that has it."""
     for name, stage in config.stages.items():
-        for part in SAMPLINGS:
-            sampling = getattr(stage, part, None)
-            for string in () if sampling is None else sampling.stop:
-                yield f"stages.{name}.{part}.stop", string
+        for sampling in stage.samplings():
+            for string in sampling.stop:
+                yield f"stages.{name}.sampling.stop", string
 
 
 def open_tokenizer(settings: Tokenizer, model: Model, fault: Fault = refuse) -> PromptTokenizer:

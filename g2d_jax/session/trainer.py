@@ -96,7 +96,7 @@ class Trainer:
         """
         clock = self.session.clock
         with clock.doing("training"):
-            packed = self.training.pack(groups, self.step)
+            packed = self.training.pack(groups)
             arrays, count = put_batch(packed, self.session.mesh)
             run_step, _ = self.training.step
             self.state, sums = run_step(self.state, arrays, count, self.numbers, self.frozen_params)
@@ -252,8 +252,6 @@ class Trainer:
         fields = {**self.cost.manifest(), "counts": dict(counts), "warnings": state.warnings}
         if state.skipped_updates:
             fields["counts"]["skipped_updates"] = state.skipped_updates
-        if state.probes:
-            fields["dynamics"] = {"probes": state.probes, "probe_cost": state.probe_cost.manifest()}
         return fields
 
     @contextmanager

@@ -4,11 +4,10 @@ work."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -28,7 +27,6 @@ from g2d_jax.session.program import Program, Work, device_bytes, fixed
 from g2d_jax.session.row_shapes import RowShape, pack_rows
 from g2d_jax.session.session import Session
 from g2d_jax.session.training_memory import saved_per_token
-from g2d_jax.training.dropout import with_keys
 from g2d_jax.training.objectives import Objective, split
 from g2d_jax.training.optimizer import make_optimizer, make_schedule
 from g2d_jax.training.step import (
@@ -108,11 +106,9 @@ class Training:
         step = programs.get_or_make(make_train_step, structure, optimizer, model, mesh, offload)
         return step, {"optimizer": self.optimizer[1], "loss": numbers}
 
-    def pack(self, groups: Sequence[Group], step: int) -> Packed:
-        """Pack the batch of an update, with the keys of its dropout."""
-        packed = pack_rows(self.session, groups, self.rows)
-        seed = self.session.config.seed
-        return with_keys(packed, self.session.model_config, seed, self.name, step)
+    def pack(self, groups: Sequence[Group]) -> Packed:
+        """Pack the batch of an update."""
+        return pack_rows(self.session, groups, self.rows)
 
     def programs(
         self, groups: Sequence[Group], calls: float, resident: tuple[Any, ...] = ()
@@ -120,7 +116,7 @@ class Training:
         """Yield the first state, and the train step, called `calls` times on such a batch."""
         session, name = self.session, self.name
         config, _, mesh, _ = self._settings
-        params, state, packed = policy_shapes(session), self.state, self.pack(groups, 0)
+        params, state, packed = policy_shapes(session), self.state, self.pack(groups)
         trained, rest = lora.partition(params)
         held, changed = (device_bytes(params), device_bytes(state)), device_bytes(trained)
         once = Work(1, 0.0, 2 * changed + held[1], {"parameters": held[0], "state": held[1]})
@@ -143,22 +139,16 @@ class Training:
 @dataclass(frozen=True)
 class Scorer:
     """The log-probabilities of responses under policies. rows: of all batches. temperature: of the
-    distribution. dtype: of activations, None: the run's."""
+    distribution."""
 
     session: Session
     rows: RowShape
     temperature: float = 1.0
-    dtype: jnp.dtype | None = None
 
     @property
     def run(self) -> Jitted:
         """The program that computes them."""
-        compute = self.session.compute
-        if self.dtype is not None:
-            compute = replace(compute, dtype=self.dtype)
-            if compute.attention == "cudnn":  # which computes in bfloat16 alone
-                compute = replace(compute, attention="auto")
-        return self.session.programs.get_or_make(make_scorer, compute)
+        return self.session.programs.get_or_make(make_scorer, self.session.compute)
 
     def pack(self, groups: Sequence[Group]) -> Packed:
         """Pack groups into these rows."""
@@ -186,7 +176,6 @@ class Scorer:
         resident: tuple[Any, ...] = (),
         *,
         reference: bool = False,
-        prefix: str = "",
     ) -> Program:
         """Return the program of a stage for a batch of these groups, under a policy or a fixed
         reference."""
@@ -200,18 +189,16 @@ class Scorer:
         work = Work(calls, flops / session.mesh.size, moved, parts, scored=scored)
         number = abstract_numbers(1.0, session.mesh)
         arguments = fixed(params, *abstract_batch(packed, session.mesh), number)
-        return Program(name, prefix + kind, self.run, arguments, work, {}, packed.count, resident)
+        return Program(name, kind, self.run, arguments, work, {}, packed.count, resident)
 
 
-def reference_programs(
-    session: Session, name: str, resident: tuple[Any, ...], calls: float = 1
-) -> Iterator[Program]:
+def reference_programs(session: Session, name: str, resident: tuple[Any, ...]) -> Iterator[Program]:
     """Yield the program that makes a reference from a policy of another dtype. resident: arrays
     beside both."""
     cast = reference_cast(session)
     if cast is not None:
         params = policy_shapes(session)
-        work = Work(calls, 0.0, 2 * device_bytes(params), {"parameters": device_bytes(params)})
+        work = Work(1, 0.0, 2 * device_bytes(params), {"parameters": device_bytes(params)})
         yield Program(name, "reference", cast, fixed(params), work, resident=resident)
 
 

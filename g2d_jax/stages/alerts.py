@@ -29,12 +29,11 @@ WATCHED = (
     "verdicts/unscorable",
     "verdicts/timeout",
 )
-"""Metrics of an online update, or of a probe, that the rules read."""
+"""Metrics of an online update that the rules read."""
 
 Drawn = Literal["problems", "examples"]
 
 WINDOW = 5  # steps at either end whose medians are compared
-PROBE_WINDOW = 1  # a probe has many responses to the same prompts each time
 FALLS = {"entropy": ("entropy", 0.2, 0.05), "length": ("completions/mean_length", 0.5, 0.2)}
 """Cause -> metric, the share of its start below which it has collapsed if the reward has not risen,
 and in any case.
@@ -124,57 +123,54 @@ def say_on_policy(session: Session, name: str, idle: Sequence[str]) -> None:
 
 def watch(
     trainer: Trainer,
-    stage: Online | Offline,
+    stage: Online,
     metrics: Mapping[str, float],
     *,
-    kind: Literal["train", "probe"],
     new: bool = True,
 ) -> None:
     """Add a step's metrics to the series of `WATCHED`, and warn of what has gone wrong.
 
-    Call it once a step, after the update. kind: series of different kinds are not compared; "probe"
-    is judged on single values. new: whether no step before was on the same batch, whose reward is
-    one draw however many steps are made on it.
+    Call it once a step, after the update. new: whether no step before was on the same batch, whose
+    reward is one draw however many steps are made on it.
     """
-    window = PROBE_WINDOW if kind == "probe" else WINDOW
-    series = trainer.extra_state.series.setdefault(kind, {})
+    series = trainer.extra_state.series
     for metric in WATCHED:
         value = float(metrics.get(metric, math.nan))
         if math.isfinite(value):
             values = series.setdefault(metric, [])
             values.append(value)
-            del values[window:-window]
+            del values[WINDOW:-WINDOW]
     latest = {}
     for name, values in series.items():
-        if len(values) >= window:
-            latest[name] = statistics.fmean(values[-window:])
-    limit: int | None = stage.sampling_of_probes.max_new_tokens
-    if kind == "train" and isinstance(stage, Online) and stage.rollouts != "sample":
+        if len(values) >= WINDOW:
+            latest[name] = statistics.fmean(values[-WINDOW:])
+    limit: int | None = stage.sampling.max_new_tokens
+    if stage.rollouts != "sample":
         limit = None  # a dump's is its writer's
-    report(trainer, [*collapse(series, stage, window), *sampled(latest, limit)])
+    report(trainer, [*collapse(series, stage), *sampled(latest, limit)])
     reward = float(metrics.get("reward", math.nan))
-    if kind == "train" and math.isfinite(reward):
+    if math.isfinite(reward):
         if new:
             trainer.extra_state.rewards.append(reward)
         if trainer.total >= HALFWAY and trainer.step == trainer.total // 2:
             _judge_rise(trainer, stage)
 
 
-def conclude(trainer: Trainer, stage: Online | Offline) -> None:
+def conclude(trainer: Trainer, stage: Online) -> None:
     """Warn of what only the whole of an online stage shows."""
     state = trainer.extra_state
     report(trainer, silent(state.without_signal, trainer.step, state.rewards))
     _judge_rise(trainer, stage)
 
 
-def _judge_rise(trainer: Trainer, stage: Online | Offline) -> None:
+def _judge_rise(trainer: Trainer, stage: Online) -> None:
     """Warn of a reward that has hardly risen over the whole of an online stage, or half of a long
     one; withdraw that where it no longer holds.
 
     A warning that is withdrawn stays in the log of metrics, but not in the manifest, and so not in
     the report.
     """
-    if not (isinstance(stage, Online) and stage.samples_anew):
+    if not stage.samples_anew:
         return  # its batches' rewards are not of what it has learned
     warnings = trainer.extra_state.warnings
     causes = {warning["cause"] for warning in warnings}
@@ -404,7 +400,7 @@ def _level(reward: float) -> str:
     return "harder problems, difficulty.max_pass_rate" if reward > 0.5 else SIGNAL_ADVICE
 
 
-def stalled(rewards: Sequence[float], stage: Online | Offline) -> list[Alert]:
+def stalled(rewards: Sequence[float], stage: Online) -> list[Alert]:
     """Warn if the mean rewards of an online stage's batches have hardly risen; noise alone gives no
     warning.
 
@@ -443,7 +439,7 @@ def _rise(values: Sequence[float]) -> tuple[float, float]:
     return slope * (count - 1), math.sqrt(variance) * (count - 1)
 
 
-def chosen_logps_fell(change: float, stage: Online | Offline) -> list[Alert]:
+def chosen_logps_fell(change: float, stage: Offline) -> list[Alert]:
     """Warn if an offline stage has made even the chosen responses much less likely. This is
     likelihood displacement (arXiv 2410.08847). change: mean over pairs of their log-probability
     after less before, nats a token."""
@@ -458,17 +454,15 @@ def chosen_logps_fell(change: float, stage: Online | Offline) -> list[Alert]:
     return [Alert("displaced", text, {"chosen_per_token": change})]
 
 
-def collapse(
-    series: Mapping[str, Sequence[float]], stage: Online | Offline, window: int = WINDOW
-) -> list[Alert]:
+def collapse(series: Mapping[str, Sequence[float]], stage: Online) -> list[Alert]:
     """Warn of collapsed series of `WATCHED` metrics, by the medians of their first and last
-    `window` values. The causes are "entropy", "length", or "limit", responses that grew to
+    `WINDOW` values. The causes are "entropy", "length", or "limit", responses that grew to
     max_new_tokens.
 
     Values that are not finite do not count; a series of fewer than two windows says nothing. The
     reward has not risen if its median is known not to be above that at the start.
     """
-    ends = {metric: _ends(series.get(metric, ()), window) for metric in WATCHED}
+    ends = {metric: _ends(series.get(metric, ())) for metric in WATCHED}
     risen = not ends["reward"][1] <= ends["reward"][0]
     alerts = []
     for cause, (metric, without_gain, anyway) in FALLS.items():
@@ -481,14 +475,14 @@ def collapse(
     return alerts
 
 
-def _ends(values: Sequence[float], window: int) -> tuple[float, float]:
+def _ends(values: Sequence[float]) -> tuple[float, float]:
     finite = [value for value in values if math.isfinite(value)]
-    if len(finite) < 2 * window:
+    if len(finite) < 2 * WINDOW:
         return math.nan, math.nan
-    return statistics.median(finite[:window]), statistics.median(finite[-window:])
+    return statistics.median(finite[:WINDOW]), statistics.median(finite[-WINDOW:])
 
 
-def _collapsed(cause: str, first: float, last: float, stage: Online | Offline) -> Alert:
+def _collapsed(cause: str, first: float, last: float, stage: Online) -> Alert:
     share = f"{last / first:.0%} of what it was at the start" if first else ""
     what = {
         "entropy": f"the entropy of its samples has collapsed to {last:.3g} nats a token, {share}",
@@ -499,7 +493,7 @@ def _collapsed(cause: str, first: float, last: float, stage: Online | Offline) -
     return Alert(cause, text, {"first": first, "last": last})
 
 
-def remedies(cause: str, stage: Online | Offline) -> list[str]:
+def remedies(cause: str, stage: Online) -> list[str]:
     """List what the paper found to help, or tried, against a collapse, less what the stage has
     already; never empty.
 
@@ -511,11 +505,6 @@ def remedies(cause: str, stage: Online | Offline) -> list[str]:
     eps = stage.optimizer.eps
     if eps < SAFE_EPSILON:
         changes.append(f"a larger Adam epsilon, optimizer.eps=1e-4 (now {eps:g})")
-    if isinstance(stage, Offline):
-        return [
-            *changes,
-            'in place of this stage an online one with loss="dpo" and a small sync_every',
-        ]
     if stage.is_preference_loss and stage.sync_every and stage.has_fixed_reference:
         changes.insert(0, "reference_sync=True")
     if stage.sync_every != 1:

@@ -176,9 +176,7 @@ def _sample(session: Session, name: str, stage: Collect, cost: Cost) -> tuple[Dr
         parts.append((part, folder / f"part-{number:05d}.parquet"))
 
     def sampler_params() -> Decoder:
-        return session.sampling.engine.to_sampler_params(
-            load_policy(session, stage.policy), stage.sampling_weights
-        )
+        return session.sampling.engine.to_sampler_params(load_policy(session, stage.policy))
 
     workload = workload_of(session, name, stage)
     with session.tracker.progress(name, len(draws)) as bar:
@@ -224,8 +222,6 @@ def sampler_settings(session: Session, name: str) -> dict[str, Any]:
         return {"file": stage.rollouts}
     return {
         **stage.sampling.to_dict(),
-        "sampling_weights": stage.sampling_weights,
-        "kv_cache_dtype": stage.kv_cache_dtype,
         "num_generations": stage.num_generations,
         "purpose": stage.stream or f"{stage.kind}/{source}",
     }

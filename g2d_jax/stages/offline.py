@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,14 +32,14 @@ from g2d_jax.runtime.tables import read_preferences, write_columns
 from g2d_jax.runtime.terminal import shortened
 from g2d_jax.session.cost import Cost
 from g2d_jax.session.inputs import fingerprint
-from g2d_jax.session.policies import checkpoint_of, load_policy, load_reference
+from g2d_jax.session.policies import checkpoint_of, load_policy
 from g2d_jax.session.problems import order as problem_order
 from g2d_jax.session.program import Program, compile_programs
 from g2d_jax.session.row_shapes import RowShape, choose_row_length
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import open_trainer
 from g2d_jax.session.training_programs import Scorer, Training, mean_prompt
-from g2d_jax.stages import alerts, probes
+from g2d_jax.stages import alerts
 from g2d_jax.study import informativeness
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective
@@ -87,14 +86,11 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
         alerts.say_unread(session, name, f"loss_type={stage.loss_type!r}", stage.idle)
         alerts.report(trainer, alerts.few_updates(steps, batch_size, count))
         alerts.report(trainer, alerts.unlikely(stage))
-        alerts.report(trainer, positions_exceeded(session, stage, pairs))
-        probe = partial(probes.probe, trainer, stage, lambda: load_reference(session, stage.policy))
-        probe()
+        alerts.report(trainer, positions_exceeded(session, pairs))
         while trainer.meet_before_update():
             with session.track_cost(trainer.cost):
                 drawn = [i for i, _ in draw(order, trainer.step * batch_size, batch_size)]
                 trainer.update(batch(pick(pairs, drawn), references[drawn]), {})
-            probe()
             trainer.checkpoint_if_due()
         fields = trainer.finish({"pairs": count, "steps": steps, "unused": unused})
         if not stage.diagnose:
@@ -140,7 +136,7 @@ def alerts_ahead(session: Session, name: str, stage: Offline) -> list[alerts.Ale
     if stage.preferences not in session.config.stages:
         pairs = read(session, stage)
         _show_pair(session, name, pairs)
-    return [*alerts.unlikely(stage), *positions_exceeded(session, stage, pairs)]
+    return [*alerts.unlikely(stage), *positions_exceeded(session, pairs)]
 
 
 def programs(
@@ -203,7 +199,6 @@ def _programs(
     if times:
         scored = scorer.rows.most_rows
         yield scorer.program(name, examples(scored), times * pairs / scored * share)
-    yield from probes.programs(session, name, stage, training.total, response, training.state)
     yield from training.programs(examples(rows.most_rows), training.total * share)
 
 
@@ -278,17 +273,12 @@ def read(session: Session, stage: Offline) -> list[Preference]:
     return pairs
 
 
-def positions_exceeded(
-    session: Session, stage: Offline, pairs: list[Preference]
-) -> list[alerts.Alert]:
-    """Warn if a pair, or a response of the stage's probes, can be longer than what the model is
-    made for."""
+def positions_exceeded(session: Session, pairs: list[Preference]) -> list[alerts.Alert]:
+    """Warn if a pair is longer than what the model is made for."""
     sides: list[tuple[np.ndarray, np.ndarray]] = []
     for pair in pairs:
         sides += [(pair.prompt_ids, pair.chosen_ids), (pair.prompt_ids, pair.rejected_ids)]
-    return alerts.position_alerts(
-        session, stage.probe_sampling if stage.probe.every else None, sides
-    )
+    return alerts.position_alerts(session, pairs=sides)
 
 
 def batch(pairs: list[Preference], references: np.ndarray) -> list[Group]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
 from typing import Any, assert_never
 
 import numpy as np
 
 from g2d_jax.config import Online
 from g2d_jax.data.packing import Group, Response
-from g2d_jax.models import experts, lora
+from g2d_jax.models import lora
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict, indices_by_task, pick
 from g2d_jax.rollouts import batches
 from g2d_jax.rollouts.ahead import schedule
@@ -52,7 +51,7 @@ from g2d_jax.session.training_programs import (
     reference_shapes,
 )
 from g2d_jax.session.windows import window_at
-from g2d_jax.stages import alerts, early_stopping, probes
+from g2d_jax.stages import alerts, early_stopping
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective
 
@@ -67,10 +66,6 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
         alerts.report(trainer, _alerts_of_inputs(session, name, stage, external))
         if buffer.ahead is not None:
             session.tracker.say(schedule(name, stage))
-        probe = partial(
-            probes.probe, trainer, stage, buffer.fixed_reference if stage.compares else None
-        )
-        probe()
         ended = early_stopping.ends(trainer, stage)  # perhaps in an earlier start
         if not ended:
             buffer.resume()
@@ -97,14 +92,12 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
                     generation = {}
                 # Launches this update, and logs the one before, whose metrics are ready by now.
                 trainer.update(train_batch.batch.groups, metrics)
-            # Before the checkpoint, which has the alerts, the probes and the end that these record.
-            alerts.watch(trainer, stage, metrics, kind="train", new=train_batch.new)
-            probe()
+            # Before the checkpoint, which has the alerts and the end that these record.
+            alerts.watch(trainer, stage, metrics, new=train_batch.new)
             ended = early_stopping.ends(trainer, stage)
             trainer.checkpoint_if_due()
             if trainer.step % max(stage.steps // 4, 1) == 0:
                 _log_samples(trainer, train_batch)
-        probe(last=True)
         alerts.conclude(trainer, stage)
         state = trainer.extra_state
         return {
@@ -138,8 +131,7 @@ def _alerts_of_inputs(
         scarce = alerts.too_few_problems("problems", problems, stage.prompts_per_step, count)
         return [*scarce, *found, *alerts.position_alerts(session, stage.sampling)]
     unweighed = alerts.unweighed(external.unweighed)
-    sampling = stage.sampling if stage.probe.every else None  # only probes sample
-    return [*found, *unweighed, *alerts.position_alerts(session, sampling, external.pairs)]
+    return [*found, *unweighed, *alerts.position_alerts(session, pairs=external.pairs)]
 
 
 def programs(
@@ -172,11 +164,9 @@ def programs(
     calls = stage.steps / stage.num_iterations * share
     if reference:
         yield from reference_programs(session, name, (state,))
-        own = batches.without_experts(bare)
-        yield logprob_scorer.program(name, own, calls, (state,), reference=True)
+        yield logprob_scorer.program(name, bare, calls, (state,), reference=True)
     if PRESENT in policies:
         yield logprob_scorer.program(name, bare, calls, (state.opt_state, *reference))
-    yield from probes.programs(session, name, stage, stage.steps, response, state, reference)
     yield from training.programs(filled, stage.steps * share, reference)
 
 
@@ -203,21 +193,13 @@ def _longest_batch(session: Session, stage: Online) -> tuple[list[Group], list[G
     prompt = np.zeros(session.config.data.max_prompt_length, np.int32)
     tokens = np.zeros(length, np.int32)
     floats = np.zeros(length, np.float32)
-    of_prompt = of_response = None
-    if stage.router_replay:
-        slots, dtype = (
-            experts.choices(session.model_config),
-            experts.replay_dtype(session.model_config),
-        )
-        of_prompt, of_response = (np.zeros((len(ids), slots), dtype) for ids in (prompt, tokens))
     right = (stage.num_generations + 1) // 2
     verdicts = [Verdict.CORRECT] * right + [Verdict.INCORRECT] * (stage.num_generations - right)
 
     def respond(problem: Problem) -> list[ScoredRollout]:
         rows = []
         for i, verdict in enumerate(verdicts):
-            arrays = prompt, tokens, floats, floats
-            rollout = Rollout(problem.id, 0, i, *arrays, "stop", of_response, of_prompt)
+            rollout = Rollout(problem.id, 0, i, prompt, tokens, floats, floats, "stop")
             # responses of equal text make one pair
             rows.append(ScoredRollout(rollout, str(i), Score(verdict.accuracy, verdict)))
         return rows

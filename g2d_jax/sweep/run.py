@@ -37,7 +37,7 @@ from g2d_jax.runtime import processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import LOCK, awaited, try_lock
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.session import init_params, inputs, kept_inputs
+from g2d_jax.session import inputs, kept_inputs
 from g2d_jax.session.session import Session
 from g2d_jax.sweep.graph import ENDING, Graph, Node, build, node_folder
 from g2d_jax.sweep.points import Point, points
@@ -358,8 +358,6 @@ class _Worker:
                     evaluated=evaluated,
                     contents=contents,
                 )
-                # The shared session knows the model's shape, and looked at another node's stages.
-                init_params.refuse_replay(node.config, session.model_config)
                 kept_inputs.check_hub(self.root, session)
                 run_stages.settle_micro(session)
                 run_stages.compile_ahead(session, [node.name])

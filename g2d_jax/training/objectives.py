@@ -2,9 +2,7 @@
 log-probabilities.
 
 An objective is a function (params, micro) -> (loss, sums). micro: the arrays of data/packing.py
-without their first dimension: [R, T] per token, [R, M] per response. With "dropout" among them, as
-training/dropout.py makes it, the adapters' inputs are dropped at the rate of the model's config.
-With "experts" tokens go to these, not to those that the routers choose.
+without their first dimension: [R, T] per token, [R, M] per response.
 
 Equal settings give the same function, by which jitted programs are known again. The losses of this
 module are a function and numbers (`Loss`), which are arguments of the train step: a study over
@@ -27,9 +25,7 @@ from g2d_jax import losses
 from g2d_jax.config import AttentionSetting, OnlineDPO
 from g2d_jax.losses.dpo import NUMBERS
 from g2d_jax.models.decoder import Decoder, Remat, forward, head_matrix
-from g2d_jax.models.dropout import KEYS
 from g2d_jax.models.kernels import attention_for, platform_of
-from g2d_jax.records import EXPERTS
 
 ImportanceLevel = Literal["token", "sequence"]
 MicroBatch = Mapping[str, Array]
@@ -100,8 +96,6 @@ def response_logprobs(
         remat=compute.remat,
         mesh=compute.mesh,
         attention=attention_for(compute.attention, compute.mesh, "packed"),
-        dropout=micro.get(KEYS),
-        replayed=micro.get(EXPERTS),
     )
     hidden = jnp.take_along_axis(hidden, micro["logit_index"][:, :, None], axis=1)
     return losses.sharded_token_logprobs(

@@ -23,7 +23,6 @@ from g2d_jax.models import decoder
 from g2d_jax.models.attention import attend_blocks, attend_cached, blocks_back
 from g2d_jax.models.config import FULL, SLIDING, ModelConfig
 from g2d_jax.models.decode_kernel import attend_ring, columns_read
-from g2d_jax.models.kv_codes import KEY_COLUMNS, VALUE_COLUMNS, encode
 from g2d_jax.plan.target import ENVIRONMENT
 
 ONE = meshes.make_mesh(devices=jax.devices()[:1])
@@ -193,16 +192,6 @@ def test_shapes_of_recipes_with_random_ages(
     np.testing.assert_allclose(np.asarray(ours, float), live(blocks, earlier), atol=0.01)
 
 
-@pytest.mark.parametrize("dim", slow(64, 128))
-def test_codes_are_multiplied_by_the_scales_of_their_columns(dim: int) -> None:
-    q, keys, values = inputs(3, 2, 3, 512, dim=dim)
-    codes = encode(keys, KEY_COLUMNS), encode(values, VALUE_COLUMNS)
-    earlier, column = jnp.array([511, -1, 40], jnp.int32), jnp.int32(150)
-    plain = attend_blocks(q, *codes, LAYER, column, earlier, jnp.int32(511))
-    ours = jax.jit(partial(attend_ring, mesh=ONE))(q, *codes, LAYER, column, earlier)
-    np.testing.assert_allclose(ours, live(plain, earlier), atol=1e-5)
-
-
 def test_a_decode_step_is_the_same_with_it() -> None:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
     windows = {"sliding_window": 10, "layer_types": (SLIDING, FULL, SLIDING)}
@@ -233,7 +222,6 @@ import sys, jax, jax.numpy as jnp
 from jax.experimental import topologies
 from g2d_jax import mesh as meshes
 from g2d_jax.models.decode_kernel import attend_ring
-from g2d_jax.models.kv_codes import Codes
 device = topologies.get_topology_desc(platform="tpu", topology_name=sys.argv[1]).devices[0]
 mesh = meshes.make_mesh(devices=[device])
 place = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=meshes.replicated(mesh))
@@ -242,10 +230,7 @@ for case in sys.argv[2:]:
     rows, heads, repeats, dim, width = map(int, sizes)
     shapes = (2, rows, heads, dim, width), (2, rows, heads, width, dim)
     keys, values = (place(dtype, *shape) for shape in shapes)
-    if dtype == "int8":
-        scales = place("float32", 2, rows, heads, 1, width)
-        keys, values = Codes(keys, scales), Codes(values, scales)
-    query = place("bfloat16" if dtype == "int8" else dtype, rows, 1, heads * repeats, dim)
+    query = place(dtype, rows, 1, heads * repeats, dim)
     number = place("int32")
     run = lambda *arguments: attend_ring(*arguments, mesh=mesh)
     compiled = jax.jit(run).lower(query, keys, values, number, number, place("int32", rows)).compile()
@@ -254,12 +239,10 @@ for case in sys.argv[2:]:
 
 CHIPS = ["v5e:2x2", "tpu7x:2x2x1", *slow("v6e:2x2", "v5p:2x2x1")]
 # Rows, key heads, query heads of one, head_dim, width.
-COMPILED = ["bfloat16,64,1,7,128,3072", "int8,64,4,7,64,256"]
+COMPILED = ["bfloat16,64,1,7,128,3072", "bfloat16,64,4,7,64,256"]
 MATRIX = [
-    f"{dtype},64,{heads},7,{dim},{width}"
-    for dtype, heads, dim, width in itertools.product(
-        ("bfloat16", "int8"), (1, 2, 4, 8), (64, 128, 256), (256, 3072, 9216)
-    )
+    f"bfloat16,64,{heads},7,{dim},{width}"
+    for heads, dim, width in itertools.product((1, 2, 4, 8), (64, 128, 256), (256, 3072, 9216))
 ]
 ODD = [
     "bfloat16,77,1,7,128,208",

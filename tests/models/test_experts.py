@@ -1,4 +1,4 @@
-"""Mixtures of experts: three ways to multiply groups, devices that have some of the experts each,
+"""Mixtures of experts: two ways to multiply groups, devices that have some of the experts each,
 routes in float32, and what is refused."""
 
 from __future__ import annotations
@@ -61,16 +61,15 @@ def test_all_ways_add_up_each_tokens_experts(first: int, count: int) -> None:
         return jnp.sum(jnp.sin(found)), found
 
     gradients = {}
-    for platform, way in (("cpu", "blocks"), ("gpu", "every"), ("tpu", "ragged")):
-        assert experts.way_on(platform, 60) == way
+    for platform in ("cpu", "gpu", "tpu"):
         run = jax.jit(jax.grad(partial(loss, platform), argnums=(0, 1, 2), has_aux=True))
-        gradients[way], found = run(x, routes.weights, own)
+        gradients[platform], found = run(x, routes.weights, own)
         np.testing.assert_allclose(found, expected, atol=1e-4)
-    for way in ("every", "ragged"):
+    for platform in ("gpu", "tpu"):
         jax.tree.map(
-            partial(np.testing.assert_allclose, atol=1e-4), gradients[way], gradients["blocks"]
+            partial(np.testing.assert_allclose, atol=1e-4), gradients[platform], gradients["cpu"]
         )
-    assert not np.any(gradients["blocks"][2].gate[3 - first])  # no token went there
+    assert not np.any(gradients["cpu"][2].gate[3 - first])  # no token went there
 
 
 @pytest.mark.parametrize(("platform", "tokens"), [("cpu", 20), *slow(("gpu", 20), ("tpu", 20))])

@@ -66,11 +66,6 @@ TOKENS = np.arange(24).reshape(2, 12) % 64
         ({"rank": 2, "alpha": -1.0}, "must be positive"),
         ({"rank": 2, "alpha": float("nan")}, "must be positive"),
         (
-            {"rank": 2, "alpha": 1.0, "dropout": 1.0},
-            "dropout must be at least 0 and less than 1, got 1",
-        ),
-        ({"rank": 2, "alpha": 1.0, "dropout": float("nan")}, "dropout must be"),
-        (
             {"rank": 2, "alpha": 1.0, "targets": ("q",)},
             "no linear layer 'q'; there are q_proj, k_proj",
         ),
@@ -229,7 +224,7 @@ def test_gradients_are_those_of_the_merged_layer(base: decoder.Decoder) -> None:
     "adapters",
     [
         pytest.param(Lora(3, 6.0), id="all"),
-        pytest.param(Lora(2, 5.0, SOME, True, 0.2), id="some", marks=pytest.mark.slow),
+        pytest.param(Lora(2, 5.0, SOME, True), id="some", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("family", ["qwen3", *slow(*SLOW)])
@@ -257,7 +252,7 @@ def test_peft_and_transformers_read_them(
     beside = peft_package.PeftModel.from_pretrained(
         of(source.folder, attn_implementation="eager"), tmp_path / "adapters"
     )
-    assert beside.peft_config["default"].lora_dropout == adapters.dropout
+    assert beside.peft_config["default"].lora_dropout == 0.0
     for model in (beside, of(tmp_path / "merged", attn_implementation="eager")):
         with torch.no_grad():
             theirs = model.eval()(torch.tensor(source.tokens)).logits.numpy()

@@ -57,7 +57,7 @@ def explicit(policy: decoder.Decoder) -> decoder.Decoder:
         value = decoder.parameter(policy, name)
         return qwix.dequantize(value.astype(jnp.float32)) if quantise.is_quantised(value) else value
 
-    return decoder.build(policy.config.with_quantisation(""), make)
+    return decoder.build(policy.config.without_codes, make)
 
 
 @partial(jax.jit, static_argnames="remat")
@@ -173,23 +173,6 @@ def test_merged_computes_the_same(policy: decoder.Decoder, tmp_path: Path) -> No
     assert (by_layer / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
 
 
-def test_sampling_from_codes_leaves_adapters_and_int8_codes_as_they_are(
-    policy: decoder.Decoder,
-) -> None:
-    """Other codes are decoded for it; both layouts of a view are the same."""
-    wide = jnp.dtype(jnp.float32)
-    view = lora.to_sampler_params(policy, wide, "int8")
-    assert view.config == policy.config.with_quantisation("int8")
-    np.testing.assert_array_equal(view.blocks.q_a[...], policy.blocks.q_a[...])
-    before, found = policy.blocks.up.get_value(), view.blocks.up.get_value()
-    if policy.config.quantise == "int8":
-        jax.tree.map(np.testing.assert_array_equal, found, before)
-    error = quantise.decode(found, wide) - quantise.decode(before, wide)
-    assert (np.abs(error) <= 0.51 * found.scale).all() and found.qvalue.dtype == jnp.int8
-    layers = jax.jit(partial(lora.to_unstacked_sampler_params, dtype=wide, weights="int8"))(policy)
-    jax.tree.map(np.testing.assert_array_equal, decoder.unstack(view), layers)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_gives_the_same_codes_on_every_mesh(
@@ -220,9 +203,9 @@ def test_a_folder_gives_the_same_codes_on_every_mesh(
 
 def test_wrong_settings_and_a_missing_package_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"lora\.quantise is int8 or nf4, or empty, got 'int4'"):
-        quantise.check("lora.quantise", "int4", *KINDS)
+        quantise.check("int4")
     monkeypatch.setitem(sys.modules, "qwix", None)
     with pytest.raises(
         ImportError, match=r"lora\.quantise is 'int8', .* pip install '\.\[quant\]'"
     ):
-        quantise.check("lora.quantise", "int8", *KINDS)
+        quantise.check("int8")

@@ -171,27 +171,9 @@ def test_a_recipe_that_was_compiled_before_is_shown_at_once():
     assert ready("qwen2.5-7b", "v6e-256") == [] == ready(TINY, "v5e-16") == ready("demo", "v5e-16")
 
 
-def test_what_probes_sample_is_in_the_work():
-    # 3 steps of 4 prompts with 4 responses of at most 8 tokens; 8 problems of dev
-    config = resolve(TINY, SMALL)
-    generated = []
-    for every in (0, 2):
-        # before the first step, after two, and after the last
-        config.stages.warmup.probe.every = every
-        with planned_on(1, config) as context:
-            generated.append(
-                sum(program.work.generated for program in programs_of(context, "warmup"))
-            )
-    assert generated == [3 * 4 * 4 * 8, 3 * 4 * 4 * 8 + 3 * 8 * 1 * 8]
-
-
 def test_every_program_of_every_kind_of_stage_is_compiled():
-    """With probes, which sample in stages that train: none waits for results of a program that is
-    not there."""
+    """None waits for results of a program that is not there."""
     config = resolve(TINY, SMALL)
-    for stage in (config.stages.warmup, config.stages.dpo):
-        stage.probe.every = 2
-    config.stages.dpo.probe_sampling.max_new_tokens = 8
     plan = make(Config.of(config), compiler(1))
     entries = plan.entries
     assert {entry.program.stage for entry in entries} == set(config.stages)
@@ -256,37 +238,6 @@ def test_adapters_are_planned_beside_their_base(kind, bits, scale, tiles):
         step.lower({})
 
 
-def test_codes_to_sample_from_are_planned_at_their_size():
-    """What decoding reads and views hold: a byte for four and one scale an output. Probes read
-    weights, as ever."""
-    pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
-    found = []
-    for weights in ("", "int8"):
-        config = resolve(TINY, SMALL)
-        config.stages.warmup.update(sampling_weights=weights, importance_cap=2.0)
-        config.stages.warmup.probe.every = 2
-        with planned_on(1, config) as context:
-            found.append({program.name: program for program in programs_of(context, "warmup")})
-            rows = [
-                row
-                for row in block_params(context.model_config.with_quantisation("int8")).values()
-                if row.quantised
-            ]
-    plain, coded = found
-    # of one layer
-    saved = sum(3 * math.prod(row.shape) - 4 * math.prod(row.shape[row.inputs :]) for row in rows)
-    assert plain["decode"].work.moved - coded["decode"].work.moved == 4 * saved  # steps of a chunk
-    assert plain["prefill"].work.moved - coded["prefill"].work.moved == saved
-    assert plain["probe decode"].work.moved == coded["probe decode"].work.moved
-    sizes = {
-        name: sum(
-            x.size * x.dtype.itemsize for x in jax.tree.leaves(coded[name].lower({}).out_info)
-        )
-        for name in ("view", "probe view")
-    }
-    assert sizes["probe view"] - sizes["view"] == saved and "probe view" not in plain
-
-
 def test_a_local_model_folder_and_a_name_give_shapes_without_a_download(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     config = resolve("bridging-math:method=grpo,model=qwen2.5-7b", [])
@@ -313,9 +264,6 @@ def test_a_reward_model_is_scored_with_and_stays(monkeypatch):
         assert programs["reference log-probs"].resident_bytes({}) >= size + device_bytes(state)
         longest, stage = config.data.max_prompt_length + 1024, config.stages.train
         assert reward.work.scored == 8 * stage.steps * stage.prompts_per_step * longest
-        # a response to each of 64 prompts, before the first step and every 100
-        probed = 64 * (1 + 1500 // 100)
-        assert programs["probe reward"].work.scored == probed * longest
     # a reward model scores one of the two tasks, with a third of the weight
     config = resolve("bridging-mixed", [])
     with planned_on(8, config) as context:
@@ -329,7 +277,6 @@ def test_a_reward_model_is_scored_with_and_stays(monkeypatch):
             * config.stages.train.steps
             * config.stages.train.num_generations
         )
-        asked += 64 * (1 + 15_000 // 100)
         longest = config.data.max_prompt_length + config.stages.train.sampling.max_new_tokens
         assert scored == pytest.approx(asked * longest / 3)
 
@@ -483,13 +430,12 @@ with planning.planned(Config.of(resolve({tiny!r}, {overrides!r})), compiler) as 
 
 @needs_libtpu
 @pytest.mark.parametrize(
-    ("tensor", "kernel", "weights"),
-    [(8, "pallas", ""), *slow((4, "xla", ""), (4, "xla", "int8"))],
+    ("tensor", "kernel"),
+    [(8, "pallas"), *slow((4, "xla"))],
 )
-def test_the_sampler_on_a_tpu_of_four_hosts(tensor, kernel, weights):
+def test_the_sampler_on_a_tpu_of_four_hosts(tensor, kernel):
     """No program copies the cache, insert sends nothing, and decode does not send the cache, with 4
-    key heads. Codes are decoded where they are read: their weights, half of the cache's size, do
-    not lie beside them."""
+    key heads."""
     shape = [
         "model.num_hidden_layers=16",
         "model.head_dim=64",
@@ -508,14 +454,6 @@ def test_the_sampler_on_a_tpu_of_four_hosts(tensor, kernel, weights):
     ]
     kernels = [f"compute.sampling_tensor={tensor}", f"compute.decode_attention={kernel}"]
     overrides = [*shape, *lengths, *rows, *kernels]
-    if weights:
-        pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
-        overrides += [
-            "model.hidden_size=1024",
-            "model.intermediate_size=4096",
-            "stages.warmup.importance_cap=2.0",
-        ]
-        overrides += [f"stages.warmup.sampling_weights={weights}"]
     text = run_apart("-c", SAMPLER.format(tiny=TINY, overrides=overrides))
     rows = [line.split()[1:] for line in text.splitlines() if line.startswith("program ")]
     more, sent, called = ({name: float(row[i]) for name, *row in rows} for i in (0, 1, 2))

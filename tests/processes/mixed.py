@@ -1,7 +1,7 @@
 """Two tasks, one of them scored by a reward model; online DPO, a group loss, a selection, and
 rollouts from elsewhere.
 
-What is trained are adapters, with dropout.
+What is trained are adapters.
 
 Its files are in the folder of the environment variable MIXED, see test_same_result.py.
 """
@@ -27,7 +27,7 @@ def get_config(arg: str = "") -> ConfigDict:
     model.update(
         path=str(folder / "reward-model"), dtype="float32", max_length=128, batch_tokens=512
     )
-    config.lora.update(rank=2, dropout=0.3, targets=("q_proj", "down_proj"), quantise="int8")
+    config.lora.update(rank=2, targets=("q_proj", "down_proj"), quantise="int8")
     sampling, optimizer = config.stages.warmup.sampling, settings.optimizer(1e-3)
     draws = {
         "steps": 4,
@@ -40,7 +40,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.stages.dpo = settings.online(
         policy="init", keep=(2,), loss="dpo", reference_sync=True, optimizer=optimizer
     )
-    config.stages.dpo.update(draws, probe=settings.probe(every=2, prompts=4))
+    config.stages.dpo.update(draws)
     config.stages.best = settings.best_checkpoint(policy="dpo", sampling=sampling)
     config.stages.group = settings.online(
         policy="best", loss="group_dpo", grpo_coef=0.5, optimizer=optimizer

@@ -51,7 +51,7 @@ def but_for_rounding(one: Path, other: Path, policy_names: tuple[str, ...], expo
 
 def parquet(workdir: Path) -> list[Path]:
     paths = sorted(path.relative_to(workdir) for path in workdir.rglob("*.parquet"))
-    return [path for path in paths if path.parts[1] in ("rollouts", "probe")]
+    return [path for path in paths if path.parts[1] == "rollouts"]
 
 
 def close(one: Any, other: Any, where: str) -> None:

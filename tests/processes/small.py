@@ -1,4 +1,4 @@
-"""The tiny config with refilled batches, a probed warm-up that may end by itself, and what can go
+"""The tiny config with refilled batches, a warm-up that may end by itself, and what can go
 wrong.
 
 SLOW: seconds that a call of the reward takes. HANGS, DIFFERS, STOPPED: index of the process in
@@ -37,6 +37,5 @@ def get_config(arg: str = "") -> ConfigDict:
         config.reward.folder = "/proc/self/cwd"
         config.reward.function = "mine:fair"
     config.stages.warmup.update(dynamic_sampling=1, stop="budget", budget={"amount": 1e30})
-    config.stages.warmup.probe.update(every=1, prompts=4, num_generations=2)
     config.stages.evaluate.update(policies=("warmup", "dpo"))
     return config

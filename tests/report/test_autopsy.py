@@ -93,15 +93,6 @@ def test_without_a_policy_its_config_is_refused(written: Path, tmp_path: Path, c
     assert "autopsy_dpo.py, line 22: POLICY is empty: fill in its line" in capsys.readouterr().err
 
 
-def test_stages_that_go_by_problems_want_some(written: Path, tmp_path: Path) -> None:
-    config = resolve(str(written / "autopsy_dpo.py"))
-    with pytest.raises(
-        ValueError, match=r"stages\.dpo: it needs problems of dev, and no setting names any"
-    ):
-        config.stages.dpo.probe.every = 1
-        pipeline.run(config, tmp_path / "run")
-
-
 def test_rewards_that_rank_log_probs_and_steps_that_repeat(tmp_path: Path) -> None:
     rows = [
         {

@@ -289,7 +289,7 @@ def test_hostile_text_everywhere_stays_text(read, own_run):
                 "<img src=x onerror=alert(2)>",
                 step,
                 {HOSTILE: 0.5 * step, "entropy": 0.5},
-                kind="probe",
+                kind="other",
             )
             tracker.log("warmup", 10 + step, {HOSTILE: 0.5})
     # the parser refuses elements and attributes that reports do not use themselves
@@ -433,14 +433,14 @@ def test_curves_are_of_what_was_logged_side_by_side_with_fresh_samples(tmp_path,
                 "train",
                 step,
                 {"entropy": 0.4, "once": 1.0} if step == 0 else {"entropy": 0.2},
-                kind="probe",
+                kind="other",
             )
     page = read(tmp_path)
     assert page.source.index(f'<p class="warning">{warned}') < page.source.index("<section")
     words = {label for name, label in page.attributes if name == "aria-label" and label}
     (entropy,) = [label for label in words if label.startswith("Token entropy, nats")]
     assert "entropy in plain from 0.39 to 0.2 over 20 points" in entropy
-    assert "entropy, fresh in train from 0.4 to 0.2 over 3 points" in entropy
+    assert "entropy (other) in train from 0.4 to 0.2 over 3 points" in entropy
     assert "20 of 40 values are not finite and not drawn." in page.text
     assert any(label.startswith("mine: mine, metric in plain") for label in words)
     assert not any(label.startswith(("goodput", "once")) for label in words)

@@ -9,7 +9,7 @@ from g2d_jax.models import shapes
 from g2d_jax.models.decoder import count_params
 from g2d_jax.models.flops import matmul_params
 from g2d_jax.rates import RATES
-from g2d_jax.sampler.capacity import UNKNOWN, Split, best_ways, bytes_saved, kv_bytes
+from g2d_jax.sampler.capacity import UNKNOWN, Split, best_ways, kv_bytes
 
 SEVEN = shapes.shape("Qwen/Qwen2.5-7B")
 SMALL = shapes.shape("Qwen/Qwen2.5-1.5B")
@@ -66,22 +66,6 @@ def test_the_words_of_a_small_model_take_room_beside_its_cache():
     copy = 2 * 262_144 * 1152  # of the embedding, which is the head too
     free = memory - beside - 2 * count_params(gemma) - copy
     assert rows == 1152 and rows // 8 * (cache + of_words) <= free < 1216 // 8 * (cache + of_words)
-    # Codes save 0.65 GiB, all of the layers.
-    coded = gemma.with_quantisation("int8")
-    assert bytes_saved(coded, 2) / GIB == pytest.approx(0.65, abs=0.005)
-    assert split(1, 8, "v5e", coded).rows_that_fit(memory, beside) == 1216
-
-
-def test_codes_leave_room_for_rows():
-    """A byte for each number of the seven matrices of 28 layers and four for each output, in place
-    of two."""
-    outputs = 3584 + 512 + 512 + 3584 + 18_944 + 18_944 + 3584
-    numbers = 3584 * (3584 + 512 + 512 + 3584 + 3 * 18_944)
-    coded = SEVEN.with_quantisation("int8")
-    assert bytes_saved(SEVEN, 2) == 0 and bytes_saved(coded, 2) == 28 * (numbers - 4 * outputs)
-    rows, more = (split(4, 8, model=shape).rows_that_fit(28 * GIB, 0) for shape in (SEVEN, coded))
-    row = 3072 * 57_344 / 8  # bytes; rows come by sixteens
-    assert (more - rows) * row == pytest.approx(bytes_saved(coded, 2) / 4, abs=15 * row)
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,8 @@ from plain import noisy
 from g2d_jax import keys
 from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import Group, Response, pack
-from g2d_jax.models import decoder, quantise
+from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.models.table import Param, block_params
 from g2d_jax.records import SEGMENT_STRIDE, Request, Rollout, SamplingParams
 from g2d_jax.sampler import programs
 from g2d_jax.sampler.engine import Sampler, Usage
@@ -81,15 +80,12 @@ def run(
     model: decoder.Decoder,
     requests: list[Request],
     purpose: str = "test",
-    weights: str = "",
 ) -> list[Rollout]:
     samples = sum(request.num_samples for request in requests)
     params = [request.params for request in requests]
     lengths = [*range(1, 18), *(len(request.prompt_ids) for request in requests)]
     shapes = sampler.shapes(len(requests), samples, params, lengths) if requests else None
-    rollouts = sampler.generate(
-        sampler.to_sampler_params(model, weights), requests, purpose, shapes
-    )
+    rollouts = sampler.generate(sampler.to_sampler_params(model), requests, purpose, shapes)
     return sorted(rollouts, key=lambda r: (r.problem_id, r.sample))
 
 
@@ -460,89 +456,6 @@ def test_samples_are_the_same_however_the_weights_are_split(model, base, ways, s
     sampler = make_sampler(mesh, prefill_rows=8)
     placed = jax.device_put(model, decoder.shardings(CONFIG, training))
     assert_same(model, base[0], run(sampler, placed, REQUESTS))
-
-
-def rounded(model: decoder.Decoder) -> decoder.Decoder:
-    """The model with what int8 codes of its linear weights stand for in their place."""
-
-    def make(name: str, row: Param) -> jax.Array:
-        value = decoder.parameter(model, name)
-        return (
-            quantise.decode(quantise.encode(row, value), jnp.dtype(jnp.float32))
-            if row.quantised
-            else value
-        )
-
-    near = decoder.build(CONFIG.with_quantisation("int8"), make)
-    return decoder.Decoder(
-        CONFIG, {"embed": near.embed[...], "final_norm": near.final_norm[...]}, near.blocks
-    )
-
-
-@pytest.mark.parametrize("devices", [*slow(1), 8])
-def test_codes_sample_what_the_weights_that_they_stand_for_do(
-    sampler, model, base, on_eight, devices
-):
-    """Drawn and greedy."""
-    pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
-    (other, placed), near = on_eight if devices == 8 else (sampler, model), rounded(model)
-    drawn = run(other, placed, REQUESTS, weights="int8")
-    assert_same(near, run(sampler, near, REQUESTS), drawn)
-    first = [(a.logprobs[0], b.logprobs[0]) for a, b in zip(base[0], drawn, strict=True)]
-    assert max(abs(a - b) for a, b in first) > 1e-2, "as without codes"
-    greedy = [
-        dataclasses.replace(r, params=dataclasses.replace(r.params, temperature=0.0))
-        for r in REQUESTS
-    ]
-    expected, found = run(sampler, near, greedy), run(other, placed, greedy, weights="int8")
-    for a, b in zip(expected, found, strict=True):
-        np.testing.assert_array_equal(a.token_ids, b.token_ids)
-        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
-
-
-def test_a_cache_of_codes_draws_the_same_wherever_a_row_lies(model, base):
-    """With keys and values in int8 the log-probabilities are near the trainer's, and samples do not
-    depend on rows, chunk, prefill or where the ring was cut."""
-    drawn = []
-    for rows, chunk, prefill_rows in ((8, 4, 4), (5, 7, 2)):
-        sampler = make_sampler(one_device(), rows, chunk, prefill_rows)
-        samples = sum(one.num_samples for one in REQUESTS)
-        params = [one.params for one in REQUESTS]
-        lengths = [len(one.prompt_ids) for one in REQUESTS]
-        shapes = sampler.shapes(len(REQUESTS), samples, params, lengths, kv_cache_dtype="int8")
-        params = sampler.to_sampler_params(model)
-        rollouts = sampler.generate(params, REQUESTS, "test", shapes)
-        drawn.append(sorted(rollouts, key=lambda one: (one.problem_id, one.sample)))
-    for first, second in zip(*drawn, strict=True):
-        np.testing.assert_array_equal(first.token_ids, second.token_ids)
-        np.testing.assert_allclose(first.logprobs, second.logprobs, atol=1e-4)
-    plain = [one for one in base[0] if len(one.token_ids) > 1]
-    codes = {(one.problem_id, one.sample): one for one in drawn[0]}
-    apart = []
-    for one in plain:
-        other = codes[one.problem_id, one.sample]
-        same = np.cumprod(
-            one.token_ids[: len(other.token_ids)] == other.token_ids[: len(one.token_ids)]
-        )
-        count = int(same.sum())
-        apart.append(np.abs(one.logprobs[:count] - other.logprobs[:count]))
-    apart = np.concatenate(apart)
-    assert 1e-5 < apart.mean() < 0.02
-
-
-def test_a_view_of_codes_is_of_the_matrices_alone(sampler, model):
-    pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
-    view, near = sampler.to_sampler_params(model, "int8"), rounded(model)
-    np.testing.assert_array_equal(view.embed[...], model.embed[...])
-    assert len(view.blocks) == CONFIG.num_hidden_layers
-    for layer, block in enumerate(view.blocks):
-        for name, row in block_params(CONFIG.with_quantisation("int8")).items():
-            value, wide = getattr(block, name).get_value(), jnp.dtype(jnp.float32)
-            assert quantise.is_quantised(value) == (
-                name in ("q", "k", "v", "o", "gate", "up", "down")
-            )
-            found = quantise.decode(value, wide) if row.quantised else value
-            np.testing.assert_array_equal(found, getattr(near.blocks, name)[layer], err_msg=name)
 
 
 def test_a_prefill_is_as_large_as_a_device_has_use_for():

@@ -232,7 +232,6 @@ def test_a_policy_of_another_kind_than_is_asked_for_is_none(tmp_path: Path) -> N
         ({"engine.ahead": 2}, r"engine\.ahead must be at least 0 and at most 1"),
         ({"stages.warmup.sync_every": 0}, r"warmup: sync_every=0.*set sync_every from 2 on"),
         ({"stages.warmup.sync_every": 1}, "warmup.*sync_every=1"),
-        ({"stages.warmup.probe.every": 2}, r"warmup: probe\.every.*set probe\.every to 0"),
     ],
 )
 def test_settings_are_refused(config: ConfigDict, changes: dict[str, Any], message: str) -> None:

@@ -159,7 +159,7 @@ def test_a_collapse_is_said_once_also_after_a_restart(small, tmp_path, opened, c
                     "completions/mean_length": lengths[i],
                     "reward": math.nan if i % 3 else 0.4,
                 }
-                alerts.watch(trainer, stage, metrics, kind="train")
+                alerts.watch(trainer, stage, metrics)
             trainer.save_and_pin()
     said = capsys.readouterr().out
     (warning,) = trainer.extra_state.warnings
@@ -173,22 +173,6 @@ def test_a_collapse_is_said_once_also_after_a_restart(small, tmp_path, opened, c
     for remedy in ("reference_sync=True", "smaller sync_every (now 10)"):
         assert remedy in warning["text"]
     assert "epsilon" not in warning["text"] and "entropy_coef" not in warning["text"]
-
-
-def test_a_probe_after_the_first_can_warn(small, tmp_path, opened):
-    stage = Offline(policy="init", optimizer=Optimizer(eps=1e-8))
-    with training(opened(small, tmp_path), "dpo", 4, stage) as trainer:
-        for entropy, reward in ((0.5, 0.3), (0.2, 0.4), (0.4, 0.4), (0.05, 0.2)):
-            alerts.watch(trainer, stage, {"entropy": entropy, "reward": reward}, kind="probe")
-            trainer.step += 1
-    (warning,) = trainer.extra_state.warnings
-    assert warning["text"] == (
-        "dpo, step 3: the entropy of its samples has collapsed to 0.05 nats a token, 10% of what "
-        "it was at the start. "
-        "To try (arXiv 2506.21495): a larger Adam epsilon, optimizer.eps=1e-4 (now 1e-08); in "
-        "place of this "
-        'stage an online one with loss="dpo" and a small sync_every'
-    )
 
 
 @pytest.mark.parametrize(
@@ -351,10 +335,10 @@ def test_a_long_stage_whose_reward_does_not_rise_says_so_halfway(
         for step in range(1, total + 1):
             trainer.step = step
             rise = 0.01 * max(step - 60, 0)
-            alerts.watch(trainer, stage, {"reward": 0.3 + 0.01 * (step % 3) + rise}, kind="train")
+            alerts.watch(trainer, stage, {"reward": 0.3 + 0.01 * (step % 3) + rise})
             if step == 60:
                 assert [warning["step"] for warning in trainer.extra_state.warnings] == expected
-            alerts.watch(trainer, stage, {"reward": 0.3}, kind="train", new=False)
+            alerts.watch(trainer, stage, {"reward": 0.3}, new=False)
         assert len(trainer.extra_state.rewards) == total  # a batch's reward is one draw
         alerts.conclude(trainer, stage)
         assert trainer.extra_state.warnings == []
@@ -385,7 +369,7 @@ def test_what_its_batches_tell_of_a_policy_is_said_where_they_are_its_own(
         for step in range(1, 21):
             trainer.step = step
             metrics = {"reward": 0.3, "completions/clipped_ratio": 0.98}
-            alerts.watch(trainer, stage, metrics, kind="train")
+            alerts.watch(trainer, stage, metrics)
         alerts.conclude(trainer, stage)
         assert [warning["cause"] for warning in trainer.extra_state.warnings] == expected
         trainer.step = 0

@@ -231,8 +231,6 @@ CASES = {
         "importance_cap": 2.0,
         "beta": 0.01,
         "sync_every": 2,
-        "sampling_weights": "int8",
-        "kv_cache_dtype": "int8",
     },
     "gspo": {
         "importance_sampling_level": "sequence",
@@ -382,23 +380,6 @@ def test_two_tasks_with_rewards_of_their_own(train, tmp_path, opened):
         (
             {"difficulty": {"min_pass_rate": 0.6, "max_pass_rate": 0.4, "outside": 0.1}},
             "from low to high",
-        ),
-        (
-            {"sampling_weights": "int8"},
-            "slightly other policy than GRPO trains: set importance_cap too",
-        ),
-        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype='int8' samples .* set importance_cap too"),
-        (
-            {"kv_cache_dtype": "fp8", "importance_cap": 2.0},
-            "kv_cache_dtype must be one of '', int8, got 'fp8'",
-        ),
-        (
-            {"sampling_weights": "int8", "loss": "group_dpo", "grpo_coef": 0.1},
-            "set importance_cap too",
-        ),
-        (
-            {"sampling_weights": "nf4", "importance_cap": 2.0},
-            "sampling_weights must be one of '', int8, got 'nf4'",
         ),
         ({"sync_every": -1}, "sync_every must be at least 0"),
     ],

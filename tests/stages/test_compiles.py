@@ -199,15 +199,12 @@ def test_every_kind_of_stage_gives_the_programs_that_it_runs(
     stages = config.stages
     stages.sft.steps, stages.collect.part = 2, 8
     stages.warmup.update(steps=2, beta=0.1)
-    stages.warmup.probe.update(every=1, prompts=4, num_generations=2)
     with config.unlocked():
         stages.select = settings.best_checkpoint(
             policy="warmup", num_generations=2, sampling=settings.sampling(8)
         )
     stages.dpo.update(policy="select", diagnose=True, batch_size=4)
-    stages.dpo.probe.update(every=2, prompts=4, num_generations=2, float32=True)
     config.dtype = "bfloat16"
-    stages.dpo.probe_sampling.max_new_tokens = 8
     # two widths of the cache, and responses that need the second
     stages.evaluate.sampling.max_new_tokens = 272
     stages.evaluate.update(policies=("init", "dpo"), greedy=True)

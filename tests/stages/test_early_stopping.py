@@ -192,25 +192,3 @@ def test_a_stage_that_is_killed_ends_at_its_budget_where_it_would_have(tmp_path,
     }
     assert again["counts"]["steps"] == 3 and again["tokens"] == at["3"]["tokens"]
     assert not (broken / "02-warmup" / "rollouts" / "step-000003.parquet").exists()
-
-
-@pytest.mark.slow
-def test_a_stage_that_is_stopped_in_the_probe_of_its_last_step_ends_there(tmp_path, runs):
-    """SIGTERM during the probe after the step that reaches the budget: it is saved, and nothing
-    more is trained."""
-    changes = (
-        "stop=budget",
-        "budget.measure=device_seconds",
-        "budget.amount=1e-6",
-        "steps=5",
-        "probe.every=1",
-    )
-    frozen = [f"stages.warmup.{change}" for change in (*changes, "keep=()")]
-    frozen.append("stages.sft.steps=1")
-    stopped = runs(tmp_path, 75, overrides=frozen, call=["TERM", "_measured", 1])
-    assert "told to stop; saved at step 1 of 5" in stopped["text"]
-    runs(tmp_path, overrides=frozen, until="collect")
-    manifest = storage.finished(tmp_path / "02-warmup") or {}
-    assert manifest["counts"]["steps"] == 1 and manifest["at"]["1"]["flops"] == manifest["flops"]
-    assert (manifest["stop"]["rule"], manifest["stop"]["step"]) == ("budget", 1)
-    assert not list((tmp_path / "02-warmup" / "rollouts").glob("step-000001*"))

@@ -1,5 +1,4 @@
-"""Training with other optimisers, and with dropout: what is interrupted and continued ends like
-what never was."""
+"""Training with other optimisers: what is interrupted and continued ends like what never was."""
 
 from __future__ import annotations
 
@@ -15,10 +14,10 @@ from g2d_jax.config_load import resolve
 from g2d_jax.stages import sft
 
 FACTORED = ["model.hidden_size=128", "model.intermediate_size=128"]
-ADAPTERS = ["lora.rank=2", "lora.targets=q_proj,down_proj", "lora.dropout=0.3"]
+ADAPTERS = ["lora.rank=2", "lora.targets=q_proj,down_proj"]
 SETTINGS = {
     "adafactor": ["stages.sft.optimizer.kind=adafactor", *FACTORED],
-    "bfloat16 moments, offloaded, and dropout": [
+    "bfloat16 moments, offloaded, of adapters": [
         "stages.sft.optimizer.moment_dtype=bfloat16",
         "compute.offload_optimizer=True",
         *ADAPTERS,

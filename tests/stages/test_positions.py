@@ -118,12 +118,6 @@ def test_the_dry_run_warns_of_every_kind_of_stage(short, tmp_path, capsys):
         stages.pairs = settings.offline(
             policy="warmup", preferences=str(tmp_path / "pairs.parquet")
         )
-        stages.probed = settings.offline(
-            policy="warmup",
-            preferences="collect",
-            probe=settings.probe(every=1),
-            probe_sampling=settings.sampling(36),
-        )
     dryrun.show(short)
     said = [
         line
@@ -139,7 +133,6 @@ def test_the_dry_run_warns_of_every_kind_of_stage(short, tmp_path, capsys):
         "evaluate": "33",
         "best": "34",
         "others": "35",
-        "probed": "36",
     }
     assert ends == {**response, "pairs": "19", "sft": ends["sft"]}
     assert int(ends["sft"]) > 12 and all(

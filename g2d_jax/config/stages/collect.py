@@ -7,7 +7,7 @@ from typing import Literal
 
 from g2d_jax.config.build import stage_of
 from g2d_jax.config.policy_name import PolicyName, own_stage
-from g2d_jax.config.section import KVCacheDtype, Policy, Positive, Rollouts, SamplingWeights
+from g2d_jax.config.section import Policy, Positive, Rollouts
 from g2d_jax.config.stages.online import Online, dump, reward_column_conflicts
 from g2d_jax.config.stages.stage import NeededFiles, Stage, Stages
 from g2d_jax.config.training import Sampling
@@ -30,10 +30,6 @@ class Collect(Stage):
     part: Positive = 128  # prompts of a file
     num_generations: Positive = 8
     sampling: Sampling = Sampling()
-    # "int8": codes of the linear layers in place of their weights (extra quant)
-    sampling_weights: SamplingWeights = ""
-    # "int8": codes of keys and values, a scale a head and token, in the sampler's cache
-    kv_cache_dtype: KVCacheDtype = ""
     # names the order of prompts and the random draws; unset: the stage's own
     stream: str | None = None
     pairs_per_prompt: Positive = 4
@@ -51,11 +47,6 @@ class Collect(Stage):
     def conflicts(self) -> Iterator[ValueError]:
         """Refuse settings that cannot work together, or that would change nothing."""
         yield from reward_column_conflicts(self.reward_column, self.rollouts)
-        for name in ("sampling_weights", "kv_cache_dtype"):
-            if getattr(self, name) and self.rollouts != "sample":
-                yield ValueError(
-                    f"{name} is set, but rollouts={self.rollouts!r} samples nothing: leave it empty"
-                )
         if self.select in ("uncertain", "confident") and self.max_pairs is None:
             yield ValueError(
                 f"select={self.select!r} chooses among pairs: set max_pairs to how many, or "

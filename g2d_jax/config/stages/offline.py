@@ -9,8 +9,8 @@ from g2d_jax.config.build import stage_of
 from g2d_jax.config.section import FieldError, Policy, Positive, Preferences
 from g2d_jax.config.stages.collect import drawn_with
 from g2d_jax.config.stages.dpo import DPOLoss
-from g2d_jax.config.stages.stage import NeededFiles, Stages, TrainingStage, successive
-from g2d_jax.config.training import Optimizer, Probe, Sampling
+from g2d_jax.config.stages.stage import NeededFiles, Stages, TrainingStage
+from g2d_jax.config.training import Optimizer, Sampling
 
 
 class Offline(DPOLoss, TrainingStage):
@@ -29,46 +29,25 @@ class Offline(DPOLoss, TrainingStage):
     shuffle: bool = True  # False takes the pairs in the order in which they were collected
     # of prompt and response, of a set made elsewhere; longer pairs are left out
     max_length: Positive | None = None
-    probe: Probe = Probe()
-    probe_sampling: Sampling = Sampling()
     diagnose: bool = True
     optimizer: Optimizer = Optimizer(eps=1e-4)
 
     shapes_from_data = True
 
-    @property
-    def probes_compare(self) -> bool:
-        """True if its probes are compared with the policy that it starts from."""
-        return self.probe_sampling.is_whole
-
-    @property
-    def probes_use_sampler_params(self) -> bool:
-        """False: the sampler holds no policy between probes."""
-        return False
-
-    @property
-    def sampling_of_probes(self) -> Sampling:
-        """The settings of its probes."""
-        return self.probe_sampling
-
     def longest_row(self, prompt: int, stages: Stages) -> int:
         """Return the tokens of the longest pair: of a collect stage's responses, of two of
-        max_length, or, where a set made elsewhere has no such limit, of those of its probes."""
+        max_length, or, where a set made elsewhere has no such limit, of the default length."""
         if self.preferences in stages:
             sampling = drawn_with(self.preferences, stages).sampling
         elif self.max_length:
             return 2 * self.max_length
         else:
-            sampling = self.probe_sampling
+            sampling = Sampling()
         return prompt + 2 * sampling.max_new_tokens
 
     def stages_read(self, stages: Stages) -> tuple[str, ...]:
         """Return the collect stage whose pairs it trains on."""
         return (self.preferences,) if self.preferences in stages else ()
-
-    def splits_read(self) -> tuple[str, ...]:
-        """Return the split of its probes."""
-        return (self.probe.split,) if self.probe.every else ()
 
     def files_read(self, stages: Stages) -> tuple[NeededFiles, ...]:
         """Return the preference set that it trains on, of files."""
@@ -82,12 +61,6 @@ class Offline(DPOLoss, TrainingStage):
             f"{{error}}"
         )
         return (NeededFiles(self.preferences, refusal),)
-
-    def policies_sampled(self, name: str) -> set[str]:
-        """Return its policy and the later ones, of probes."""
-        if self.probe.every:
-            return successive(name)
-        return set()
 
     def unused_among(self, stages: Stages) -> Iterator[FieldError]:
         """Refuse a limit of pairs that a stage collects."""

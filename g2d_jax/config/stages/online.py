@@ -10,19 +10,17 @@ from g2d_jax.config.section import (
     Bounds,
     FieldError,
     Fraction,
-    KVCacheDtype,
     Measure,
     NonNegative,
     NotNegativeFloat,
     Policy,
     Positive,
     Rollouts,
-    SamplingWeights,
     Section,
 )
 from g2d_jax.config.stages.dpo import OnlineDPO
 from g2d_jax.config.stages.stage import NeededFiles, Stages, TrainingStage, successive
-from g2d_jax.config.training import Optimizer, Probe, Sampling
+from g2d_jax.config.training import Optimizer, Sampling
 
 GRPOLossType = Literal["sum", "seq-mean-token-sum", "grpo", "dr_grpo", "dapo", "bnpo", "cispo"]
 ScaleRewards = Literal["none", "group", "batch"]
@@ -102,10 +100,6 @@ class Online(TrainingStage):
     prompts_per_step: Positive = 32
     num_generations: Positive = 8
     sampling: Sampling = Sampling()
-    # "int8": codes of the linear layers in place of their weights (extra quant)
-    sampling_weights: SamplingWeights = ""
-    # "int8": codes of keys and values, a scale a head and token, in the sampler's cache
-    kv_cache_dtype: KVCacheDtype = ""
     # names the order of prompts and the random draws; unset: the stage's own
     stream: str | None = None
     sync_every: NonNegative = 1  # updates; 0 is never: offline
@@ -124,8 +118,6 @@ class Online(TrainingStage):
     importance_sampling_level: Literal["token", "sequence"] = "token"  # "sequence" is GSPO
     # truncated importance sampling of trainer against sampler; 0: off
     importance_cap: NotNegativeFloat = 0.0
-    # of a mixture of experts: train each token in the experts that the sampler sent it to
-    router_replay: bool = False
     # DPO
     dpo: OnlineDPO = OnlineDPO()
     grpo_coef: NotNegativeFloat = 0.0  # times the GRPO loss, beside "group_dpo"
@@ -139,7 +131,6 @@ class Online(TrainingStage):
     drop_solved: DropSolved = DropSolved()
     difficulty: Difficulty = Difficulty()
     patience: Positive = 50  # stop after so many steps in a row without any reward signal
-    probe: Probe = Probe()
     optimizer: Optimizer = Optimizer(eps=1e-4)
 
     @property
@@ -177,7 +168,7 @@ class Online(TrainingStage):
         """True if the loss weighs tokens by a ratio of policies, as GRPO's does.
 
         Responses of another policy than the trainer's own then need importance_cap: those of a
-        server, of weights in int8, and of a dump with log-probabilities.
+        server, and of a dump with log-probabilities.
         """
         return self.loss == "grpo" or bool(self.grpo_coef)
 
@@ -346,9 +337,8 @@ class Online(TrainingStage):
                 f"{without} in place of other prompts: leave dynamic_sampling, drop_solved and "
                 "difficulty"
             )
-        for name in ("sampling_weights", "kv_cache_dtype", "router_replay", "stream"):
-            if getattr(self, name):
-                yield FieldError(name, f"is set, but {without}: leave it unset")
+        if self.stream:
+            yield FieldError("stream", f"is set, but {without}: leave it unset")
 
     def _ratio_conflicts(self) -> Iterator[ValueError]:
         """Refuse what GRPO's ratio of policies, or a group's shared forward pass, does not
@@ -359,14 +349,6 @@ class Online(TrainingStage):
                 "compares the trained policy "
                 "with the distribution that was sampled from, which filters would change"
             )
-        for name in ("sampling_weights", "kv_cache_dtype"):
-            kind = getattr(self, name)
-            if kind and not self.importance_cap:
-                yield ValueError(
-                    f"{name}={kind!r} samples from a slightly other policy "
-                    "than GRPO trains: set importance_cap too, such as 2, which weighs tokens by "
-                    "the ratio of the two, or leave it empty"
-                )
         if self.loss == "group_dpo" and self.sampling.temperature != 1:
             yield ValueError(
                 "GroupDPO and GRPO share one forward pass at temperature 1: set "
@@ -378,9 +360,7 @@ class Online(TrainingStage):
             )
 
     def splits_read(self) -> tuple[str, ...]:
-        """Return train, and the split of its probes."""
-        if self.probe.every:
-            return "train", self.probe.split
+        """Return train."""
         return ("train",)
 
     def files_read(self, stages: Stages) -> tuple[NeededFiles, ...]:
@@ -388,21 +368,6 @@ class Online(TrainingStage):
         if self.rollouts == "sample":
             return ()
         return (dump(self.rollouts, "sample"),)
-
-    @property
-    def probes_compare(self) -> bool:
-        """True if its probes are compared with a reference."""
-        return self.compares and self.sampling.is_whole
-
-    @property
-    def probes_use_sampler_params(self) -> bool:
-        """True if the sampler holds the policy as it is while probes are drawn."""
-        return not self.sampling_weights
-
-    @property
-    def sampling_of_probes(self) -> Sampling:
-        """The settings of its probes, those of its rollouts."""
-        return self.sampling
 
     def policies_sampled(self, name: str) -> set[str]:
         """Return its policy and the later ones."""
@@ -416,11 +381,6 @@ class Online(TrainingStage):
         """Refuse what its sampling needs and a server does not give: a change at every update
         too."""
         yield from super().conflicts_served()
-        if self.router_replay:
-            yield ValueError(
-                "router_replay has no experts to replay: a server returns tokens and their "
-                "log-probabilities alone; leave it off, or engine.kind at 'sampler'"
-            )
         if self.sync_every == 1:
             yield ValueError(
                 "sync_every=1 would load weights there for every update: set it to 0 or from 2 "

@@ -109,31 +109,9 @@ class Stage(Section):
         return False
 
     @property
-    def has_windows(self) -> bool:
-        """True if it samples anew after some of its updates, for several of them at once."""
-        return False
-
-    @property
     def never_synchronises(self) -> bool:
         """True if it samples for all of its updates at once."""
         return False
-
-    @property
-    def probes(self) -> bool:
-        """True if its policy is sampled while it trains, to look at it."""
-        probe = getattr(self, "probe", None)
-        return probe is not None and bool(probe.every)
-
-    @property
-    def probes_float32(self) -> bool:
-        """True if its probes compare with the same parameters in float32."""
-        probe = getattr(self, "probe", None)  # of stages whose policy is sampled while it trains
-        return probe is not None and probe.float32
-
-    @property
-    def sampling_of_probes(self) -> Sampling | None:
-        """The settings by which its probes are sampled, None where it has none."""
-        return None
 
     @property
     def has_fixed_reference(self) -> bool:
@@ -168,11 +146,7 @@ class Stage(Section):
 
     def conflicts_served(self) -> Iterator[ValueError]:
         """Yield an error for each thing that its sampling needs and a server does not give."""
-        for name, held in (("sampling_weights", "weights"), ("kv_cache_dtype", "its cache")):
-            if getattr(self, name, ""):
-                yield ValueError(
-                    f"{name} must be empty: the server says in what form it holds {held}"
-                )
+        yield from ()
 
 
 class TrainingStage(Stage):
