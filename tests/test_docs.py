@@ -161,7 +161,7 @@ def anchors(page: Path) -> set[str]:
 
 def test_links_and_named_files_exist() -> None:
     missing = []
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+    for page in PAGES:
         text = page.read_text()
         for link, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", text):
             target = page.parent / link if link else page
@@ -289,8 +289,13 @@ PROGRAMS = {
     "ssh-add": "a key",
     "ulimit": "a shell",
 }
-OF_THE_REPOSITORY = ("benchmarks/", "configs/", "launch/", "notebooks/", "tests/")
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OF_THE_REPOSITORY = ("benchmarks/", "configs/", "examples/", "launch/", "notebooks/", "tests/")
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "examples").rglob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
 def program(line: str) -> str:
@@ -406,7 +411,7 @@ def test_every_command_line_of_a_page_is_one(
             shortened = any(re.fullmatch("[A-Z_]{4,}|…", word) for word in words)
             if line in whole or ("--config" in given and not shortened):
                 require_sound(words[1:], config_of(page, tmp_path))
-    assert len(whole) > 60 and len(options) == 13
+    assert len(whole) > 60 and len(options) == 12
 
 
 READ_A_RUN = ("status", "report", "compare", "sample", "evaluate", "export", "push")
