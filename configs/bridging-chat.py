@@ -2,7 +2,7 @@
 WildChat prompts).
 
 Command:   g2d run --config bridging-chat:method=s10 --workdir runs/chat-s10
-           g2d outputs runs/chat-s10 --policy best --format alpaca_eval --prompts alpaca_eval.json --output s10.json
+           g2d export runs/chat-s10 --policy best --output s10   # then examples/alpacaeval
 Hardware:  meant for one host with eight devices of 80 GB; not run at this size
 Result:    report.html in the directory: rewards on held-out prompts. The paper's figures are win rates by judges.
 

@@ -19,8 +19,6 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Parse arguments, and the --config.field=value overrides among them. Exits with usage for any
     other unknown."""
     parser = argparse.ArgumentParser(prog="g2d", description="How much online RL is enough?")
-    if argv and argv[0] in _GONE:
-        parser.exit(2, f"g2d: the command {argv[0]!r} is gone: {_GONE[argv[0]]}\n")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (add_arguments, what) in _COMMANDS.items():
@@ -53,7 +51,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def _expand_home(arguments: argparse.Namespace) -> None:
     """Put this user's home for "~" in arguments that are paths: a shell leaves it in
     --workdir=~/runs/a."""
-    for name in ("workdir", "output", "prompts", "runs", "dumps"):
+    for name in ("workdir", "output", "runs", "dumps"):
         value = getattr(arguments, name, None)
         if isinstance(value, str):
             setattr(arguments, name, os.path.expanduser(value))
@@ -275,19 +273,6 @@ def _sample_arguments(parser: argparse.ArgumentParser) -> None:
     _shared(parser, "--temperature", default=1.0)
 
 
-def _outputs_arguments(parser: argparse.ArgumentParser) -> None:
-    _workdir(parser)
-    _shared(parser, "--policy")
-    add = parser.add_argument
-    add("--format", required=True, choices=("alpaca_eval", "arena_hard"), help="of both files")
-    add("--prompts", required=True, metavar="FILE", help="alpaca_eval.json, or question.jsonl")
-    add("--output", required=True, metavar="FILE", help="file to write: NAME.json, or NAME.jsonl")
-    add("--name", help="what the model is called in it; default: NAME")
-    _shared(parser, "--temperature", default=0.6)
-    _shared(parser, "--top-p", default=0.9)
-    _shared(parser, "--max-new-tokens", default=2048)
-
-
 def _status_arguments(parser: argparse.ArgumentParser) -> None:
     _workdir(parser, "of the run, or of studies")
     parser.add_argument(
@@ -314,19 +299,6 @@ _COMMANDS = {
         "upload a model, adapters or a preference dataset to the Hugging Face hub",
     ),
     "sample": (_sample_arguments, "show a policy's answers to a problem"),
-    "outputs": (_outputs_arguments, "write a policy's answers as AlpacaEval or Arena-Hard do"),
     "status": (_status_arguments, "show how far a run or a study is"),
 }
 """The commands: what adds their arguments, and what the help says of them."""
-
-_GONE = {
-    "judge": (
-        "g2d outputs writes the answers files of AlpacaEval and Arena-Hard, which bring judges of "
-        "their own"
-    ),
-    "verify-dataset": (
-        "a run with the settings of the dataset's g2d.json scores its answers and chooses its "
-        "pairs anew"
-    ),
-}
-"""Commands of earlier versions -> what to do instead."""

@@ -1,5 +1,5 @@
-"""The g2d command: run, plan, sweep, evaluate, report, compare, autopsy, export, push,
-sample, outputs, status."""
+"""The g2d command: run, plan, sweep, evaluate, report, compare, autopsy, export, push, sample,
+status."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from g2d_jax.report.page import Report
     from g2d_jax.study.pricing import Rates
 
-CONTINUED = ("run", "sweep", "evaluate", "outputs")
+CONTINUED = ("run", "sweep", "evaluate")
 """The commands that go on where an interrupted one ended."""
 
 
@@ -319,14 +319,6 @@ def _typed() -> Iterator[str]:
             yield problem
 
 
-def _outputs(arguments: argparse.Namespace, _: list[str]) -> None:
-    from g2d_jax import outputs
-
-    _print(
-        outputs.write_outputs(form=arguments.format, **_options(arguments, outputs.write_outputs))
-    )
-
-
 def _status(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax import status
 
@@ -347,6 +339,5 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str]], int | None]] = {
     "export": _export,
     "push": _push,
     "sample": _sample,
-    "outputs": _outputs,
     "status": _status,
 }

@@ -64,7 +64,7 @@ def check(config: Config, until: str | None = None) -> Plan:
     order = valid_plan(config, until)
     init_params.shape(config.model, 1, init_params.adapters(config.lora))
     if config.engine.is_server:
-        from g2d_jax.runtime import endpoint  # here, as judges and reward models: few runs have one
+        from g2d_jax.runtime import endpoint  # here: few runs have one
 
         try:
             endpoint.check_url(config.engine.url)
@@ -74,15 +74,11 @@ def check(config: Config, until: str | None = None) -> Plan:
     for name, task in config.all_tasks.items():
         reward = task.reward
         check_training(task.train.path, f"{setting_of(name, 'train')}.path")
-        # Files are looked for; reward models and judges are sent nothing.
+        # Files are looked for; reward models are not loaded.
         try:
             if reward.function == "model":
                 if reason := places.missing(reward.model.path, "model"):
                     raise ValueError(f"reward.model.path: {reason}")
-            elif reward.function == "judge":
-                from g2d_jax.rewards.judge import check_judge
-
-                check_judge(reward.judge)
             elif reward.function != "verify":
                 load_reward(reward.function, reward.folder)
         except ValueError as error:

@@ -837,7 +837,6 @@ def test_what_is_no_setting_becomes_no_work_directory(
             "status RUN",
             "compare RUN RUN",
             "autopsy DUMP",
-            "outputs RUN --format arena_hard --prompts a --output b",
         ),
     ],
 )
@@ -848,28 +847,6 @@ def test_settings_of_a_finished_run_are_refused_by_name(
     with pytest.raises(SystemExit):
         cli.parse([*command.split(), f"--config.stages.warmup.keep={value}"])
     assert "--config.stages.warmup.keep: settings belong to the run" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("command", "instead"),
-    [
-        (
-            "judge a.json b.json --url http://localhost:8000/v1 --model m",
-            "g2d outputs writes the answers files",
-        ),
-        ("judge", "AlpacaEval and Arena-Hard"),
-        ("verify-dataset me/pairs --reward tiny:even", "settings of the dataset's g2d.json"),
-        ("verify-dataset --help", "chooses its pairs anew"),
-    ],
-)
-def test_a_command_that_is_gone_says_what_to_do(
-    command: str, instead: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(command.split())
-    printed = capsys.readouterr()
-    assert stopped.value.code == 2 and printed.out == "" and printed.err.count("\n") == 1
-    assert f"the command {command.split()[0]!r} is gone" in printed.err and instead in printed.err
 
 
 @pytest.mark.parametrize("command", ["run", "plan", "sweep"])

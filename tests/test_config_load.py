@@ -654,13 +654,15 @@ def test_of_the_default_pass_at_those_are_told_that_so_many_answers_tell():
     ("override", "message"),
     [
         ("engine.url=http://localhost:8000/v1", "kind is 'sampler', which asks no server"),
-        ("reward.judge.url=http://localhost:8000/v1", "set reward.function to 'judge'"),
         ("reward.model.path=FOLDER", "set reward.function to 'model'"),
         ("lora.base_dtype=bfloat16", "lora.rank is 0, so that all are"),
         ("stages.dpo.max_length=80", "preferences is the stage 'collect'"),
-        ("stages.collect.max_pass_rate=0.9;reward.function=judge", "know better and worse only"),
         (
-            "stages.warmup.difficulty.max_pass_rate=0.9;reward.function=judge",
+            "stages.collect.max_pass_rate=0.9;reward.function=model;reward.model.path=FOLDER",
+            "know better and worse only",
+        ),
+        (
+            "stages.warmup.difficulty.max_pass_rate=0.9;reward.function=model;reward.model.path=FOLDER",
             "know better and worse only",
         ),
         ("stages.warmup.difficulty.max_pass_rate=80", "difficulty: the window .* within 0 to 1"),

@@ -161,7 +161,7 @@ def anchors(page: Path) -> set[str]:
 
 def test_links_and_named_files_exist() -> None:
     missing = []
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+    for page in PAGES:
         text = page.read_text()
         for link, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", text):
             target = page.parent / link if link else page
@@ -290,7 +290,12 @@ PROGRAMS = {
     "ulimit": "a shell",
 }
 OF_THE_REPOSITORY = ("benchmarks/", "configs/", "examples/", "launch/", "notebooks/", "tests/")
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "examples").rglob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
 def program(line: str) -> str:

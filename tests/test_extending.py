@@ -111,7 +111,7 @@ def test_the_tests_in_the_recipes_pass(files: Path, name: str) -> None:
 
 def test_a_reward_grades_through_the_config(files: Path) -> None:
     config = Config.of(resolve(str(files / "my_config.py")))
-    rewards = RewardManager({"main": config.reward}, make_mesh, epath.Path(files / "judged"))
+    rewards = RewardManager({"main": config.reward}, make_mesh)
     problems = [Problem(str(number), "What is 3 + 4?", answer="7") for number in range(3)]
     scores = rewards(problems, ["3 + 4 = 7", "it is 8", "no idea"], [np.zeros(1, np.int32)] * 3)
     assert [(score.reward, score.verdict.value) for score in scores] == [

@@ -158,7 +158,7 @@ def test_a_rule_of_reading_is_a_known_one_and_of_a_reward_that_reads_answers() -
     assert Config.of(config).reward.answers == "last_line"
     for changes, why in (
         (["reward.answers=box"], "boxed"),
-        (["reward.function=judge"], "reads whole responses"),
+        (["reward.function=model"], "reads whole responses"),
     ):
         for change in changes:
             apply(config, change)
@@ -179,13 +179,9 @@ NO_MACHINE_HAS = {
     "reward.workers": ("0", "1025", "9" * 30),
     "reward.correct_above": ("nan", "inf", "-1e13"),
     "tasks.other.reward.workers": ("100000",),
-    "reward.judge.timeout": ("0", "1e12", "nan"),
-    "reward.judge.retries": ("-1", "101"),
-    "reward.judge.concurrency": ("0", "4097"),
-    "reward.judge.max_tokens": ("0", "9" * 12),
-    "engine.timeout": ("0", "1e12"),
-    "engine.retries": ("101",),
-    "engine.concurrency": ("4097",),
+    "engine.timeout": ("0", "1e12", "nan"),
+    "engine.retries": ("-1", "101"),
+    "engine.concurrency": ("0", "4097"),
 }
 
 

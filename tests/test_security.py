@@ -319,20 +319,20 @@ def test_the_command_is_kept_without_secrets(monkeypatch: pytest.MonkeyPatch) ->
     assert workdir.without_secrets(text) == "--a=*** s3://***@bucket/x@y http://host/a@b tokenizers"
 
 
-@pytest.mark.parametrize("field", ["reward.judge.url", "model.path", "data.train.path", "name"])
+@pytest.mark.parametrize("field", ["engine.url", "model.path", "data.train.path", "name"])
 def test_a_login_in_the_settings_is_refused_and_not_repeated(field: str) -> None:
     override = f"config.{field}=https://someone:{PASSWORD}@host.example/v1"
     with pytest.raises(
         ValueError, match=f"{field} holds a URL with a user name or password"
     ) as caught:
         resolve(TINY, [override])
-    assert "reward.judge.api_key_env" in str(caught.value) and PASSWORD not in str(caught.value)
+    assert "engine.api_key_env" in str(caught.value) and PASSWORD not in str(caught.value)
 
 
 def test_a_login_in_a_config_made_in_python_is_not_written(tmp_path: Path) -> None:
     config = settings.base()
-    config.reward.judge.url = f"https://someone:{PASSWORD}@host.example/v1"
-    with pytest.raises(ValueError, match=r"reward\.judge\.url holds a URL"):
+    config.engine.url = f"https://someone:{PASSWORD}@host.example/v1"
+    with pytest.raises(ValueError, match=r"engine\.url holds a URL"):
         workdir.claim(Config.of(config), epath.Path(tmp_path / "run"))
     assert PASSWORD.encode() not in everything(tmp_path)
 

@@ -32,7 +32,7 @@ from g2d_jax.config.machine import (
     Window,
 )
 from g2d_jax.config.model import Lora, Model, Tokenizer
-from g2d_jax.config.rewards import Data, Judge, Reward, RewardModel, Source, Task
+from g2d_jax.config.rewards import Data, Reward, RewardModel, Source, Task
 from g2d_jax.config.section import (
     Bounds,
     Dtype,

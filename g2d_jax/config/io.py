@@ -61,8 +61,8 @@ def _refuse_logins(value: Any, path: str) -> None:
     if isinstance(value, str) and _LOGIN.search(value):
         raise ValueError(
             f"{path} holds a URL with a user name or password, which would be written to the run's "
-            "files: take it out. A judge's key belongs in an environment variable "
-            "(reward.judge.api_key_env), the login of a store or hub where its own tools keep it"
+            "files: take it out. A server's key belongs in an environment variable "
+            "(engine.api_key_env), the login of a store or hub where its own tools keep it"
         )
     if isinstance(value, list | tuple):
         value = dict(enumerate(value))

@@ -8,7 +8,6 @@ from typing import Annotated, Literal, NamedTuple
 
 from g2d_jax.config.section import (
     Bounds,
-    Concurrency,
     Dtype,
     FieldError,
     FilePath,
@@ -16,9 +15,7 @@ from g2d_jax.config.section import (
     NotNegativeFloat,
     Positive,
     ProblemsPath,
-    Retries,
     Section,
-    Timeout,
 )
 from g2d_jax.records import MOST_REWARD, AnswerRule
 
@@ -62,22 +59,6 @@ class RewardModel(Section):
     dtype: Dtype = "bfloat16"
 
 
-class Judge(Section):
-    """A language model behind an OpenAI-style endpoint that scores responses."""
-
-    url: str = ""  # the endpoint's base, as in "http://localhost:8000/v1"
-    model: str = ""
-    api_key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the key
-    # text with {prompt}, {response} and, if wanted, {answer}; "" is the built-in rubric
-    prompt: str = ""
-    # its last match in the reply, first group, is the reward
-    pattern: str = r"\[\[(-?\d+(?:\.\d+)?)\]\]"
-    max_tokens: Annotated[int, Bounds(least=1, most=1_048_576, why="tokens of one reply")] = 1024
-    timeout: Timeout = 120.0  # seconds of one attempt
-    retries: Retries = 5
-    concurrency: Concurrency = 16
-
-
 class RewardKind(NamedTuple):
     """Holds what is known of the rewards that a `Reward.function` gives.
 
@@ -95,16 +76,14 @@ class RewardKind(NamedTuple):
 REWARD_KINDS = {
     "verify": RewardKind(),
     "model": RewardKind(False, False, not_tried="a reward model is loaded by the run alone"),
-    "judge": RewardKind(False, False, not_tried="a judge is asked by the run alone"),
 }
 """The values of reward.function that are words, not the name of a function."""
 
 
 class Reward(Section):
     """The scoring of responses. function: "verify" (math-verify against the reference answer),
-    "model" (a reward model), "judge" (a language model behind an OpenAI-style endpoint), or
-    "package.module:function" (TRL's signature), also of a file module.py in `folder`, which is the
-    config file's where nothing else is said.
+    "model" (a reward model), or "package.module:function" (TRL's signature), also of a file
+    module.py in `folder`, which is the config file's where nothing else is said.
 
     answers: how the final answer is read that is verified, and kept beside a function's reward.
     verifiable: rewards know right and wrong; one above correct_above counts as correct. Otherwise
@@ -116,7 +95,7 @@ class Reward(Section):
     folder: FilePath | None = None  # of the file that the function is in, unset: found by `resolve`
     # "last_line": or "Answer: x"; "hash": "#### x"; "tags": "<answer>x</answer>"
     answers: AnswerRule = "boxed"
-    verifiable: bool | None = None  # unset: all but those of "model" and "judge" are
+    verifiable: bool | None = None  # unset: all but those of "model" are
     correct_above: Annotated[
         float, Bounds(least=-MOST_REWARD, most=MOST_REWARD, why="no reward is beyond it")
     ] = 0.5
@@ -146,7 +125,6 @@ class Reward(Section):
     # what becomes of problems whose reference answer "verify" cannot read
     unreadable: Unreadable = "leave_out"
     model: RewardModel = RewardModel()
-    judge: Judge = Judge()
 
     @property
     def kind(self) -> RewardKind:
@@ -156,14 +134,18 @@ class Reward(Section):
     @property
     def is_verifiable(self) -> bool:
         """True if its rewards know right and wrong."""
-        return self.kind.is_verifiable if self.verifiable is None else self.verifiable
+        if self.verifiable is None:
+            return self.kind.is_verifiable
+        return self.verifiable
 
     def conflicts(self) -> Iterator[ValueError]:
         """Refuse a kind of rewards that the function does not give, what is not its own, and a
         model without a name."""
         kind = self.kind
         if not kind.is_function and self.is_verifiable != kind.is_verifiable:
-            what = "right and wrong" if kind.is_verifiable else "better and worse only"
+            what = "better and worse only"
+            if kind.is_verifiable:
+                what = "right and wrong"
             yield FieldError(
                 "verifiable",
                 f"is {self.verifiable}, but {self.function!r} knows {what}: leave it unset",
@@ -184,15 +166,13 @@ class Reward(Section):
             )
 
     def unused(self) -> Iterator[ValueError]:
-        """Refuse a model and a judge that are not asked."""
-        for name, given in (("model.path", self.model.path), ("judge.url", self.judge.url)):
-            asked = name.partition(".")[0]
-            if given and self.function != asked:
-                yield FieldError(
-                    name,
-                    f"is set, and function is {self.function!r}, which asks none: set "
-                    f"reward.function to {asked!r}, or leave it out",
-                )
+        """Refuse a model that is not used."""
+        if self.model.path and self.function != "model":
+            yield FieldError(
+                "model.path",
+                f"is set, and function is {self.function!r}, which uses none: set "
+                "reward.function to 'model', or leave it out",
+            )
 
 
 class Task(Section):

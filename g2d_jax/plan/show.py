@@ -39,7 +39,7 @@ def show(
         f"Tokens and hours are for prompts of {plan.prompt:,.0f} tokens and responses of {length} "
         f"(--prompt N, --response N: their means), {_reached(plan):.0%} of the rates that a "
         f"{plan.topology.kind} is stated to have, as published runs reach, and waits that are "
-        "estimated; least: all of these rates, and no waits. Without verifiers, judges, "
+        "estimated; least: all of these rates, and no waits. Without verifiers, "
         "checkpoints and loading." + ("" if verbose else " Every program: --verbose.")
     )
     for line in assumptions(plan):

@@ -338,7 +338,7 @@ def _elsewhere(study: Study, rates: Rates) -> list[Part | None]:
     note = (
         f"This study's own tokens ({scaled}) at the plan's rates for {rates.recipe} on "
         f"{rates.topology}: responses of {rates.response:,.0f} tokens, {rates.reached:.0%} of "
-        "the stated rates, without verifiers, judges, checkpoints and loading. A token has the rate of "
+        "the stated rates, without verifiers, checkpoints and loading. A token has the rate of "
         "the recipe's stages of the kind that it was spent in, at their batches, or their mean "
         "over all stages where it has none. It prices what was done here, and is no forecast of "
         "how many steps that model would need."

@@ -3,7 +3,6 @@
     text ─► extract (final answer) ─► verify.quick_verdict (exact, in process) ─► pool ─► worker (math-verify, killable)
 
 functions.py holds another way in: reward functions of the user's own, by import path, with TRL's
-signature; judge.py a third: a language model behind an endpoint that speaks OpenAI's chat API
-(chat.py) rates the response. Nothing is imported here, so that a worker process starts without the
-parts it does not need.
+signature. Nothing is imported here, so that a worker process starts without the parts it does not
+need.
 """

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from etils import epath
 from jax.sharding import Mesh
 
 from g2d_jax.config import Reward
@@ -30,7 +29,6 @@ from g2d_jax.rewards.quantity import parse_quantity
 from g2d_jax.runtime import processes
 
 if TYPE_CHECKING:
-    from g2d_jax.rewards.judge import JudgeScorer
     from g2d_jax.rewards.pool import Begun, VerifierPool
     from g2d_jax.scoring.reward_model import RewardModel
 
@@ -52,18 +50,15 @@ class RewardManager:
     """The rewards of all tasks. rewards: task -> its reward section. own: a caller's function in
     place of the main task's reward.
 
-    journal: folder for the judges' answers; of several processes each has its own in it. Pools and
-    reward models start when they are first needed.
+    Pools and reward models start when they are first needed.
     """
 
     rewards: Mapping[str, Reward]
     mesh: Callable[[], Mesh]
-    journal: epath.Path
     own: RewardFunction | None = None
     _made: dict[str, Scorer] = field(default_factory=dict)
     _pools: list[VerifierPool] = field(default_factory=list)
     _models: list[RewardModel] = field(default_factory=list)
-    _judges: list[JudgeScorer] = field(default_factory=list)
     _elsewhere: float = 0.0  # CPU seconds of other processes' verifiers
 
     def __call__(
@@ -115,7 +110,9 @@ class RewardManager:
         if self._is_collective(problem.task):
             return None
         scorer = self._of(problem.task)
-        return scorer.begin(problem, text) if isinstance(scorer, VerifierScorer) else None
+        if not isinstance(scorer, VerifierScorer):
+            return None
+        return scorer.begin(problem, text)
 
     def score_local(
         self,
@@ -190,11 +187,9 @@ class RewardManager:
         return sum(pool.cpu_seconds for pool in self._pools)
 
     def close(self) -> None:
-        """End the verifiers' processes and the judges' connections."""
+        """End the verifiers' processes."""
         for pool in self._pools:
             pool.close()
-        for judge in self._judges:
-            judge.close()
 
     def _of(self, task: str) -> Scorer:
         if task not in self._made:
@@ -203,14 +198,16 @@ class RewardManager:
                 for other in self._made
                 if self.rewards[other] == self.rewards[task] and not self.own
             )
-            other = next(equal, None)
-            self._made[task] = self._make(task) if other is None else self._made[other]
+            other = next(equal, "")
+            self._made[task] = self._made.get(other) or self._make(task)
         return self._made[task]
 
     def _make(self, task: str) -> Scorer:
         reward = self.rewards[task]
         own = self._own_of(task)
-        correct_above = reward.correct_above if reward.is_verifiable else None
+        correct_above = None
+        if reward.is_verifiable:
+            correct_above = reward.correct_above
         if own is not None:
             return function_scorer(own, correct_above, reward.answers)
         # Each kind of reward is imported where a run has it: most have one.
@@ -234,15 +231,6 @@ class RewardManager:
             return lambda problems, texts, _: model.score(
                 [problem.prompt for problem in problems], texts
             )
-        if reward.function == "judge":
-            folder = self.journal / task
-            if processes.count() > 1:
-                folder /= f"process-{processes.index()}"
-            from g2d_jax.rewards.judge import JudgeScorer
-
-            judge = JudgeScorer(reward.judge, folder)
-            self._judges.append(judge)
-            return judge
         return function_scorer(
             load_reward(reward.function, reward.folder), correct_above, reward.answers
         )

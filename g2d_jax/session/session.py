@@ -178,9 +178,7 @@ class Session:
     @cached_property
     def scorer(self) -> RewardManager:
         """The scorer of responses."""
-        return RewardManager(
-            self.config.rewards, lambda: self.mesh, self.workdir / "judged", self.reward
-        )
+        return RewardManager(self.config.rewards, lambda: self.mesh, self.reward)
 
     @cached_property
     def sampling(self) -> RunSampling:

@@ -18,7 +18,6 @@ are reused.
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -396,10 +395,6 @@ class _Worker:
             for name in ("mesh", "tokenizer", "model_config", "problems", "scorer"):
                 # loaded now, so that all contexts made from this one share it
                 getattr(self._session, name)
-            # Workers must not write one journal; verdicts that were reached lie with the rollouts.
-            self._session.scorer.journal = (
-                self.root / "judged" / f"{socket.gethostname()}-{os.getpid()}"
-            )
         return self._session
 
     def _close(self) -> None:

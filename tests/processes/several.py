@@ -161,9 +161,7 @@ def stages(config_file: str, reference: str, workdir: str) -> None:
 def score(peer_timeout: str, hang_timeout: str) -> None:
     """What a stage does with its share of responses: score them, and wait for the others."""
     processes.initialise()
-    scorers = RewardManager(
-        {"main": Reward(function="small:even")}, lambda: make_mesh(), epath.Path()
-    )
+    scorers = RewardManager({"main": Reward(function="small:even")}, make_mesh)
     with watched(peer_timeout=float(peer_timeout), hang_timeout=float(hang_timeout)):
         processes.note_progress("scoring")
         print("scoring", flush=True)

@@ -428,7 +428,7 @@ def test_of_a_reward_function_that_changed_a_run_is_warned_once(
         start(config, workdir)
 
 
-@pytest.mark.parametrize("reward", ["verify", "judge", "my_own:score"])
+@pytest.mark.parametrize("reward", ["verify", "my_own:score"])
 def test_a_study_reads_problems_as_a_run_does(place: Path, reward: str) -> None:
     save_rows(
         place / "train.jsonl", [{"problem": f"{n}+1=?", "answer": [str(n + 1)]} for n in range(9)]
