@@ -34,7 +34,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     except ValueError as error:
         parser.error(str(error))
     arguments, unknown = parser.parse_known_args(rest)
-    takes_settings = arguments.command in ("run", "plan", "forecast", "sweep")
+    takes_settings = arguments.command in ("run", "plan", "sweep")
     if overrides and not takes_settings:
         name = f"--{overrides[0].partition('=')[0]}"
         parser.error(
@@ -104,9 +104,6 @@ _RUN_EXAMPLES = """examples:
 _PLAN_EXAMPLES = """examples:
   g2d plan --config qwen2.5-7b --topology v5e-16 --price 1.20
   g2d plan --config mine.py --topology h100x8 --auto --response 600"""
-_FORECAST_EXAMPLES = """examples:
-  g2d forecast --config demo --probe 10
-  g2d forecast --config mine.py --workdir runs/forecast --topology h100x8 --price 2.50"""
 _SWEEP_EXAMPLES = """examples:
   g2d sweep --config sweep-k --workdir runs/study
   g2d sweep --config mine.py --workdir runs/k --product stages.warmup.steps=0,50,150 --seeds 0,1,2,3,4"""
@@ -177,14 +174,6 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--stage", action="append", default=[], dest="stages", help=only)
     add("--auto", action="store_true", help="choose mesh, micro-batch and remat")
     add("--verbose", action="store_true", help="show every program: memory, traffic, time")
-
-
-def _forecast_arguments(parser: argparse.ArgumentParser) -> None:
-    _config(parser, "as in g2d run", _FORECAST_EXAMPLES)
-    _workdir(parser, "where its samples go; chosen and printed if left out", required=False)
-    steps = "online steps that may be done; default: none"
-    parser.add_argument("--probe", type=int, default=0, metavar="STEPS", help=steps)
-    _shared(parser, "--topology", "--price")
 
 
 def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
@@ -311,10 +300,6 @@ def _status_arguments(parser: argparse.ArgumentParser) -> None:
 _COMMANDS = {
     "run": (_run_arguments, "run a config, or continue it"),
     "plan": (_plan_arguments, "what a run needs and costs on a target machine"),
-    "forecast": (
-        _forecast_arguments,
-        "what a run's starting policy answers, and what the run will cost",
-    ),
     "sweep": (_sweep_arguments, "run a config under many overrides, or continue"),
     "evaluate": (_evaluate_arguments, "evaluate a policy of a run on a set of problems"),
     "report": (_report_arguments, "write what a run or a study measured: HTML, Markdown, CSV"),

@@ -1,4 +1,4 @@
-"""The g2d command: run, plan, forecast, sweep, evaluate, report, compare, autopsy, export, push,
+"""The g2d command: run, plan, sweep, evaluate, report, compare, autopsy, export, push,
 sample, outputs, status."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from g2d_jax.report.page import Report
     from g2d_jax.study.pricing import Rates
 
-CONTINUED = ("run", "forecast", "sweep", "evaluate", "outputs")
+CONTINUED = ("run", "sweep", "evaluate", "outputs")
 """The commands that go on where an interrupted one ended."""
 
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stack.callback(signal.signal, signal.SIGINT, signal.default_int_handler)
         # Before JAX is imported, which takes seconds: SIGTERM may come meanwhile.
         dry = getattr(arguments, "dry_run", False)
-        if arguments.command in ("run", "forecast", "sweep") and not dry:
+        if arguments.command in ("run", "sweep") and not dry:
             processes.reset_stop()
             stack.enter_context(processes.hearing_stops())
         try:
@@ -158,25 +158,6 @@ def _plan(arguments: argparse.Namespace, overrides: list[str]) -> int:
         _print(line)
     options = {**_options(arguments, plan), "config": config, "name": arguments.topology}
     return int(not plan(**options))
-
-
-def _forecast(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    config = _of_a_run(arguments, overrides, "forecast the runs it is made of")
-    if arguments.probe < 0 or (arguments.price is not None and arguments.topology is None):
-        raise ValueError(
-            "--probe is a number of steps, and --price that of a machine: give --topology too"
-        )
-    from g2d_jax import forecast
-
-    planned = []
-    if arguments.topology:
-        planned = [f"--config={arguments.config}", f"--topology={arguments.topology}"]
-        planned += [f"--{item}" for item in overrides]
-    if arguments.price is not None:
-        planned.append(f"--price={arguments.price}")
-    workdir = arguments.workdir or f"runs/{config.name}-forecast-{time.strftime('%Y%m%d-%H%M%S')}"
-    _print(f"work directory: {workdir}")
-    forecast.forecast(config, workdir, probe=arguments.probe, plan_arguments=planned)
 
 
 def _sweep(arguments: argparse.Namespace, overrides: list[str]) -> int:
@@ -358,7 +339,6 @@ def _status(arguments: argparse.Namespace, _: list[str]) -> None:
 _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str]], int | None]] = {
     "run": _run,
     "plan": _plan,
-    "forecast": _forecast,
     "sweep": _sweep,
     "evaluate": _evaluate,
     "report": _report,

@@ -779,7 +779,7 @@ def test_home_is_known_where_the_shell_leaves_it(command: str, name: str) -> Non
 
 @given(
     value=st.text(),
-    command=st.sampled_from(["run", "sweep", "plan", "forecast"]),
+    command=st.sampled_from(["run", "sweep", "plan"]),
     before=st.booleans(),
 )
 @examples(100)
@@ -822,7 +822,7 @@ def test_any_text_survives_the_command_line(value: str, command: str, before: bo
 def test_what_is_no_setting_becomes_no_work_directory(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for command in ("run", "sweep", "forecast"):
+    for command in ("run", "sweep"):
         with pytest.raises(SystemExit):
             cli.parse([command, "--config", "demo", *arguments])
         assert message in capsys.readouterr().err

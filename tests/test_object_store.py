@@ -207,7 +207,6 @@ def test_a_missing_driver_names_the_extra(package, extra, arguments, message, st
         ("run", "--config", TINY),
         ("run", "--config", TINY, "--dry-run"),
         ("sweep", "--config", TINY, "--seeds", "0,1"),
-        ("forecast", "--config", TINY),
         ("report",),
         ("status",),
         ("sample",),

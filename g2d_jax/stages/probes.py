@@ -26,7 +26,6 @@ from g2d_jax.rollouts.generate import (
     correct,
     describe,
     draw_once,
-    lengths,
     measured_once,
     rows_of,
     sampled_batches,
@@ -40,7 +39,6 @@ from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import Trainer
 from g2d_jax.session.training_programs import Scorer, reference_programs
 from g2d_jax.stages import alerts
-from g2d_jax.study.stats import row_means
 
 FIGURES = (
     "entropy",
@@ -87,7 +85,7 @@ def probe(
             "compares whole distributions (a temperature above 0, top_p 1, top_k 0)"
         )
     measured, cost = _measured(trainer, stage, reference)
-    values = {key: float(value) for key, value in measured["figures"].items()}
+    values = {key: float(value) for key, value in measured.items()}
     state.probes.append({"step": step, **values})
     state.probe_cost.add(dataclasses.asdict(cost))
     trainer.session.tracker.log(trainer.name, step, values, kind="probe")
@@ -161,7 +159,7 @@ def programs(
 def _measured(
     trainer: Trainer, stage: Online | Offline, reference: Reference | None
 ) -> tuple[dict[str, Any], Cost]:
-    """Measure the policy at this step: {"figures": …, "offline": see `by_prompt`}, and the cost."""
+    """Measure the policy at this step: its metrics (see `figures`) and the cost."""
     session, name = trainer.session, trainer.name
     file = session.folders[name] / "probe" / f"step-{trainer.step:06d}"
     policy = trainer.finished_policy()
@@ -188,7 +186,7 @@ def _measured(
                 session, groups, policy, stage.sampling_of_probes, cost, FLOAT32
             )
             values["kl_float32"] = divergence(groups, exact)
-        return {"figures": values, "offline": by_prompt(groups)}
+        return dict(values)
 
     return measured_once(session, file.with_suffix(".json"), measure)
 
@@ -215,19 +213,6 @@ def figures(groups: Groups) -> dict[str, float]:
     if decided.size:
         values["accuracy"] = float(decided.mean())
     return values
-
-
-def by_prompt(groups: Groups) -> dict[str, Any]:
-    """Measure what a forecast says of a policy: rates [P], the share of right responses to each
-    prompt.
-
-    A rate is NaN without a verdict. prompt, length: mean tokens of a prompt and of a response.
-    """
-    return {
-        "rates": row_means(correct(groups)).tolist(),
-        "prompt": float(np.mean([len(group[0].rollout.prompt_ids) for group in groups])),
-        "length": float(np.mean(lengths(groups))),
-    }
 
 
 def reference_logprobs(
