@@ -26,7 +26,7 @@ from g2d_jax.data.arithmetic import tokenizer
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.report.tokens import run_tokenizer
+from g2d_jax.report.prompts import run_tokenizer
 from g2d_jax.session import init_params
 from g2d_jax.sweep.points import points, with_axes
 from g2d_jax.workdir import settings_of

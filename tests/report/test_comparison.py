@@ -461,7 +461,7 @@ def test_curves_of_runs_lie_over_each_other_where_stages_have_one_name(two, tmp_
     assert [line.get_color() for line in loss.figure.axes[0].lines] == colours[1:]
     assert overlaps(reward) == overlaps(loss) == []
     page = Page(html(report(compared(three))))
-    assert "#curves" in page.links and "step 2 A: one: 0.2 B: other: 1.2" in page.text
+    assert "#curves" in page.links
 
 
 def test_runs_without_a_stage_in_common_have_no_curves(two):
