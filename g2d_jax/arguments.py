@@ -19,8 +19,6 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Parse arguments, and the --config.field=value overrides among them. Exits with usage for any
     other unknown."""
     parser = argparse.ArgumentParser(prog="g2d", description="How much online RL is enough?")
-    if argv and argv[0] in _GONE:
-        parser.exit(2, f"g2d: the command {argv[0]!r} is gone: {_GONE[argv[0]]}\n")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (add_arguments, what) in _COMMANDS.items():
@@ -318,15 +316,3 @@ _COMMANDS = {
     "status": (_status_arguments, "show how far a run or a study is"),
 }
 """The commands: what adds their arguments, and what the help says of them."""
-
-_GONE = {
-    "judge": (
-        "g2d outputs writes the answers files of AlpacaEval and Arena-Hard, which bring judges of "
-        "their own"
-    ),
-    "verify-dataset": (
-        "a run with the settings of the dataset's g2d.json scores its answers and chooses its "
-        "pairs anew"
-    ),
-}
-"""Commands of earlier versions -> what to do instead."""

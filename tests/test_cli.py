@@ -23,15 +23,16 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from chat_templates import WITHOUT_HEADER
 from etils import epath
 from examples import examples
 from forks import Forks
 from hypothesis import given
 from hypothesis import strategies as st
 from matrix import slow
-from toys import their_logits_and_ours
+from toys import make_tokenizer, their_logits_and_ours
 
-from g2d_jax import cli
+from g2d_jax import cli, commands, pipeline
 from g2d_jax.config import Config, Mesh
 from g2d_jax.config_load import resolve
 from g2d_jax.data import arithmetic
@@ -44,7 +45,7 @@ from g2d_jax.runtime.lock import LOCK, holder, try_lock
 from g2d_jax.runtime.tracking import Screen, Tracker
 from g2d_jax.session.answers import worked_examples
 from g2d_jax.session.policies import load_policy
-from g2d_jax.workdir import claim
+from g2d_jax.workdir import claim, write_settings
 
 G2D = Callable[..., str]
 TINY = str(Path(__file__).parent / "tiny.py")
@@ -854,28 +855,6 @@ def test_settings_of_a_finished_run_are_refused_by_name(
     assert "--config.stages.warmup.keep: settings belong to the run" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("command", "instead"),
-    [
-        (
-            "judge a.json b.json --url http://localhost:8000/v1 --model m",
-            "g2d outputs writes the answers files",
-        ),
-        ("judge", "AlpacaEval and Arena-Hard"),
-        ("verify-dataset me/pairs --reward tiny:even", "settings of the dataset's g2d.json"),
-        ("verify-dataset --help", "chooses its pairs anew"),
-    ],
-)
-def test_a_command_that_is_gone_says_what_to_do(
-    command: str, instead: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(command.split())
-    printed = capsys.readouterr()
-    assert stopped.value.code == 2 and printed.out == "" and printed.err.count("\n") == 1
-    assert f"the command {command.split()[0]!r} is gone" in printed.err and instead in printed.err
-
-
 @pytest.mark.parametrize("command", ["run", "plan", "sweep"])
 def test_help_says_how_settings_are_written(
     command: str, capsys: pytest.CaptureFixture[str]
@@ -967,6 +946,25 @@ def test_settings_of_another_version_are_named_with_their_file(tmp_path: Path, g
     assert (
         f"{tmp_path / 'config.json'}, written by version 0.0.9: unknown field 'learning'" in error
     )
+    (tmp_path / "01-sft").mkdir()
+    error = g2d("run", "--config", TINY, "--workdir", tmp_path, refused=True)
+    assert "does not hold this version's settings: unknown field 'learning'" in error
+
+
+def test_a_run_of_a_template_that_none_would_begin_with_is_exported_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_tokenizer(WITHOUT_HEADER["ChatML"][0]).save_pretrained(tmp_path / "tokenizer")
+    config = resolve(TINY, [f"tokenizer.path={tmp_path / 'tokenizer'}"])
+    work = tmp_path / "work"
+    (work / "01-sft").mkdir(parents=True)
+    write_settings(Config.of(config), epath.Path(work))
+    commands.export(work, tmp_path / "model", policy="init")
+    assert (tmp_path / "model" / "model.safetensors").exists()
+    said = "WARNING: the run's tokenizer: the chat template ignores"
+    assert capsys.readouterr().out.count(said) == 1
+    with pytest.raises(ValueError, match="the chat template ignores add_generation_prompt"):
+        pipeline.run(config, tmp_path / "another")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, g2d: G2D) -> None:
@@ -1000,7 +998,9 @@ def study(work: Path, tmp_path: Path) -> Path:
     listed = []
     for label, last in (("K=1", stages["evaluate"]), ("K=2", "stages/evaluate-0")):
         folder = root / "points" / "mine" / label
-        storage.write_json(folder / "config.json", {"config": config, "own": {}})
+        storage.write_json(
+            folder / "config.json", {"config": config, "own": {}, "workdir": str(folder)}
+        )
         links = {**stages, "evaluate": last}
         storage.write_json(
             folder / "stages.json", [[name, f"../../../{path}"] for name, path in links.items()]

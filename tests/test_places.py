@@ -446,16 +446,6 @@ def test_what_others_read_has_names_and_no_folders() -> None:
     assert tuple(shown.stages.evaluate.policies) == ("dpo", "hf:other", "hf:Qwen/Qwen3-8B")
 
 
-def test_settings_of_older_versions_are_relative_to_the_working_directory(project: Path) -> None:
-    (Path.cwd() / "models" / "tiny").mkdir(parents=True)
-    content = {"config": {"model": {"path": "models/tiny"}, "data": {"train": {"path": "x.jsonl"}}}}
-    config, _ = settings_of(project, content)
-    assert (config.model.path, config.data.train.path) == (
-        f"{Path.cwd()}/models/tiny",
-        f"{Path.cwd()}/x.jsonl",
-    )
-
-
 def test_a_base_that_moved_is_that_of_the_settings(tmp_path: Path) -> None:
     stage = tmp_path / "01-sft"
     stage.mkdir()

@@ -78,10 +78,7 @@ TAUGHT_NOTE = (
     "margin is beta times what training moved of it. Between temperatures entropy does not compare."
 )
 
-STOP_NOTE = (
-    "Why: at a budget, at the last of its steps, or by a rule of earlier versions (adaptive), "
-    "which compared what a step bought with what offline training was predicted to."
-)
+STOP_NOTE = "Why: at a budget, or at the last of its steps."
 
 
 def write_study(
