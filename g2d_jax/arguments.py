@@ -208,7 +208,7 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
-    _workdir(parser, "of a run, a point of a study, a directory of studies, or a folder of runs")
+    _workdir(parser, "of a run, a point of a study, or a directory of studies")
     parser.add_argument("--study", help="one study of the directory; default: all of them")
     priced = parser.add_argument_group("cost of a study, where another model had its tokens")
     whose = "price a study's tokens as those of this config, qwen2.5-7b …"

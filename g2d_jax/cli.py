@@ -182,7 +182,6 @@ def _evaluate(arguments: argparse.Namespace, _: list[str]) -> None:
 
 def _report(arguments: argparse.Namespace, _: list[str]) -> None:
     """Write the report of a run or of studies; needs neither the model nor a device."""
-    from g2d_jax.report.index import holds_several, write_index
     from g2d_jax.report.read import studies
     from g2d_jax.report.run import write_run
     from g2d_jax.report.study import write_study
@@ -204,8 +203,6 @@ def _report(arguments: argparse.Namespace, _: list[str]) -> None:
         written += write_study(
             arguments.workdir, name, show=show, say=screen.say, rates=rates.get(name)
         )
-    if holds_several(arguments.workdir):
-        written.append(write_index(arguments.workdir))
     for path in written or write_run(arguments.workdir):
         _print(path)
 

@@ -70,10 +70,9 @@ from g2d_jax.workdir import (
 
 
 def read_config(workdir: epath.Path, name: str = "config.json") -> Config:
-    """Read the config a work directory was started with, without settings that are gone: what it is
-    read for is there.
+    """Read the config a work directory was started with.
 
-    name: of its file. Raises ValueError if it holds no run.
+    name: of its file. Raises ValueError if it holds no run, or settings of another version.
     """
     file = workdir / name
     if not file.exists():
@@ -82,7 +81,7 @@ def read_config(workdir: epath.Path, name: str = "config.json") -> Config:
     if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
         raise ValueError(f"{file} is not the settings of a run")
     try:
-        config, _ = settings_of(workdir, content, finished=True)
+        config, _ = settings_of(workdir, content)
     except ValueError as error:
         raise ValueError(f"{file}, written by version {content.get('version')}: {error}") from error
     # A work directory that came from elsewhere must not name code to run.
@@ -130,7 +129,7 @@ def opened(
     if reward is None and "reward" in (content.get("own") or {}):
         reward = _not_at_hand
     shown = folder if processes.leader() else None
-    _, moved = settings_of(folder, content, finished=True)
+    _, moved = settings_of(folder, content)
     with (
         Tracker(shown, tensorboard=False) as tracker,
         program_cache.cached(config.compute.compilation_cache),
@@ -141,7 +140,7 @@ def opened(
         session = Session(
             config, folder, tracker, folders, reward, steps=stage_steps(folder), splits=splits
         )
-        # What ran already is of use, whatever an earlier version let it begin with.
+        # What ran already is of use, also where no run would begin with its template.
         session.fault = lambda error: session.say_once(f"WARNING: the run's tokenizer: {error}")
         with closing(session):
             yield session

@@ -25,7 +25,6 @@ from ml_collections import ConfigDict
 
 from g2d_jax import config as schema
 from g2d_jax.config import places
-from g2d_jax.config.gone import find, named
 from g2d_jax.config.io import (
     MEANING,
     assign,
@@ -208,9 +207,7 @@ def _text(error: BaseException) -> str:
     if match := _WRONG_TYPE.match(text):
         return _wrong_type(match["field"], match["given"], match["type"])
     if match := re.match(r"Key (\".+?\") does not exist", text):
-        remark = " ".join(named(match[1].strip('"')))
-        if not remark and "Did you mean" in text:
-            remark = text.splitlines()[-1]
+        remark = text.splitlines()[-1] if "Did you mean" in text else ""
         return f"unknown field {match[1]}. {remark}".strip()
     if isinstance(error, KeyError):
         return f"unknown name {text}".replace("\n", ". ")
@@ -348,8 +345,6 @@ def apply(config: ConfigDict, override: str, base: places.Base | None = None) ->
     path = path.strip().removeprefix("config.")
     if not equals:
         raise ValueError(f"override {override!r} has no value: write {path}=value")
-    if _is_gone(config, path.split("."), text.strip()):
-        return
     *parents, key = path.split(".")
     section: Any = config
     for name in parents:
@@ -364,35 +359,6 @@ def apply(config: ConfigDict, override: str, base: places.Base | None = None) ->
         raise ValueError(f"{path} decides which fields the stage has: change it in the config file")
     assign(section, key, value, path)
     places.decide(config, base or places.here(), only=path)
-
-
-def _is_gone(config: ConfigDict, names: Sequence[str], text: str) -> bool:
-    """Return whether an override is of a field that is gone, and would change nothing.
-
-    names: the parts of its path. Raises ValueError for an override with a value that is gone.
-    """
-    section: Any = config
-    given = _guessed(text)
-    for depth, name in enumerate(names, start=1):
-        gone = find(".".join(names[:depth]))
-        if gone is not None:
-            value: Any = given
-            for inner in reversed(names[depth:]):  # the path may go on below a section that is gone
-                value = {inner: value}
-            if gone.used(value):
-                raise gone.refusal(".".join(names), given)
-        if not isinstance(section, ConfigDict) or name not in section:
-            return gone is not None
-        section = section[name]
-    return False
-
-
-def _guessed(text: str) -> Scalar:
-    """Parse a value whose field is not known: a number, true or false, and else the text itself."""
-    try:
-        return _literal(text, "")
-    except ValueError:
-        return text
 
 
 def _parse(text: str, field: Any, path: str) -> Any:

@@ -21,7 +21,6 @@ from ml_collections import ConfigDict
 
 from g2d_jax import __version__
 from g2d_jax.config import Config, places
-from g2d_jax.config.gone import without_undeciding
 from g2d_jax.config.graph import dependents_of_final
 from g2d_jax.config.io import (
     differences,
@@ -116,32 +115,23 @@ def no_run(workdir: epath.Path) -> ValueError:
     )
 
 
-def settings_of(
-    workdir: epath.Path, content: Mapping[str, Any], *, finished: bool = False
-) -> tuple[ConfigDict, list[str]]:
+def settings_of(workdir: epath.Path, content: Mapping[str, Any]) -> tuple[ConfigDict, list[str]]:
     """Return the settings that config.json holds, and a line for each path that has moved together
     with the directory.
 
-    content: of the file. finished: to read what ran, as of `from_dict`. Settings that are gone and
-    decided no result are left out. Paths that an older version kept as they were given are relative
-    to the working directory. Raises ValueError for settings that are not this version's.
+    content: of the file. Raises ValueError for settings that are not this version's.
     """
-    config = from_dict(without_undeciding(content["config"]), finished=finished)
-    if "workdir" in content:
-        return config, places.follow(config, str(content["workdir"]), str(absolute(workdir)))
-    places.decide(config, places.here())
-    return config, []
+    config = from_dict(content["config"])
+    was = content.get("workdir")
+    if not isinstance(was, str):
+        raise ValueError(f"workdir must be the path that the run was made at, got {was!r:.200}")
+    return config, places.follow(config, was, str(absolute(workdir)))
 
 
 def where_to_look(workdir: epath.Path, content: Mapping[str, Any]) -> str:
     """Say what to do about files that a work directory's settings name and that are gone; "" if
     nothing is known."""
-    was = content.get("workdir")
-    if was is None:
-        return (
-            "It was made by a version that kept paths as they were given: call from the folder it "
-            "was started in"
-        )
+    was = content["workdir"]
     if was == str(absolute(workdir)):
         return ""
     return (

@@ -23,16 +23,16 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from chat_templates import WITHOUT_HEADER
 from etils import epath
 from examples import examples
 from forks import Forks
 from hypothesis import given
 from hypothesis import strategies as st
 from matrix import slow
-from reports import Page
-from toys import their_logits_and_ours
+from toys import make_tokenizer, their_logits_and_ours
 
-from g2d_jax import cli
+from g2d_jax import cli, commands, pipeline
 from g2d_jax.config import Config, Mesh
 from g2d_jax.config_load import resolve
 from g2d_jax.data import arithmetic
@@ -45,7 +45,7 @@ from g2d_jax.runtime.lock import LOCK, holder, try_lock
 from g2d_jax.runtime.tracking import Screen, Tracker
 from g2d_jax.session.answers import worked_examples
 from g2d_jax.session.policies import load_policy
-from g2d_jax.workdir import claim
+from g2d_jax.workdir import claim, write_settings
 
 G2D = Callable[..., str]
 TINY = str(Path(__file__).parent / "tiny.py")
@@ -940,6 +940,25 @@ def test_settings_of_another_version_are_named_with_their_file(tmp_path: Path, g
     assert (
         f"{tmp_path / 'config.json'}, written by version 0.0.9: unknown field 'learning'" in error
     )
+    (tmp_path / "01-sft").mkdir()
+    error = g2d("run", "--config", TINY, "--workdir", tmp_path, refused=True)
+    assert "does not hold this version's settings: unknown field 'learning'" in error
+
+
+def test_a_run_of_a_template_that_none_would_begin_with_is_exported_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_tokenizer(WITHOUT_HEADER["ChatML"][0]).save_pretrained(tmp_path / "tokenizer")
+    config = resolve(TINY, [f"tokenizer.path={tmp_path / 'tokenizer'}"])
+    work = tmp_path / "work"
+    (work / "01-sft").mkdir(parents=True)
+    write_settings(Config.of(config), epath.Path(work))
+    commands.export(work, tmp_path / "model", policy="init")
+    assert (tmp_path / "model" / "model.safetensors").exists()
+    said = "WARNING: the run's tokenizer: the chat template ignores"
+    assert capsys.readouterr().out.count(said) == 1
+    with pytest.raises(ValueError, match="the chat template ignores add_generation_prompt"):
+        pipeline.run(config, tmp_path / "another")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, g2d: G2D) -> None:
@@ -973,7 +992,9 @@ def study(work: Path, tmp_path: Path) -> Path:
     listed = []
     for label, last in (("K=1", stages["evaluate"]), ("K=2", "stages/evaluate-0")):
         folder = root / "points" / "mine" / label
-        storage.write_json(folder / "config.json", {"config": config, "own": {}})
+        storage.write_json(
+            folder / "config.json", {"config": config, "own": {}, "workdir": str(folder)}
+        )
         links = {**stages, "evaluate": last}
         storage.write_json(
             folder / "stages.json", [[name, f"../../../{path}"] for name, path in links.items()]
@@ -1001,10 +1022,8 @@ def test_report_of_a_run_a_point_and_a_study(work: Path, study: Path, g2d: G2D) 
         assert g2d("report", folder).split() == [str(folder / name) for name in names]
     for arguments in ([], ["--study", "mine"]):
         printed = g2d("report", study, *arguments)
-        names = ("mine.html", "mine.md", "mine.csv", "index.html")
-        assert printed.split()[-4:] == [str(study / name) for name in names]
-    index = Page((study / "index.html").read_text())
-    assert index.links == ["#pages", "./mine.html"] and "On 16 test problems" in index.text
+        names = ("mine.html", "mine.md", "mine.csv")
+        assert printed.split()[-3:] == [str(study / name) for name in names]
     assert "no study 'nope'" in g2d("report", study, "--study", "nope", refused=True)
     assert "holds no studies" in g2d("report", work, "--study", "mine", refused=True)
     for option in ("--price=2", "--topology=v5e-16", "--response=600"):
@@ -1013,26 +1032,6 @@ def test_report_of_a_run_a_point_and_a_study(work: Path, study: Path, g2d: G2D) 
     assert "--price is per device" in g2d("report", study, *priced, "--price=-1", refused=True)
     assert "a number of tokens" in g2d("report", study, *priced, "--response=0", refused=True)
     assert "holds no run" in g2d("report", study / "stages", refused=True)
-
-
-def test_a_folder_of_runs_has_an_index_and_hostile_names_stay_names(
-    work: Path, study: Path, tmp_path: Path, g2d: G2D
-) -> None:
-    names = ("javascript:alert(1)", '" onmouseover="alert(2)', "plain", "studies")
-    for name in names[:3]:
-        shutil.copytree(work, tmp_path / name)
-    shutil.copytree(study, tmp_path / names[3])
-    (tmp_path / "plain" / "report.html").unlink()
-    (tmp_path / "other").mkdir()
-    assert g2d("report", tmp_path).split() == [str(tmp_path / "index.html")]
-    page = Page((tmp_path / "index.html").read_text())
-    hostile = ["./%22%20onmouseover%3D%22alert%282%29/report.html"]
-    hostile.append("./javascript%3Aalert%281%29/report.html")
-    assert page.links[1:3] == hostile  # plain has no page yet, and says how to write it
-    assert f"no page yet: g2d report {tmp_path / 'plain'}" in page.text
-    assert page.text.count("3 online updates and DPO on their rollouts:") == 3
-    assert not any(name == "onmouseover" for name, _ in page.attributes)
-    assert "holds no run" in g2d("report", tmp_path / "other", refused=True)
 
 
 def test_watching_ends_with_the_run_and_needs_a_terminal(work: Path, g2d: G2D) -> None:

@@ -243,10 +243,6 @@ def test_a_get_config_without_choices(tmp_path):
             r"stages\.x\.kind must be one of .*sft.* 'onlin', did you mean online",
         ),
         ("config.stages.x = {'kind': []}", r"stages\.x\.kind must be one of .*sft.*, got \[\]"),
-        (
-            "config.stages.x = {'kind': 'select'}",
-            r"stages\.x\.kind: 'select' is called best_checkpoint now",
-        ),
         ("config.stages['a/b'] = schema.sft()", r"stages\.a/b: a name is made of letters"),
         (
             "config.stages.x = {'kind': 'sft', 'data': 3}",
@@ -448,15 +444,6 @@ def test_the_last_override_wins(write):
             "stages.warmup.stepz=1",
             r"unknown field 'stages\.warmup\.stepz', did you mean stages\.warmup\.steps\?",
         ),
-        ("stages.warmup.refill=1", r"'stages\.warmup\.refill' is called dynamic_sampling now"),
-        (
-            "reward.scalar=true",
-            r"'reward\.scalar' is called verifiable now, and means the opposite",
-        ),
-        (
-            "compute.responses_at_once=64",
-            r"'compute\.responses_at_once' is called generation_batch_size now",
-        ),
         (
             "stages.wramup.steps=1",
             r"unknown field 'stages\.wramup\.steps', did you mean stages\.warmup\.steps\?",
@@ -556,25 +543,6 @@ def test_identity_leaves_out_what_may_change_and_is_the_same_from_the_file_on_di
     identity = config_io.identity(made)
     assert identity["reward"]["function"] == "verify" and "workers" not in identity["reward"]
     assert not {"mesh", "compute", "logging", "checkpoint", "name"} & identity.keys()
-
-
-@pytest.mark.parametrize("name", ["final", "evaluate", "sampling"])
-def test_a_later_setting_of_a_stage_goes_by_the_stage_s_kind(monkeypatch, name):
-    before = config_io.to_dict(config_io.from_dict({"stages": {name: {"kind": "evaluate"}}}))
-    greedy = before["stages"][name].pop("greedy")
-    monkeypatch.setattr(config, "LATER", {**config.LATER, "evaluate.greedy": greedy})
-    now = config_io.from_dict(before)
-    assert config_io.identity(now) == config_io.identity(before)
-    now.stages[name].greedy = not greedy
-    assert config_io.differences(before, now) == [f"stages.{name}.greedy: (absent) -> {not greedy}"]
-
-
-def test_a_stage_called_like_another_kind_or_section_keeps_its_settings(monkeypatch):
-    later = {"evaluate.num_generations": 1, "sampling.num_generations": 1}
-    monkeypatch.setattr(config, "LATER", later)
-    stages = {name: {"kind": "best_checkpoint"} for name in ("evaluate", "sampling")}
-    identity = config_io.identity(config_io.from_dict({"stages": stages}))
-    assert all(stage["num_generations"] == 1 for stage in identity["stages"].values())
 
 
 def test_differences_are_lines_of_fields(write):

@@ -26,7 +26,7 @@ from g2d_jax.data.arithmetic import tokenizer
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.report.tokens import run_tokenizer
+from g2d_jax.report.prompts import run_tokenizer
 from g2d_jax.session import init_params
 from g2d_jax.sweep.points import points, with_axes
 from g2d_jax.workdir import settings_of
@@ -452,16 +452,6 @@ def test_what_others_read_has_names_and_no_folders() -> None:
     )
     assert shown.stages.dpo.policy == "run:a#warmup@3" and shown.stages.dpo.preferences == "pairs"
     assert tuple(shown.stages.evaluate.policies) == ("dpo", "hf:other", "hf:Qwen/Qwen3-8B")
-
-
-def test_settings_of_older_versions_are_relative_to_the_working_directory(project: Path) -> None:
-    (Path.cwd() / "models" / "tiny").mkdir(parents=True)
-    content = {"config": {"model": {"path": "models/tiny"}, "data": {"train": {"path": "x.jsonl"}}}}
-    config, _ = settings_of(project, content)
-    assert (config.model.path, config.data.train.path) == (
-        f"{Path.cwd()}/models/tiny",
-        f"{Path.cwd()}/x.jsonl",
-    )
 
 
 def test_a_base_that_moved_is_that_of_the_settings(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ section.py   what a section of settings is: types, choices, bounds, and the type
 machine.py, model.py, rewards.py, training.py   the sections outside the stages
 stages/      a file for each kind of stage
 settings.py  all of them, `Config`           build.py  the functions that config files call
-graph.py     the stages' order, and what they read        gone.py   settings that older versions had
+graph.py     the stages' order, and what they read
 places.py    texts that name files and folders           policy_name.py   the parts of a policy's name
 io.py        to JSON and back, and what differs
 
@@ -42,7 +42,7 @@ from g2d_jax.config.section import (
     Split,
     Tokens,
 )
-from g2d_jax.config.settings import LATER, RESERVED, RUNTIME, Config, prefix_of, setting_of
+from g2d_jax.config.settings import RESERVED, RUNTIME, Config, prefix_of, setting_of
 from g2d_jax.config.stages.best_checkpoint import BestCheckpoint, best_checkpoint
 from g2d_jax.config.stages.collect import Collect, collect
 from g2d_jax.config.stages.dpo import DPOLoss, OnlineDPO

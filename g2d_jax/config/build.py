@@ -9,7 +9,6 @@ from typing import Any, Literal, ParamSpec
 
 from ml_collections import ConfigDict
 
-from g2d_jax.config.gone import find
 from g2d_jax.config.rewards import Reward, Source
 from g2d_jax.config.section import Section, editable
 from g2d_jax.config.settings import Config
@@ -36,7 +35,7 @@ def stage_of(kind: Callable[P, Stage]) -> Callable[P, Any]:
 
     @_parameters_of(kind)
     def build(**changes: Any) -> ConfigDict:
-        return _filled(editable(kind()), changes, "stages.*.")  # type: ignore[call-arg]
+        return _filled(editable(kind()), changes)  # type: ignore[call-arg]
 
     name = str(getattr(kind, "kind", ""))
     build.__name__ = build.__qualname__ = name
@@ -122,16 +121,10 @@ def arm(**changes: Any) -> ConfigDict:
     return _filled(ConfigDict({"fixed": (), "product": (), "zip": (), "stages": ()}), changes)
 
 
-def _filled(config: ConfigDict, changes: Mapping[str, Any], prefix: str = "") -> ConfigDict:
-    """Return a section with other values. prefix: of its fields' paths.
-
-    Fields that are gone are left out. Raises ValueError for one that was used.
-    """
+def _filled(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
+    """Return a section with other values. Raises AttributeError for a field that it does not
+    have."""
     config.lock()
     for name, value in changes.items():
-        gone = find(f"{prefix}{name}")
-        if gone is not None and gone.used(value):
-            raise gone.refusal(name, value)
-        if gone is None or name in config:
-            setattr(config, name, value)
+        setattr(config, name, value)
     return config

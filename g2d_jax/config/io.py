@@ -17,20 +17,10 @@ from typing import Any
 from ml_collections import ConfigDict, FieldReference
 
 from g2d_jax import config as schema
-from g2d_jax.config.gone import find
 from g2d_jax.config.places import walk
 from g2d_jax.config.policy_name import PolicyName
 from g2d_jax.config.section import Section, editable
 from g2d_jax.runtime import storage
-
-RENAMED = {
-    "responses_at_once": "generation_batch_size",
-    "refill": "dynamic_sampling",
-    "retire": "drop_solved",
-    "scalar": "verifiable",
-}
-"""Former name of a field -> its present name."""
-NEGATED = {"scalar": ", and means the opposite"}
 
 MEANING = {
     bool: "true or false",
@@ -71,12 +61,10 @@ def _refuse_logins(value: Any, path: str) -> None:
             _refuse_logins(item, f"{path}.{key}".lstrip("."))
 
 
-def from_dict(values: Mapping[str, Any], *, finished: bool = False) -> ConfigDict:
+def from_dict(values: Mapping[str, Any]) -> ConfigDict:
     """Return the locked config with these values; fields not named have their defaults.
 
-    finished: for what ran already, to be read and not to be run: settings that are gone (gone.py)
-    are left out. Raises ValueError naming the full path of a field that is unknown or has the wrong
-    type, and for a setting that is gone and was used.
+    Raises ValueError naming the full path of a field that is unknown or has the wrong type.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"a config must be a section, got {values!r:.200}")
@@ -84,8 +72,6 @@ def from_dict(values: Mapping[str, Any], *, finished: bool = False) -> ConfigDic
     for name, stage in _named(values, "stages"):
         kind = stage.get("kind") if isinstance(stage, Mapping) else None
         if not isinstance(kind, str) or kind not in schema.STAGES:
-            if kind == "select":
-                raise ValueError(f"stages.{name}.kind: 'select' is called best_checkpoint now")
             kinds = f"{listed(schema.STAGES)}, got {kind!r:.50}{suggest(kind, schema.STAGES)}"
             raise ValueError(f"stages.{name}.kind must be one of {kinds}")
         config.stages[name] = editable(schema.STAGES[kind]())
@@ -99,7 +85,7 @@ def from_dict(values: Mapping[str, Any], *, finished: bool = False) -> ConfigDic
         config.sweep = schema.sweep().unlock()
         for name, _ in _named(values["sweep"], "arms", "sweep."):
             config.sweep.arms[name] = schema.arm()
-    _fill(config, values, "", config, finished)
+    _fill(config, values, "", config)
     return config.lock()
 
 
@@ -119,41 +105,22 @@ def _named(values: Any, section: str, prefix: str = "") -> list[tuple[str, Any]]
     return list(items.items())
 
 
-def _fill(
-    section: ConfigDict, values: Mapping[str, Any], prefix: str, config: ConfigDict, finished: bool
-) -> None:
+def _fill(section: ConfigDict, values: Mapping[str, Any], prefix: str, config: ConfigDict) -> None:
     """Copy values into a section of the config, checking names and types."""
     is_open = len(section) == 0
     field: Any = ""
     for key, value in values.items():
         path = f"{prefix}{key}"
-        if _is_left_out(section, str(key), value, path, finished):
-            continue
         if not is_open:
             field = field_of(section, str(key), path, config)
         if not isinstance(field, ConfigDict):
             assign(section, key, typed(value, field, path), path)
         elif isinstance(value, Mapping):
-            _fill(field, value, f"{path}.", config, finished)
+            _fill(field, value, f"{path}.", config)
         else:
             raise ValueError(
                 f"{path} is a section, got {value!r:.200}; its fields are {listed(field.keys())}"
             )
-
-
-def _is_left_out(section: ConfigDict, key: str, value: Any, path: str, finished: bool) -> bool:
-    """Return whether a setting is gone and need not be copied. Raises ValueError for one that a run
-    would go by."""
-    gone = find(path)
-    if gone is None:
-        return False
-    if not gone.used(value):
-        return key not in section  # a field that is still there may have this value
-    if not finished:
-        raise gone.refusal(path, value)
-    if gone.then is not None:
-        assign(section, key, gone.then, path)
-    return True
 
 
 def assign(section: ConfigDict, key: str, value: Any, path: str) -> None:
@@ -181,8 +148,6 @@ def field_of(section: Any, key: str, path: str, config: ConfigDict) -> Any:
         raise ValueError(f"unknown field {path!r}{suggest(path, _paths(config))}")
     fields = dict(section.items(preserve_field_references=True))
     if key not in fields:
-        if RENAMED.get(key) in fields:
-            raise ValueError(f"{path!r} is called {RENAMED[key]} now{NEGATED.get(key, '')}")
         hint = suggest(path, _paths(config)) or f"; there are {listed(fields)}"
         raise ValueError(f"unknown field {path!r}{hint}")
     return fields[key]
@@ -281,17 +246,11 @@ def _without_place(policy: str) -> str:
 def _without(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     # The rules for the main task's reward hold for those of further tasks, tasks.NAME.reward.
     base = re.sub(r"^tasks\.[^.]+\.", "", prefix)
-    section = prefix.removesuffix(".").rpartition(".")[2]
-    if re.fullmatch(r"stages\.[^.]+\.", prefix):
-        section = values["kind"]  # its name is the user's, and may be that of another section
     left_out = (*schema.RUNTIME, "name")
     rest = {}
     for key, value in values.items():
-        setting = f"{section}.{key}"
-        as_before = setting in schema.LATER and value == schema.LATER[setting]
-        if f"{base}{key}" in left_out or as_before:
-            continue
-        rest[key] = _without(value, f"{prefix}{key}.") if isinstance(value, dict) else value
+        if f"{base}{key}" not in left_out:
+            rest[key] = _without(value, f"{prefix}{key}.") if isinstance(value, dict) else value
     return rest
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ml_collections import ConfigDict
 
-from g2d_jax.config.gone import refuse
 from g2d_jax.config.machine import Checkpoint, Compute, Engine, Faults, Logging, Mesh
 from g2d_jax.config.model import Lora, Model, Tokenizer
 from g2d_jax.config.policy_name import PolicyName
@@ -40,16 +39,6 @@ RUNTIME = frozenset(
     ]
 )
 """Top-level sections and fields that do not change what is computed, beyond rounding."""
-
-LATER: Mapping[str, Any] = {
-    "sampling.stop": [],
-    "engine.ahead": 0,
-}
-"""Settings that came later, and the value with which everything is as it was before them: with it
-they are no part of an identity, so that runs of earlier versions continue.
-
-A setting is named by its section and itself, one of a stage by the stage's kind:
-"evaluate.greedy"."""
 
 RESERVED = ("init", "sample", "archive", "hf", "run", "main", "reward")
 """Words that mean something else where the name of a stage or a task could stand: policies,
@@ -82,10 +71,8 @@ class Config(Section):
         """Return the checked settings of a user's config; what makes a study of it (`sweep`) is
         left out.
 
-        Raises ValueError naming the field, with its full path, or the stage; also for a setting
-        that is gone.
+        Raises ValueError naming the field, with its full path, or the stage.
         """
-        refuse(config.to_dict())
         tasks = {name: record(Task, task, f"tasks.{name}") for name, task in config.tasks.items()}
         stages = {
             name: record(STAGES[stage.kind], stage, f"stages.{name}")

@@ -29,7 +29,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from g2d_jax.report import format as fmt
 from g2d_jax.report import layout
-from g2d_jax.report.layout import Box, Hover
 from g2d_jax.report.markup import visible
 
 MAX_POINTS = 150
@@ -38,9 +37,6 @@ MAX_POINTS = 150
 DECADES = 1.5
 """Powers of ten between what lines mostly are and their largest value from which an axis of factors
 is logarithmic."""
-
-STRIP = 5.0
-"""Points between two places of a figure that say what is drawn there."""
 
 # Distinguishable for the colour-blind (after Okabe and Ito 2008); lines differ in their dashes too.
 COLOURS = {
@@ -71,17 +67,13 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """A drawn figure. name: of its files. words: what it shows, for those who do not see it.
-
-    hovers: what its places say under a pointer, on a page.
-    """
+    """A drawn figure. name: of its files. words: what it shows, for those who do not see it."""
 
     name: str
     title: str
     words: str
     note: str
     figure: Figure
-    hovers: Sequence[Hover] = ()
 
     def file(self, form: Literal["svg", "pdf"]) -> bytes:
         """Write a file, without the date."""
@@ -121,18 +113,7 @@ class Chart:
                 attributes.pop(name, None)
             node.attrib = {name: _VARIABLES.get(value, value) for name, value in attributes.items()}
         root.attrib |= {"role": "img", "aria-label": visible(f"{self.title}: {self.words}")}
-        self._say(root)
         return Markup(ET.tostring(root, encoding="unicode"))
-
-    def _say(self, root: ET.Element) -> None:
-        """Lay the places that say something over an SVG: a browser shows their titles."""
-        if not self.hovers:
-            return
-        places = ET.SubElement(root, "g", {"class": "hover", "fill-opacity": "0"})
-        for hover in self.hovers:
-            sides = zip(("x", "y", "width", "height"), hover[:4], strict=True)
-            place = ET.SubElement(places, "rect", {name: f"{v:.1f}" for name, v in sides})
-            ET.SubElement(place, "title").text = hover.text
 
 
 @contextlib.contextmanager
@@ -216,29 +197,22 @@ def curves(
     if missing == total:
         return None
     titles = list(map(_named, panels)) if len(panels) > 1 else []
-    hovers: list[Hover] = []
     with styled():
         figure, axes = _axes(len(panels), shared=share)
         lowest = _lowest(list(values.values())) if factors else None
-        drawn: list[dict[str, Drawn]] = []
         for ax, (panel, lines) in zip(axes, panels.items(), strict=True):
             ax.set_xlabel(x_title)
             ax.xaxis.set_major_locator(MaxNLocator(4, integer=not x_title))
             ax.yaxis.set_major_locator(MaxNLocator(5))
-            lines_drawn = {}
             for key, (x, _) in lines.items():
                 look = _look(names.index(key))
                 steps = np.asarray(x, np.float64)
-                measured = values[panel, key]
-                lines_drawn[_named(key)] = _draw_line(ax, _named(key), (steps, measured), look)
-            drawn.append(lines_drawn)
+                _draw_line(ax, _named(key), steps, values[panel, key], look)
         if lowest is not None:
             for ax in axes:
                 ax.set_yscale("log", nonpositive="clip")
                 ax.set_ylim(bottom=lowest)
         layout.place(figure, axes, shared=share, titles=titles)
-        for ax, lines_drawn in zip(axes, drawn, strict=True):
-            hovers += _strips(ax, lines_drawn, x_title or "step")
     longest = max(map(len, values.values()))
     notes = [note]
     if longest >= 2 * MAX_POINTS:
@@ -250,22 +224,22 @@ def curves(
         notes.append(_below(lowest, values.values()))
     if missing:
         notes.append(f"{missing} of {total} values are not finite and not drawn.")
-    return Chart(name, title, "; ".join(said), " ".join(filter(None, notes)), figure, hovers)
+    return Chart(name, title, "; ".join(said), " ".join(filter(None, notes)), figure)
 
 
-Drawn = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""The steps and the values of a line as it is drawn."""
-
-
-def _draw_line(ax: Axes, name: str, line: Drawn, look: dict[str, Any]) -> Drawn:
-    """Draw a line, and the band of a long one; return what is drawn."""
-    steps, values = line
+def _draw_line(
+    ax: Axes,
+    name: str,
+    steps: NDArray[np.float64],
+    values: NDArray[np.float64],
+    look: dict[str, Any],
+) -> None:
+    """Draw a line, and the band of a long one."""
     if len(steps) >= 2 * MAX_POINTS:
         steps, (values, low, high) = _thin(steps, values)
         ax.fill_between(steps, low, high, color=look["color"], alpha=0.16, linewidth=0)
     marker = "o" if len(steps) <= 30 else ""
     ax.plot(steps, values, label=name, marker=marker, **look)
-    return steps, values
 
 
 def _lowest(lines: Sequence[NDArray[np.float64]]) -> float | None:
@@ -295,34 +269,8 @@ def _below(lowest: float, lines: Collection[NDArray[np.float64]]) -> str:
     return text
 
 
-def _strips(ax: Axes, lines: Mapping[str, Drawn], x_name: str) -> list[Hover]:
-    """Say the values of lines in upright strips around their steps, of each line that of its
-    nearest step in it."""
-    known: dict[str, Drawn] = {}
-    for name, (xs, ys) in lines.items():
-        known[name] = xs[~np.isnan(ys)], ys[~np.isnan(ys)]
-    every = sorted(set(np.concatenate([xs for xs, _ in known.values()]).tolist()))
-    places = [layout.at(ax, x, ax.get_ylim()[0])[0] for x in every]
-    box = layout.area(ax)
-    hovers = []
-    for i, start, end in layout.strips(places, box, STRIP):
-        texts = [f"{x_name} {_place(every[i])}"]
-        for name, (xs, ys) in known.items():
-            if not len(xs):
-                continue
-            nearest = int(np.abs(xs - every[i]).argmin())
-            place = layout.at(ax, xs[nearest], ax.get_ylim()[0])[0]
-            if not start <= place <= end:
-                continue
-            elsewhere = f" at {_place(xs[nearest])}" if xs[nearest] != every[i] else ""
-            texts.append(f"{name}: {fmt.value(ys[nearest])}{elsewhere}")
-        strip = box._replace(left=start, right=end)
-        hovers.append(layout.hover(ax, strip, "\n".join(texts)))
-    return hovers
-
-
 def _place(x: float) -> str:
-    """Write a step, or another place on an x axis."""
+    """Write a place on an x axis."""
     return fmt.count(x) if x == round(x) else fmt.value(x)
 
 
@@ -396,15 +344,10 @@ def points(
             figure, [ax], height=height, texts_of=lambda values: list(map(written, values))
         )
         layout.label(ax, labels)
-        hovers = []
-        for key, points in drawn.items():
-            for p in points:
-                text = f"{_named(key)}\n{_told(p, x_title, y_title, written)}"
-                hovers.append(layout.hover(ax, _around(ax, p), text))
     total = sum(map(len, series.values()))
     missing = total - len(every)
     notes = [note, f"{missing} of {total} points are not known." * bool(missing)]
-    return Chart(name, title, "; ".join(words), " ".join(filter(None, notes)), figure, hovers)
+    return Chart(name, title, "; ".join(words), " ".join(filter(None, notes)), figure)
 
 
 def _measured(p: Point) -> str:
@@ -412,19 +355,6 @@ def _measured(p: Point) -> str:
     if math.isnan(p.low):
         return fmt.value(p.y)
     return f"{fmt.value(p.y)} ({fmt.value(p.low)} to {fmt.value(p.high)})"
-
-
-def _told(p: Point, x_title: str, y_title: str, written: Callable[[float], str]) -> str:
-    """Say a point: its label, its value and interval, and where it stands."""
-    label = f"{_named(p.label)}: " if p.label else ""
-    y_name = f"{y_title} " if y_title else ""
-    return f"{label}{y_name}{_measured(p)}\n{x_title} {written(p.x)}"
-
-
-def _around(ax: Axes, p: Point) -> Box:
-    """Return the place of a point that a pointer finds."""
-    x, y = layout.at(ax, p.x, p.y)
-    return Box(x - STRIP, y - STRIP, x + STRIP, y + STRIP)
 
 
 def _draw_points(
@@ -467,17 +397,8 @@ def bars(
         ax.xaxis.set_major_locator(MaxNLocator(4))
         ax.yaxis.set_major_locator(MaxNLocator(5))
         layout.place(figure, [ax])
-        box = layout.area(ax)
-        hovers = []
-        said = []
-        for x in places:
-            start = layout.at(ax, x - apart / 2, 0)[0]
-            end = layout.at(ax, x + apart / 2, 0)[0]
-            height = f"{fmt.value(known[x])}{unit}"
-            text = f"{x_title} {_place(x)}: {height}"
-            hovers.append(layout.hover(ax, box._replace(left=start, right=end), text))
-            said.append(f"{height} at {_place(x)}")
-    return Chart(name, title, ", ".join(said), note, figure, hovers)
+    said = [f"{fmt.value(known[x])}{unit} at {_place(x)}" for x in places]
+    return Chart(name, title, ", ".join(said), note, figure)
 
 
 def intervals(
@@ -507,11 +428,4 @@ def intervals(
         ax.set_ylim(len(rows) - 0.5, -0.5)
         names = [row[0] for row in rows]
         layout.place(figure, [ax], names=names, height=28 + 18.7 * len(rows), least=18.7)
-        box = layout.area(ax)
-        hovers = []
-        for i, text in enumerate(said):
-            upper = layout.at(ax, 0, i - 0.5)[1]
-            lower = layout.at(ax, 0, i + 0.5)[1]
-            row_box = Box(0, lower, box.right, upper)
-            hovers.append(layout.hover(ax, row_box, _named(text)))
-    return Chart(name, title, "; ".join(said), note, figure, hovers)
+    return Chart(name, title, "; ".join(said), note, figure)

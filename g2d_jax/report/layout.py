@@ -8,7 +8,6 @@ left out (numbers on axes, labels of points).
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
@@ -405,38 +404,3 @@ def _annotate(ax: Axes, text: str, point: Offset, offset: Offset, colour: str) -
     up = {0: "center", 4: "bottom", -4: "top"}[int(offset[1])]
     look: dict[str, Any] = {"ha": across, "va": up, "fontsize": SMALL, "color": colour}
     ax.annotate(text, point, offset, textcoords="offset points", **look)
-
-
-class Hover(NamedTuple):
-    """A rectangle of a figure that says something when a pointer rests on it, in points from the
-    upper left."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    text: str
-
-
-def hover(ax: Axes, box: Box, text: str) -> Hover:
-    """Make a box say something."""
-    total = _height(ax)
-    return Hover(box.left, total - box.high, box.right - box.left, box.high - box.low, text)
-
-
-def strips(places: Sequence[float], box: Box, least: float) -> list[tuple[int, float, float]]:
-    """Cut a box into upright strips around places, ascending: the place's number, and where its
-    strip begins and ends.
-
-    Places nearer than `least` to the one before have none of their own.
-    """
-    if not len(places):
-        return []
-    chosen: list[int] = []
-    for i, place in enumerate(places):
-        if not chosen or place - places[chosen[-1]] >= least:
-            chosen.append(i)
-    middles = [(places[i] + places[j]) / 2 for i, j in itertools.pairwise(chosen)]
-    starts = [box.left, *middles]
-    ends = [*middles, box.right]
-    return list(zip(chosen, starts, ends, strict=True))

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
-from urllib.parse import quote
 
 import jinja2
 from etils import epath
@@ -28,7 +27,6 @@ from g2d_jax.report.figures import Chart
 from g2d_jax.report.markup import on_one_line, shorten, shown, visible
 from g2d_jax.report.samples import Listing
 from g2d_jax.report.tables import Figures, Table, markdown, one_line, sheet
-from g2d_jax.report.tokens import LEVELS
 from g2d_jax.runtime.storage import PathLike, plain, write_bytes
 from g2d_jax.workdir import absolute
 
@@ -56,7 +54,6 @@ TITLES = {
     "left-out": "Policies left out",
     "steps": "Steps",
     "settings": "Settings",
-    "pages": "Runs and studies",
 }
 """Anchor of a section -> its title, in the order of any page. Each kind of report has some."""
 
@@ -95,32 +92,7 @@ class Fold(NamedTuple):
         return any(self.parts)
 
 
-class Entry(NamedTuple):
-    """A page that an index leads to. path: where it lies, relative to the index, "" where it is
-    not written. facts: what is short; text: what it says first."""
-
-    name: str
-    path: str
-    facts: str
-    text: str
-
-    @property
-    def link(self) -> str:
-        """The path as a URL, which no name turns into another scheme."""
-        return f"./{quote(self.path, errors='surrogateescape')}" if self.path else ""
-
-
-class Entries(NamedTuple):
-    """Pages that an index leads to."""
-
-    entries: Sequence[Entry]
-
-    def __bool__(self) -> bool:
-        """Whether there is anything to show."""
-        return bool(self.entries)
-
-
-Part: TypeAlias = Note | Table | Chart | Listing | Code | Fold | Entries
+Part: TypeAlias = Note | Table | Chart | Listing | Code | Fold
 
 
 class Live(NamedTuple):
@@ -142,7 +114,7 @@ class Section(NamedTuple):
 class Report(NamedTuple):
     """All of a report, from which its page, its Markdown, its CSV and its figures are made.
 
-    kind: "report", "study", "comparison", "autopsy" or "index". eyebrow: the line above the name;
+    kind: "report", "study", "comparison" or "autopsy". eyebrow: the line above the name;
     verdict: the sentence below it, where there is one to say; headline: of all that is measured.
     parts: by section, a name in `TITLES`; None among them is left out. columns, figures: the CSV,
     whose rows are texts and a number. live: of a run under way, whose page renews itself.
@@ -186,7 +158,7 @@ class Report(NamedTuple):
 
 def _kind(part: Part) -> str:
     """Return the name that templates know it by: "note", "table", "chart", "listing", "code",
-    "fold", "entries"."""
+    "fold"."""
     return type(part).__name__.lower()
 
 
@@ -248,7 +220,6 @@ def html(report: Report) -> str:
             style=Markup(STYLE),
             scripts=list(map(Markup, scripts)),
             policy=Markup(policy),
-            levels=LEVELS,
         )
     )
 
@@ -270,10 +241,6 @@ def text(report: Report) -> str:
                 texts.append(one_line(part.text))
             elif isinstance(part, Table):
                 texts.append(markdown(part))
-                has_tables = True
-            elif isinstance(part, Entries):
-                for entry in part.entries:
-                    texts.append(f"- {one_line(entry.name)}: {one_line(entry.text)}")
                 has_tables = True
         if has_tables:
             lines += [f"## {one_line(section.title)}", *texts]

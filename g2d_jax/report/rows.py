@@ -270,8 +270,6 @@ class Side:
         known = dict(result.get("sampling", {}))
         known["split"] = self.stage.split
         known["num_generations"] = result.get("samples")
-        # Evaluations of earlier versions had no such setting.
-        known["stop"] = list(known.get("stop") or ())
         return {name: known.get(name) for name in ("split", *SAMPLING)}
 
     @property

@@ -8,7 +8,6 @@ What the script compares stands in attributes as numbers and verdicts; model tex
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -21,13 +20,12 @@ import pyarrow.compute as pc
 from etils import epath
 
 from g2d_jax.config.policy_name import own_stage
-from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.records import Prompt, Verdict, pick
 from g2d_jax.report import format as fmt
 from g2d_jax.report.markup import on_one_line, shorten
+from g2d_jax.report.prompts import Prompts, run_tokenizer
 from g2d_jax.report.rows import Study
 from g2d_jax.report.runs import COLLECT, Run, Stage, read_parquet
-from g2d_jax.report.tokens import Span, coloured, run_tokenizer
 
 PROBLEMS, CHANGED, EXTREMES, SAMPLES, MOST_DIFFERENT = 60, 30, 5, 4, 40
 """The problems of a list, those among them that are there for their change, for a short and for a
@@ -35,7 +33,7 @@ long answer, the first samples of each policy (pairs of each problem), the probl
 comparison."""
 
 LENGTH = 4000
-"""Characters of a text without colours."""
+"""Characters of a completion that are shown."""
 
 _ROLLOUT = (
     "problem_id",
@@ -67,12 +65,12 @@ Answer = Mapping[str, Any]
 
 
 class Sample(NamedTuple):
-    """One completion. verdict: a Verdict's value; facts: what else is known of it; tokens: its
-    length."""
+    """One completion. verdict: a Verdict's value; facts: what else is known of it; text: at most
+    `LENGTH` characters of it; tokens: its length."""
 
     verdict: str
     facts: str
-    spans: Sequence[Span]
+    text: str
     tokens: int = 0
 
 
@@ -106,7 +104,7 @@ class Row(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """A list of problems. rule: which these are. note: about the colours, "" if there are.
+    """A list of problems. rule: which these are. note: why prompts are missing, "" if none are.
 
     order: what its rows are sorted by.
     """
@@ -115,7 +113,7 @@ class Listing(NamedTuple):
     rule: str
     names: Sequence[str]
     rows: Sequence[Row]
-    note: str
+    note: str = ""
     order: str = "problem id"
 
     def __bool__(self) -> bool:
@@ -146,56 +144,11 @@ class Listing(NamedTuple):
 
 def browser(run: Run) -> list[Listing]:
     """List the completions of each evaluation, those of each collection and its pairs."""
-    paint, note = painter(run)
-    listings = [_evaluated(stage, paint, note) for stage in run.evaluations]
+    listings = [_evaluated(stage) for stage in run.evaluations]
     for stage in run.stages.values():
         if stage.kind == COLLECT:
-            listings += _collected(run, stage, paint, note)
+            listings += _collected(run, stage)
     return listings
-
-
-class Painter:
-    """Shows the completions and prompts of a run. tokenizer: None if it is not to be had."""
-
-    def __init__(self, tokenizer: PromptTokenizer | None) -> None:
-        self._tokenizer = tokenizer
-        self._around: list[str] = []
-        if tokenizer is not None:
-            with contextlib.suppress(ValueError):  # of a template that fails; prompts stay whole
-                self._around = tokenizer.template.frame()
-
-    def __call__(self, text: str, ids: np.ndarray, logprobs: np.ndarray | None) -> Sequence[Span]:
-        """Return what is shown of a completion: its text, token ids [T], log-probs [T] or None."""
-        spans = None
-        if self._tokenizer is not None and logprobs is not None:
-            spans = coloured(self._tokenizer, text, ids, logprobs)
-        return [Span(shorten(text, LENGTH))] if spans is None else spans
-
-    def prompt(self, ids: Sequence[int]) -> str:
-        """Return the problem in the tokens of a prompt, all of their text where the template cannot
-        be told from it, "" without a tokenizer and for what are no tokens."""
-        if self._tokenizer is None or min(ids, default=0) < 0:
-            return ""
-        # A chat template writes special tokens, and a BOS before a plain prompt is none of its own.
-        for text in (self._tokenizer.decode_raw(ids), self._tokenizer.decode(ids)):
-            if len(self._around) != 2:
-                continue
-            before, after = self._around
-            if text.startswith(before) and text.endswith(after):
-                return text[len(before) : len(text) - len(after)]
-        return self._tokenizer.decode(ids)
-
-
-def painter(run: Run) -> tuple[Painter, str]:
-    """Return what shows completions of this run, and why there are no colours, "" if there are."""
-    try:
-        return Painter(run_tokenizer(run.config, run.workdir)), ""
-    except ValueError as error:
-        note = (
-            "Completions are shown without colours: the run's tokenizer is not to be had here. "
-            f"{error}"
-        )
-        return Painter(None), note
 
 
 def anchor(*names: str) -> str:
@@ -314,16 +267,18 @@ def _extremes(outlines: Sequence[Outline]) -> list[str]:
 
 
 class Column(NamedTuple):
-    """What stands in one column of a list: a policy's name, its answers by problem, and what shows
-    them."""
+    """What stands in one column of a list: a policy's name, and its answers by problem."""
 
     name: str
     answers: Mapping[str, Sequence[Answer]]
-    paint: Painter
 
 
 def _row(
-    problem: str, entry: Mapping[str, Any], columns: Sequence[Column], place: str, change: float
+    problem: str,
+    entry: Mapping[str, Any],
+    columns: Sequence[Column],
+    place: str,
+    change: float = math.nan,
 ) -> Row:
     """Put policies' answers to a problem beside each other. entry: of problems.json, or {}; place:
     of the list."""
@@ -333,10 +288,9 @@ def _row(
     for i, column in enumerate(columns):
         answers = column.answers.get(problem, ())
         if answers:
-            samples = [_sample(answer, column.paint) for answer in answers[:SAMPLES]]
+            samples = list(map(_sample, answers[:SAMPLES]))
             cells.append(Cell(i, column.name, samples))
             facts.append(f"{column.name} {_outcome(answers)}")
-            prompt = prompt or column.paint.prompt(answers[0]["prompt_ids"])
     reference = None if entry.get("answer") is None else str(entry["answer"])
     return Row(
         prompt or f"problem {problem}",
@@ -348,10 +302,10 @@ def _row(
     )
 
 
-def _sample(row: Answer, paint: Painter) -> Sample:
-    ids = np.asarray(row["token_ids"], np.int32)
+def _sample(row: Answer) -> Sample:
+    length = len(row["token_ids"])
     nats = np.asarray(row["logprobs"], np.float32)
-    facts = [f"{len(ids):,} tokens"]
+    facts = [f"{length:,} tokens"]
     if row["verdict"] == "scored" and row["reward"] is not None:
         facts.append(f"reward {fmt.value(row['reward'])}")
     mean = float(nats.mean(dtype=np.float64)) if len(nats) else math.nan
@@ -361,7 +315,7 @@ def _sample(row: Answer, paint: Painter) -> Sample:
         facts.append(f"answer {on_one_line(row['answer'], 60)}")
     if row["stop_reason"] == "length":
         facts.append("cut at the limit")
-    return Sample(row["verdict"], ", ".join(facts), paint(row["text"], ids, nats), len(ids))
+    return Sample(row["verdict"], ", ".join(facts), shorten(row["text"], LENGTH), length)
 
 
 def _outcome(rows: Sequence[Answer]) -> str:
@@ -374,7 +328,7 @@ def _outcome(rows: Sequence[Answer]) -> str:
     return f"{verdicts.count('correct')}/{len(rows)}"
 
 
-def _evaluated(stage: Stage, paint: Painter, note: str) -> Listing:
+def _evaluated(stage: Stage) -> Listing:
     """List every policy's answers to the same problems: half of them for their change, some for the
     length of an answer."""
     names: list[str] = []
@@ -396,7 +350,7 @@ def _evaluated(stage: Stage, paint: Painter, note: str) -> Listing:
     ranks = {problem: rank for rank, problem in enumerate(ranked)}
     columns = []
     for name, file in zip(names, files, strict=True):
-        columns.append(Column(name, _rows(ranked, [file], _ROLLOUT), paint))
+        columns.append(Column(name, _rows(ranked, [file], _ROLLOUT)))
     rows = []
     for problem in sorted(ranked):
         entry = stage.problems.get(problem, {})
@@ -411,28 +365,29 @@ def _evaluated(stage: Stage, paint: Painter, note: str) -> Listing:
     rule = _rule(len(ranked), len(there), "problems", chosen)
     if changes and not (first and len(ranked) < len(there)):
         rule += f" Before and after: {names[0]} and {names[-1]}."
-    return Listing(f"Held-out problems, {stage.name}", rule, names, rows, note)
+    return Listing(f"Held-out problems, {stage.name}", rule, names, rows)
 
 
-def _collected(run: Run, stage: Stage, paint: Painter, note: str) -> list[Listing]:
+def _collected(run: Run, stage: Stage) -> list[Listing]:
     """List the rollouts of a collect stage, and its pairs: the chosen ones beside the rejected
     ones."""
     pairs, paired = read_samples(stage.parts("preferences"), _PAIRS)
-    answers, total = read_samples(_rollouts(run, stage), _ROLLOUT, pairs)
+    answers, total = read_samples(_rollouts(run, stage), _ROLLOUT)
+    prompts, note = _prompts(run)
     problems: dict[str, Mapping[str, Any]] = {}
     by_policy: dict[str, dict[str, list[Answer]]] = {}
-    for problem in list(answers)[:PROBLEMS]:
-        problems[problem] = {}
+    for problem, rows in answers.items():
+        problems[problem] = {"prompt": prompts(rows[0]["prompt_ids"])}
         if problem in pairs:
             problems[problem] = {"prompt": pairs[problem][0]["prompt"]}
-        for row in answers[problem]:
+        for row in rows:
             by_policy.setdefault(row["policy"], {}).setdefault(problem, []).append(row)
     columns = []
     for name in sorted(by_policy):
-        columns.append(Column(fmt.policy_name({"name": name}), by_policy[name], paint))
+        columns.append(Column(fmt.policy_name({"name": name}), by_policy[name]))
     listed = []
     for problem, entry in problems.items():
-        listed.append(_row(problem, entry, columns, stage.name, math.nan))
+        listed.append(_row(problem, entry, columns, stage.name))
     rollouts = Listing(
         f"Rollouts, {stage.name}",
         _rule(len(problems), total, "problems"),
@@ -442,11 +397,10 @@ def _collected(run: Run, stage: Stage, paint: Painter, note: str) -> list[Listin
     )
     couples = []
     for problem, rows in pairs.items():
-        nats = {tuple(row["token_ids"]): row["logprobs"] for row in answers.get(problem, ())}
         chosen, rejected = [], []
         for row in rows[:SAMPLES]:
-            chosen.append(_side(row, "chosen", "correct", nats, paint))
-            rejected.append(_side(row, "rejected", "incorrect", nats, paint))
+            chosen.append(_side(row, "chosen", "correct"))
+            rejected.append(_side(row, "rejected", "incorrect"))
         cells = [Cell(0, "chosen", chosen), Cell(1, "rejected", rejected)]
         facts = f"{len(rows)} pair{'s' * (len(rows) != 1)}"
         place = anchor(stage.name, "pairs", problem)
@@ -454,7 +408,7 @@ def _collected(run: Run, stage: Stage, paint: Painter, note: str) -> list[Listin
     rule = _rule(len(couples), paired, "problems with pairs")
     return [
         rollouts,
-        Listing(f"Chosen and rejected, {stage.name}", rule, ["chosen", "rejected"], couples, note),
+        Listing(f"Chosen and rejected, {stage.name}", rule, ["chosen", "rejected"], couples),
     ]
 
 
@@ -467,19 +421,20 @@ def _rollouts(run: Run, stage: Stage) -> list[epath.Path]:
     return source.parts()
 
 
-def _side(
-    row: Answer, side: str, verdict: str, nats: Mapping[Any, Sequence[float]], paint: Painter
-) -> Sample:
-    ids = row[f"{side}_ids"]
+def _prompts(run: Run) -> tuple[Prompts, str]:
+    """Return what decodes the run's prompts, and why it cannot, "" if it can."""
+    try:
+        return Prompts(run_tokenizer(run.config, run.workdir)), ""
+    except ValueError as error:
+        note = f"Problems without a pair are shown by id, without their text: {error}"
+        return Prompts(None), note
+
+
+def _side(row: Answer, side: str, verdict: str) -> Sample:
+    length = len(row[f"{side}_ids"])
     text = row[side] if isinstance(row[side], str) else row[side][-1]["content"]
-    logprobs = nats.get(tuple(ids))
-    spans = paint(
-        text,
-        np.asarray(ids, np.int32),
-        None if logprobs is None else np.asarray(logprobs, np.float32),
-    )
-    facts = f"{len(ids):,} tokens, reward {fmt.value(row[f'{side}_reward'])}"
-    return Sample(verdict, facts, spans, len(ids))
+    facts = f"{length:,} tokens, reward {fmt.value(row[f'{side}_reward'])}"
+    return Sample(verdict, facts, shorten(text, LENGTH), length)
 
 
 def furthest_apart(study: Study) -> list[str]:
@@ -498,7 +453,6 @@ def most_different(study: Study) -> list[Listing]:
     wanted = furthest_apart(study)[:MOST_DIFFERENT]
     if not wanted:
         return []
-    painters = {side.run.workdir: painter(side.run) for side in study.sides}
     columns = []
     for row in study.rows:
         policy = row.policies[0]
@@ -506,7 +460,7 @@ def most_different(study: Study) -> list[Listing]:
         answers, _ = read_samples(
             [stage.rollouts_file(policy.name)] if stage else [], _ROLLOUT, wanted, 0
         )
-        columns.append(Column(row.name, answers, painters[policy.run.workdir][0]))
+        columns.append(Column(row.name, answers))
     entries: dict[str, Mapping[str, Any]] = {}
     for side in reversed(study.sides):
         entries |= side.stage.problems
@@ -516,7 +470,6 @@ def most_different(study: Study) -> list[Listing]:
         f"is a hash. Of each policy the first {SAMPLES} samples; beside the prompt, right answers "
         f"among all samples. Before and after: {study.last[0].name} and {study.last[-1].name}."
     )
-    note = " ".join(dict.fromkeys(note for _, note in painters.values() if note))
     changes = study.last[-1].accuracies[0] - study.last[0].accuracies[0]
     of_problem = dict(zip(study.problems, changes.tolist(), strict=True))
     rows = []
@@ -525,7 +478,7 @@ def most_different(study: Study) -> list[Listing]:
         rows.append(listed._replace(rank=rank))
     names = [column.name for column in columns]
     title = "Where the runs differ most"
-    return [Listing(title, rule, names, rows, note, "largest difference")]
+    return [Listing(title, rule, names, rows, order="largest difference")]
 
 
 def _rule(listed: int, total: int, things: str, chosen: str = "") -> str:
@@ -537,5 +490,8 @@ def _rule(listed: int, total: int, things: str, chosen: str = "") -> str:
         rule += f"the first by problem id, which is a hash; {total - listed:,} are left out"
     rule += f". Of each the first {SAMPLES} samples."
     if things == "problems":
-        rule += " Beside the prompt: right answers among all samples, or their mean reward."
+        rule += (
+            " Next to the prompt: right answers among all samples, or their mean reward. Confidence "
+            "is the geometric mean of the tokens' probabilities, after temperature and filters."
+        )
     return rule

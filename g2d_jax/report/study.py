@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
-import pandas as pd
 
 from g2d_jax.accounting import TOKENS
 from g2d_jax.report import figures
@@ -79,10 +78,7 @@ TAUGHT_NOTE = (
     "margin is beta times what training moved of it. Between temperatures entropy does not compare."
 )
 
-STOP_NOTE = (
-    "Why: at a budget, at the last of its steps, or by a rule of earlier versions (adaptive), "
-    "which compared what a step bought with what offline training was predicted to."
-)
+STOP_NOTE = "Why: at a budget, or at the last of its steps."
 
 
 def write_study(
@@ -139,7 +135,7 @@ def report(study: Study) -> Report:
             "results": [*shown, Note(caution(study))],
             "frontier": [*more, details(study)],
             "priced": _elsewhere(study, study.rates) if study.rates is not None else [],
-            "informativeness": [Note(TAUGHT_NOTE), taught(study), correlations(study)],
+            "informativeness": [Note(TAUGHT_NOTE), taught(study)],
             "stopping": [Note(STOP_NOTE), stopping(study)],
             "points": [left_out("Points left out", "point", study)],
             "settings": _settings(study),
@@ -440,45 +436,6 @@ def taught(study: Study) -> Table:
     for row in rows_of(study.offline):
         rows.append({"policy": row.name, **fmt.cells(TAUGHT, row.measured)})
     return table("Rollouts and pairs that offline training was given", rows)
-
-
-def correlations(study: Study) -> Table:
-    """Correlate each measure's rank with what offline training added, over the points of each group
-    at several K."""
-    rows: dict[str, dict[str, str]] = {}
-    for group in study.swept:
-        policies = group.policies
-        measures = {"K": [policy.steps for policy in policies]}
-        for path, (head, _) in TAUGHT.items():
-            measures[head] = [policy.measure(path) for policy in policies]
-        for name, rho, n in rank_correlations(measures, [policy.mean_gain for policy in policies]):
-            rows.setdefault(name, {"measure": name})[f"{group.name}, {n} points"] = f"{rho:+.2f}"
-    title = (
-        "Spearman's rank correlation with what offline training added on test, over points (K and "
-        "seed). "
-    )
-    title += (
-        "Points of one seed share a trajectory and all measures move with K: no test of a cause"
-    )
-    return table(title, rows.values())
-
-
-def rank_correlations(
-    measures: Mapping[str, Sequence[float]], gains: Sequence[float]
-) -> list[tuple[str, float, int]]:
-    """Give each measure's name, Spearman's rho with the gains [N] (ties share their mean rank), and
-    the points of both.
-
-    A measure is left out where fewer than three points have both, or it is the same in all.
-    """
-    frame = pd.DataFrame({**measures, "gain": gains}, dtype=np.float64)
-    rho = frame.corr("spearman", min_periods=3)["gain"]
-    counts = frame[frame["gain"].notna()].count()
-    correlated = []
-    for name in measures:
-        if not math.isnan(rho[name]):
-            correlated.append((name, float(rho[name]), int(counts[name])))
-    return correlated
 
 
 def stopping(study: Study) -> Table:

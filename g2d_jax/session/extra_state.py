@@ -91,13 +91,11 @@ class ExtraState:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> ExtraState:
-        """Restore the state that `to_json` wrote, also that of an older version, which had fields
-        that are gone."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        state = cls(**{name: value for name, value in record.items() if name in known})
+        """Restore the state that `to_json` wrote."""
+        state = cls(**record)
         state.history = History.from_state(record["history"])
         state.before, state.after = Cursor(**record["before"]), Cursor(**record["after"])
-        state.planned = list(map(_planned, record.get("planned", [])))
+        state.planned = list(map(_planned, record["planned"]))
         return state
 
 

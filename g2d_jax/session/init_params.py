@@ -145,7 +145,7 @@ def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) 
             "known"
         )
     content = storage.read_json(other / "config.json")
-    theirs = Config.of(settings_of(absolute(other), content, finished=True)[0])
+    theirs = Config.of(settings_of(absolute(other), content)[0])
     base = base_policy(theirs, name.stage, stage_folders(other))
     # What lay there is compared where it is kept (session/kept_inputs.py); the place stands for it
     # where it is not.

@@ -88,9 +88,7 @@ def _require_base_of_other(setting: str, policy: str, base: Content) -> None:
     which it keeps."""
     named_policy = PolicyName.parse(policy)
     other = absolute(named_policy.place)
-    theirs = Config.of(
-        settings_of(other, storage.read_json(other / "config.json"), finished=True)[0]
-    )
+    theirs = Config.of(settings_of(other, storage.read_json(other / "config.json"))[0])
     name = base_setting(theirs, named_policy.stage)
     kept = (read(other) or {}).get(name)
     if kept is not None and difference(kept, base):

@@ -6,7 +6,6 @@ inputs first.
       points/NAME/LABEL/             config.json and stages.json: a point opens like a run (`g2d report`, `export`, …)
       stages/NAME-FINGERPRINT/       a node: what a run has in NN-NAME/, with its metrics, settings and environment
       NAME.html, NAME.md, NAME.csv   what the study measured, written when a process ends
-      index.html                     what each study of the directory says first, with links
 
 Several processes, on one machine or on several that share the directory, may run the same command:
 each takes the next node that is free. Nodes are locked as `lock.py` says: by the file system
@@ -74,14 +73,12 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
         for name, reason in failed.items():
             tracker.say(f"{name} failed: {reason}")
         with pipeline.only_warned(tracker, root):
-            from g2d_jax.report.index import write_index  # here: it loads what draws figures
-            from g2d_jax.report.study import write_study
+            from g2d_jax.report.study import write_study  # here: it loads what draws figures
             from g2d_jax.report.tables import FIRST
 
             table = partial(tracker.table, first=FIRST, rest=f"{config.name}.html")
             page, *_ = write_study(root, config.name, show=table, say=tracker.say)
             tracker.say(f"report: {page}")
-            write_index(root)
     return failed
 
 

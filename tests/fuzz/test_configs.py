@@ -121,6 +121,7 @@ def test_config_json_of_a_run(folder: Path, data: st.DataObject) -> None:
     good = {
         "config": config_io.to_dict(config_io.from_dict({"stages": {"sft": {"kind": "sft"}}})),
         "own": {},
+        "workdir": str(folder),
     }
     odd = changed(good["config"]).map(
         lambda config: as_json({**good, "config": config})

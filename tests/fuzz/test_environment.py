@@ -8,15 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from etils import epath
 from fuzz.hostile import tries
 from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax import cli
+from g2d_jax.config import Config
 from g2d_jax.config import io as config_io
 from g2d_jax.models import hf
-from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import Screen
+from g2d_jax.workdir import write_settings
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -29,9 +31,7 @@ def workdir(folder: Path) -> Path:
     config = config_io.from_dict(
         {"name": "début \u2190 \U0001f600", "stages": {"sft": {"kind": "sft"}}}
     )
-    storage.write_json(
-        folder / "config.json", {"config": config_io.to_dict(config), "own": {}, "version": "0"}
-    )
+    write_settings(Config.of(config), epath.Path(folder))
     return folder
 
 

@@ -18,19 +18,18 @@ from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import load_tokenizer
 from g2d_jax.records import Score, Verdict
 from g2d_jax.report import page as pages
+from g2d_jax.report.prompts import Prompts, run_tokenizer
 from g2d_jax.report.read import read_run
 from g2d_jax.report.samples import (
     CHANGED,
     PROBLEMS,
     Cell,
     Listing,
-    Painter,
     Row,
     Sample,
     anchor,
     browser,
 )
-from g2d_jax.report.tokens import Span
 from g2d_jax.runtime.storage import write_json
 from g2d_jax.runtime.tables import read_rollouts, write_preferences, write_rollouts
 
@@ -191,22 +190,36 @@ def test_a_collected_problem_without_a_pair_is_shown_too(own_run: Path) -> None:
 def test_a_problem_is_read_from_the_tokens_of_its_prompt(tmp_path: Path, settings: dict) -> None:
     make_tokenizer(QWEN).save_pretrained(tmp_path)
     tokenizer = load_tokenizer(str(tmp_path), TemplateSettings(**settings))
-    paint = Painter(tokenizer)
+    prompts = Prompts(tokenizer)
     for problem in ("What is\n{1+1}?  ", "<b>&", "é\u202e"):
-        assert paint.prompt(tokenizer.encode_prompt(problem).tolist()) == problem
+        assert prompts(tokenizer.encode_prompt(problem).tolist()) == problem
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     if settings.get("chat") is not False:  # not one problem: all of it
         ids = tokenizer.encode_prompt((*turns, {"role": "user", "content": "c"})).tolist()
-        assert re.search("a.*b.*c", paint.prompt(ids), re.DOTALL)
-    assert paint.prompt([-1, 5]) == paint.prompt([]) == Painter(None).prompt([5]) == ""
+        assert re.search("a.*b.*c", prompts(ids), re.DOTALL)
+    assert prompts([-1, 5]) == prompts([]) == Prompts(None)([5]) == ""
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model": {"path": "/nowhere/model"}},
+        {"tokenizer": {"path": "/nowhere/tokenizer"}},
+        {"tokenizer": {"prompt_template": 3}},
+        {"tokenizer": []} | {"model": [1]},
+    ],
+)
+def test_a_tokenizer_that_is_not_there(config: dict) -> None:
+    with pytest.raises(ValueError, match=r"tokenizer|prompt_template"):
+        run_tokenizer(config)
 
 
 def test_a_page_that_is_full_keeps_what_changed_most() -> None:
-    sample = Sample("correct", "", [Span("x" * 400_000)])
+    sample = Sample("correct", "", "x" * 400_000)
     rows = []
     for i in range(20):
         rows.append(Row(f"problem {i}", "", None, [Cell(0, "", [sample])], rank=20 - i))
-    parts = {"browser": [Listing("Many", "", [""], rows, "")]}
+    parts = {"browser": [Listing("Many", "", [""], rows)]}
     source = pages.html(pages.Report("report", "Many", "", "", [], parts))
     kept = re.findall(r"problem (\d+)", source)
     assert kept == [str(i) for i in range(20 - len(kept), 20)] and 3 < len(kept) < 20
@@ -236,11 +249,11 @@ def made_list() -> str:
     for name, change in changes.items():
         first, last = tokens[name]
         cells = [
-            Cell(0, "before", [Sample("incorrect", "", [Span("x")], first)]),
-            Cell(1, "after", [Sample("correct", "", [Span("y")], last)]),
+            Cell(0, "before", [Sample("incorrect", "", "x", first)]),
+            Cell(1, "after", [Sample("correct", "", "y", last)]),
         ]
         rows.append(Row(f"{name} = ?", "", "1", cells, anchor("made", name), change))
-    parts = {"browser": [Listing("List", "", ["before", "after"], rows, "")]}
+    parts = {"browser": [Listing("List", "", ["before", "after"], rows)]}
     return pages.html(pages.Report("report", "Sorted", "", "", [], parts))
 
 
