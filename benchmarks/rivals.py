@@ -188,12 +188,12 @@ def shrunk(scale: Scale) -> Scale:
     """Return the same arms, too short to learn much."""
     arms = {}
     for name, arm in scale.arms.items():
-        steps = tuple(range(2, 2 + 2 * len(arm.steps), 2))
-        extra = (2 * len(arm.steps) + 2,) if arm.extra else ()
-        small = replace(arm, steps=steps, extra=extra, prompts=(24,) * len(arm.prompts))
+        small = replace(arm, steps=arm.steps and (2, 4), prompts=arm.prompts and (0, 24))
+        small = replace(small, extra=arm.extra and (6,))
         overrides = [entry for entry in arm.overrides if "prompts_per_step" not in entry]
         arms[name] = replace(small, warmup=min(arm.warmup, 2), overrides=tuple(overrides))
-    return replace(scale, rates=scale.rates[:1], tuning=(0,), judging=(1, 2), arms=arms)
+    small = replace(scale, budgets=(2, 4), rates=scale.rates[:1], middle=1, arms=arms)
+    return replace(small, tuning=(0,), judging=(1, 2))
 
 
 def _add_offline_stages(config: ConfigDict) -> None:
