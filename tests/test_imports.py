@@ -20,7 +20,7 @@ ROOMS = [
     "stages",
     "run_stages",
     (
-        "report sweep card dataset push outputs host_memory dryrun plan forecast pipeline commands "
+        "report sweep card push outputs host_memory dryrun plan forecast pipeline commands "
         "status arguments cli __main__"
     ),
 ]
