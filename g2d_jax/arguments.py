@@ -252,13 +252,9 @@ def _push_arguments(parser: argparse.ArgumentParser) -> None:
     _workdir(parser)
     add = parser.add_argument
     where = "repository on the Hugging Face hub; made if there is none"
-    add("--repo", metavar="USER/NAME", help=where)
-    instead = "in place of --repo: a folder to write the same files to; no hub is asked"
-    add("--output", metavar="FOLDER", help=instead)
-    add("--what", choices=("model", "adapters", "dataset"), default="model", help="default: model")
+    add("--repo", required=True, metavar="USER/NAME", help=where)
+    add("--what", choices=("model", "adapters", "pairs"), default="model", help="default: model")
     _shared(parser, "--policy")
-    dry = "list files and sizes, show the card; upload nothing"
-    add("--dry-run", action="store_true", help=dry)
     add("--public", action="store_true", help="a new repository is private otherwise")
     _several(parser)
 
@@ -296,7 +292,7 @@ _COMMANDS = {
     "export": (_export_arguments, "write a policy as a Hugging Face model"),
     "push": (
         _push_arguments,
-        "upload a model, adapters or a preference dataset to the Hugging Face hub",
+        "upload a model, adapters or preference pairs to the Hugging Face hub",
     ),
     "sample": (_sample_arguments, "show a policy's answers to a problem"),
     "status": (_status_arguments, "show how far a run or a study is"),

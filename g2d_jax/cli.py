@@ -296,7 +296,7 @@ def _push(arguments: argparse.Namespace, _: list[str]) -> None:
 
     processes.initialise(arguments.coordinator, arguments.num_processes, arguments.process_id)
     url = push.push(**_options(arguments, push.push))
-    if url and processes.leader():
+    if processes.leader():
         _print(url)
 
 

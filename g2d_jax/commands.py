@@ -495,7 +495,7 @@ def _write_texts(
     session: Session, policy: str, folder: epath.Path, adapters: bool, note: str
 ) -> str:
     """Write the model card and the tokenizer; return the card."""
-    text = card(session, policy, adapters=adapters, note=note)
+    text = card(session, policy, what="adapters" if adapters else "model", note=note)
     storage.write_bytes(folder / "README.md", text.encode())  # first: it says whose folder this is
     session.tokenizer.save(folder)
     for sentence in session.tokenizer.template.differences():

@@ -415,7 +415,7 @@ def test_every_command_line_of_a_page_is_one(
     assert len(whole) > 60 and len(options) == 12
 
 
-READ_A_RUN = ("status", "report", "compare", "sample", "evaluate", "export", "push")
+READ_A_RUN = ("status", "report", "compare", "sample", "evaluate", "export")
 # What a line of these has in it that tests lack -> what that is
 LACKING = {
     "gs://": "a bucket",
@@ -431,8 +431,8 @@ LACKING = {
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_commands_that_read_a_run_do_so(finished: Path, forks: Forks, tmp_path: Path) -> None:
-    """On a finished run, whatever the page calls it and its last policy; a push to the hub with
-    --dry-run, and no --watch, which needs a terminal."""
+    """On a finished run, whatever the page calls it and its last policy; no --watch, which needs a
+    terminal."""
     for run in ("mine", "other"):
         shutil.copytree(finished, tmp_path / run)
     done = set()
@@ -445,8 +445,6 @@ def test_commands_that_read_a_run_do_so(finished: Path, forks: Forks, tmp_path: 
             places = ["mine", "other"][: 1 + (command == "compare")]
             rest = ["dpo" if word == "best" else word for word in words[2 + len(places) :]]
             rest = [word for word in rest if word != "--watch"]
-            if "--repo" in rest and "--dry-run" not in rest:
-                rest.append("--dry-run")
             if "--output" in rest:
                 rest[rest.index("--output") + 1] = f"written-{len(done)}"
             ran = forks.run(command, *places, *rest, cwd=tmp_path)

@@ -20,7 +20,7 @@ ROOMS = [
     "stages",
     "run_stages",
     (
-        "report sweep card dataset push host_memory dryrun plan pipeline commands "
+        "report sweep card push host_memory dryrun plan pipeline commands "
         "status arguments cli __main__"
     ),
 ]

@@ -92,22 +92,6 @@ def test_rollouts_round_trip_bit_for_bit(rows, tmp_path_factory):
     assert len(read) == len(rows) and all(map(same, read, rows))
 
 
-@pytest.mark.parametrize("prompt", ["1+1=?", ({"role": "user", "content": "1+1=?"},)])
-def test_completions_stand_beside_their_prompts(prompt, tmp_path):
-    rows = [rollout(), rollout("no", None, None, sample=1)]
-    tables.write_completions(tmp_path / "0.parquet", rows, [prompt, prompt])
-    row = pq.read_table(tmp_path / "0.parquet").to_pylist()[1]
-    reply = "no" if isinstance(prompt, str) else [{"role": "assistant", "content": "no"}]
-    assert (
-        row["prompt"] == (prompt if isinstance(prompt, str) else list(prompt))
-        and row["completion"] == reply
-    )
-    with pytest.raises(ValueError, match=r"1\.parquet: 1 of 2 prompts are conversations"):
-        tables.write_completions(
-            tmp_path / "1.parquet", rows, ["1+1=?", ({"role": "user", "content": "1+1=?"},)]
-        )
-
-
 def test_pandas_reads_rollouts(tmp_path):
     long = rollout(
         "x\x00y",

@@ -336,15 +336,16 @@ def module_file(function: str, folder: Path) -> Path | None:
 
 def without_folders(config: ConfigDict) -> ConfigDict:
     """Cut the local paths of a config to their last part, in place; return it."""
-
-    def cut(text: str, kind: str, stages: Collection[str]) -> str:
-        found = parts(text, kind, stages)
-        if found is None:
-            return text
-        return f"{found.head}{last_part(found.place)}{found.tail}"
-
-    change(config, cut)
+    change(config, without_folder)
     return config
+
+
+def without_folder(text: str, kind: str, stages: Collection[str] = ()) -> str:
+    """Cut the local path that a text names, if any, to its last part; arguments as of `parts`."""
+    found = parts(text, kind, stages)
+    if found is None:
+        return text
+    return f"{found.head}{last_part(found.place)}{found.tail}"
 
 
 def last_part(path: str) -> str:

@@ -27,7 +27,6 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import fsspec
@@ -129,26 +128,18 @@ HUB_ANSWERS = {
         "there is no such repository, or it is private: check the name, or log in with `hf auth "
         "login`"
     ),
-    403: "it is gated: accept its licence on its page of the hub and log in with `hf auth login`",
+    403: (
+        "you have no access: if it is gated, accept its licence on its page of the hub; log in with "
+        "`hf auth login` and a token that may read it, or write to it for a push"
+    ),
     404: "there is no such repository, revision or file: check the name",
 }
 
 
-HUB_UNREACHED = (
-    "and it was not downloaded before: check the network (HF_HUB_OFFLINE, HTTPS_PROXY), or download "
-    "it on another machine and give the path"
-)
+def hub_reason(error: BaseException) -> str:
+    """Say in a line why the Hugging Face hub did not do a request, and what to do.
 
-
-def hub_reason(
-    error: BaseException,
-    meanings: Mapping[int, str] = MappingProxyType(HUB_ANSWERS),
-    otherwise: str = HUB_UNREACHED,
-) -> str:
-    """Say why the Hugging Face hub did not do what it was asked for, and what to do, in a line.
-
-    error: whatever the hub's libraries raised; its causes are looked at too. meanings: of HTTP
-    statuses. otherwise: what to do where the hub cannot be reached.
+    error: any that the hub's libraries raised; its causes are looked at too.
     """
     from huggingface_hub import errors
 
@@ -162,11 +153,14 @@ def hub_reason(
         for each in chain
         if (response := getattr(each, "response", None)) is not None
     ]
-    if answers and answers[0] in meanings:
-        return meanings[answers[0]]
+    if answers and answers[0] in HUB_ANSWERS:
+        return HUB_ANSWERS[answers[0]]
     silent = (ConnectionError, TimeoutError, socket.gaierror, errors.LocalEntryNotFoundError)
     if not answers and any(isinstance(each, silent) for each in chain):
-        return f"the hub cannot be reached from here, {otherwise}"
+        return (
+            "the hub cannot be reached from here: check the network (HF_HUB_OFFLINE, HTTPS_PROXY), or "
+            "download what you need on another machine and give the path"
+        )
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]:.300}"
 
 

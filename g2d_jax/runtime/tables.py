@@ -51,15 +51,6 @@ ROLLOUTS = pa.schema(
 stop_reason is "length"."""
 
 
-def _completions(text: pa.DataType) -> pa.Schema:
-    columns = ROLLOUTS.remove(ROLLOUTS.get_field_index("text"))
-    return pa.schema([*_required(prompt=text, completion=text), *columns])
-
-
-COMPLETIONS, CHAT_COMPLETIONS = _completions(pa.string()), _completions(_CHAT)
-"""Columns of published completions: a rollout's, its text as TRL calls it, and the prompt that the
-model was shown."""
-
 _ARRAYS: dict[str, Any] = {
     "prompt_ids": np.int32,
     "token_ids": np.int32,
@@ -101,20 +92,6 @@ def write_rollouts(path: PathLike, rows: Sequence[ScoredRollout]) -> None:
     """Write one part, columns `ROLLOUTS`. Raises ValueError for an array of another dtype or rank;
     OSError."""
     _write(path, _rollout_columns(rows), ROLLOUTS)
-
-
-def write_completions(
-    path: PathLike, rows: Sequence[ScoredRollout], prompts: Sequence[Prompt]
-) -> None:
-    """Write one part, columns `COMPLETIONS` or `CHAT_COMPLETIONS`. prompts: what the model was
-    shown for each row.
-
-    Raises as `write_rollouts`, and ValueError as `write_preferences` for prompts of both kinds.
-    """
-    columns = _rollout_columns(rows)
-    columns["completion"] = columns.pop("text")
-    chat = _converse(path, columns, prompts, "completion")
-    _write(path, columns, CHAT_COMPLETIONS if chat else COMPLETIONS)
 
 
 def _rollout_columns(rows: Sequence[ScoredRollout]) -> dict[str, Any]:
@@ -168,28 +145,19 @@ def write_preferences(path: PathLike, rows: Sequence[Preference]) -> None:
     """
     ids = dict.fromkeys(("prompt_ids", "chosen_ids", "rejected_ids"), np.int32)
     columns = _columns(rows, PREFERENCES.names, ids)
-    chat = _converse(path, columns, columns["prompt"], "chosen", "rejected")
-    _write(path, columns, CHAT_PREFERENCES if chat else PREFERENCES)
-
-
-def _converse(
-    path: PathLike, columns: dict[str, Any], prompts: Sequence[Prompt], *replies: str
-) -> bool:
-    """Put prompts and replies into columns, as texts, or as messages where the prompts are
-    conversations: True then."""
-    chat = [not isinstance(prompt, str) for prompt in prompts]
+    chat = [not isinstance(prompt, str) for prompt in columns["prompt"]]
     if any(chat) and not all(chat):
         counts = f"{sum(chat)} of {len(chat)} prompts are conversations"
         raise ValueError(
             f"{os.fspath(path)}: {counts}; a part has either strings or conversations: write two "
             "parts"
         )
-    for name in replies:
+    for name in ("chosen", "rejected"):
         columns[name] = list(map(safe_text, columns[name]))
         if any(chat):
             columns[name] = [[{"role": "assistant", "content": text}] for text in columns[name]]
-    columns["prompt"] = list(map(_messages, prompts))
-    return any(chat)
+    columns["prompt"] = list(map(_messages, columns["prompt"]))
+    _write(path, columns, CHAT_PREFERENCES if any(chat) else PREFERENCES)
 
 
 def _messages(prompt: Prompt) -> str | list[dict[str, str]]:

@@ -15,10 +15,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import huggingface_hub
 import jax
 import numpy as np
 import pytest
 from etils import epath
+from hub_server import Hub, client_settings, serving
 from unofficial import let_every_process_write_programs
 
 from g2d_jax import cli, run_stages
@@ -135,8 +137,16 @@ def export(*arguments: str) -> int:
     return cli.main(["export", *arguments])
 
 
-def push(*arguments: str) -> int:
-    return cli.main(["push", *arguments])
+def push(folder: str, *arguments: str) -> int:
+    """To a hub of each process's own, of which it prints what it has afterwards."""
+    os.environ["HF_TOKEN"] = "hf_token"
+    with serving(Hub(token="hf_token")) as hub:
+        for name, value in client_settings(hub, Path(folder)).items():
+            setattr(huggingface_hub.constants, name, value)
+        status = cli.main(["push", *arguments])
+        for name in hub.repositories:
+            print(name, *sorted(hub.files(name)))
+    return status
 
 
 def stages(config_file: str, reference: str, workdir: str) -> None:

@@ -66,21 +66,11 @@ def test_an_error_in_the_midst_of_writing_ends_all(
 
 @pytest.mark.slow
 def test_two_processes_push_together_and_the_first_one_publishes(
-    workdir: Path, launch: Launch
+    workdir: Path, launch: Launch, tmp_path: Path
 ) -> None:
-    command = [
-        "push",
-        "--workdir",
-        workdir,
-        "--repo",
-        "me/model",
-        "--what",
-        "adapters",
-        "--dry-run",
-    ]
+    command = ["push", tmp_path, workdir, "--repo", "me/model", "--what", "adapters"]
     launched = launch(2, 2, *command)
     assert launched.statuses() == [0, 0], launched.told()
-    assert ["| adapter_model.safetensors" in process.stdout for process in launched.running] == [
-        True,
-        False,
-    ]
+    first, second = (process.stdout for process in launched.running)
+    assert "README.md adapter_config.json adapter_model.safetensors" in first
+    assert "models/me/model" not in second

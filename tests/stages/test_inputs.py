@@ -3,6 +3,7 @@ elsewhere goes on."""
 
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -666,17 +667,29 @@ def test_adapters_say_what_they_are_loaded_beside(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The base's place on this machine is not published; a model with images is not named, since
-    PEFT would put the adapters nowhere in it. vLLM is told a rank above 16."""
+    PEFT would put the adapters nowhere in it."""
     config, model = reading(place), place / "model"
     config.lora.rank = 24
+    config.stages.evaluate.sampling.stop = ("\n\n",)
+    (model / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     begin(config, tmp_path / "work")
     found, card = exported(tmp_path / "work", tmp_path / "adapters")
     assert found["base_model_name_or_path"] == str(model) and found["revision"] is None
-    assert "--max-lora-rank 32" in card and "last part of its path" not in card
+    assert "320 and 512 that is at least 24." in card and "was a local folder" not in card
     found, card = exported(tmp_path / "work", tmp_path / "there", published=True)
     assert found["base_model_name_or_path"] == "model"
-    said = "names these adapters' base by the last part of its path, model: load that model"
-    assert said in card and said in capsys.readouterr().out and str(place) not in card
+    said = "The base of these adapters, model, was a local folder: load that model yourself"
+    assert said in card and said in capsys.readouterr().out
+    for file in (tmp_path / "there").iterdir():
+        assert str(place).encode() not in file.read_bytes(), file
+    assert "Base model: `model`, licence apache-2.0." in card
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]
+    made: dict[str, Any] = {}
+    exec(code.replace("path/to/this", str(tmp_path / "there")), made)
+    with commands.opened(tmp_path / "work") as session:
+        assert made["ids"] == session.tokenizer.encode_prompt("1+1=?").tolist()
+        ends = session.tokenizer.ends()
+    assert rf"Responses end at {ends}, or the text `'\n\n'`." in card
 
     text = json.loads((model / "config.json").read_text())
     draw, text["model_type"] = np.random.default_rng(0), "gemma3_text"
@@ -696,6 +709,6 @@ def test_adapters_say_what_they_are_loaded_beside(
     config.lora.rank = 16
     begin(config, tmp_path / "images")
     found, card = exported(tmp_path / "images", tmp_path / "beside")
-    assert found["base_model_name_or_path"] is None and "--max-lora-rank" not in card
-    said = "are of the language model of model, which has images too"
+    assert found["base_model_name_or_path"] is None
+    said = "PEFT cannot apply these adapters to their base, model: export it"
     assert said in card and said in capsys.readouterr().out

@@ -117,7 +117,7 @@ def test_adapters_are_trained_beside_the_model_that_their_policy_names(runs, who
         # whose base is the run's own
         assert np.any(load_policy(session, "sft").blocks.down[...] != expected)
         # of a path its last part: the card is published
-        assert f"It began with `{other.name}`" in card(session, "warmup")
+        assert f"Base model: `{other.name}`" in card(session, "warmup")
     alone = commands.export(tmp_path / "moved", tmp_path / "alone", policy="warmup", adapters=True)
     assert json.loads((alone / "adapter_config.json").read_text())[
         "base_model_name_or_path"

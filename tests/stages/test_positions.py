@@ -1,5 +1,4 @@
-"""Sequences longer than the model is made for: a warning in the dry run, the run, the report and
-the card."""
+"""Sequences longer than the model is made for: a warning in the dry run, the run and the report."""
 
 import json
 
@@ -11,7 +10,6 @@ from worlds import run
 
 from g2d_jax import config as settings
 from g2d_jax import dryrun
-from g2d_jax.card import card
 from g2d_jax.config.io import to_dict
 from g2d_jax.data import arithmetic
 from g2d_jax.data.tokenizer import PromptTokenizer
@@ -144,7 +142,7 @@ def test_the_dry_run_warns_of_every_kind_of_stage(short, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("names", [["sft"], *slow(["sft", "collect", "dpo", "evaluate"])])
-def test_a_run_warns_once_and_its_report_and_card_tell(short, tmp_path, opened, capsys, names):
+def test_a_run_warns_once_and_its_report_tells(short, tmp_path, opened, capsys, names):
     with short.unlocked():
         short.stages = {name: short.stages[name] for name in names}
     short.stages.sft.steps = 2
@@ -164,9 +162,3 @@ def test_a_run_warns_once_and_its_report_and_card_tell(short, tmp_path, opened, 
             and page.count(f"- Warning: {text.partition(' (')[0]}") == 1
         )
         assert text.startswith(f"{name}: prompt and response can have ")
-    longest = manifests["sft"]["warnings"][-1]["values"]["tokens"]
-    assert f"Sequences of up to {longest:,} tokens were allowed in training" in card(session, "sft")
-    assert f"`max_position_embeddings`, {POSITIONS}, which config.json keeps" in card(
-        session, "sft"
-    )
-    assert "allowed in training" not in card(session, "init")
