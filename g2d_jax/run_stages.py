@@ -30,7 +30,7 @@ from g2d_jax.runtime import flags, memory, processes, program_cache, storage
 from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import locked
-from g2d_jax.runtime.tracking import Tracker, require_services
+from g2d_jax.runtime.tracking import Tracker, require_wandb
 from g2d_jax.session import init_params, inputs, kept_inputs
 from g2d_jax.session.answers import warn_of_answers
 from g2d_jax.session.policies import model_of, require_elsewhere
@@ -103,7 +103,8 @@ def refuse_unused(config: Config) -> None:
 def require_packages(config: Config) -> None:
     """Raise ImportError naming the extra for a package that a run needs, though no plan of it, and
     that is missing."""
-    require_services(config.logging.services())
+    if config.logging.wandb:
+        require_wandb()
 
 
 @contextlib.contextmanager
@@ -137,8 +138,9 @@ def open_session(
         with processes.barrier():
             check_token(folder, token)
         shown = folder if processes.leader() else None
-        services = config.logging.services(name=config.name)
-        with Tracker(shown, tensorboard=config.logging.tensorboard, **services) as tracker:
+        logging = config.logging
+        wandb = logging.wandb_options(name=config.name)
+        with Tracker(shown, tensorboard=logging.tensorboard, wandb=wandb) as tracker:
             session = Session(config, folder, tracker, order.folders(folder), reward, objectives)
             with contextlib.closing(session):
                 processes.on_leader(lambda: check_models(session))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import logging
 import math
 import os
 import re
-import sqlite3
 import struct
-import subprocess
 import sys
 import time
 import unicodedata
@@ -27,7 +24,7 @@ from g2d_jax import config_load, dryrun, pipeline
 from g2d_jax.report.tables import FIRST
 from g2d_jax.runtime import storage, table_layout
 from g2d_jax.runtime.terminal import clean, folded, wrapped
-from g2d_jax.runtime.tracking import Screen, Tracker, read_metrics, require_services
+from g2d_jax.runtime.tracking import Screen, Tracker, read_metrics, require_wandb
 
 
 class Terminal(io.StringIO):
@@ -187,31 +184,29 @@ def test_a_full_disk_is_an_error_not_a_hang(tmp_path):
 # Weights & Biases
 
 
-@pytest.mark.parametrize("service", ["wandb", "trackio"])
-def test_a_service_that_is_missing_names_the_extra(service, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, service, None)
-    with pytest.raises(ImportError, match=rf"pip install '\.\[{service}\]'"):
-        tracker(tmp_path, **{service: {"project": "g2d", "name": "run"}})
+def test_a_missing_wandb_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ImportError, match=r"pip install '\.\[wandb\]'"):
+        tracker(tmp_path, wandb={"project": "g2d", "name": "run"})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_service_is_refused_before_the_run_has_a_folder(tmp_path, monkeypatch):
+def test_a_missing_wandb_is_refused_before_the_run_has_a_folder(tmp_path, monkeypatch):
     config = config_load.resolve(str(Path(__file__).parent / "tiny.py"))
-    for service in ("wandb", "trackio"):
-        monkeypatch.setitem(sys.modules, service, None)
-        config.logging.wandb = config.logging.trackio = None
-        config.logging[service] = "mine"
-        for start in (dryrun.show, pipeline.run):
-            with pytest.raises(ImportError, match=rf"\(logging\.{service}\) .* '\.\[{service}\]'"):
-                start(config, workdir=tmp_path / "work")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    config.logging.wandb = "mine"
+    for start in (dryrun.show, pipeline.run):
+        with pytest.raises(ImportError, match=r"\(logging\.wandb\) .* '\.\[wandb\]'"):
+            start(config, workdir=tmp_path / "work")
     assert not (tmp_path / "work").exists()
 
 
-def test_a_folder_of_a_services_name_is_not_its_package(tmp_path, monkeypatch):
-    (tmp_path / "g2dmetrics").mkdir()  # as W&B leaves ./wandb behind
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ImportError, match=r"logging\.g2dmetrics"):
-        require_services(["g2dmetrics"])
+def test_a_folder_called_wandb_is_not_its_package(tmp_path, monkeypatch):
+    (tmp_path / "wandb").mkdir()  # as W&B leaves one behind
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(ImportError, match=r"logging\.wandb"):
+        require_wandb()
 
 
 def test_wandb_resumes_the_run_of_the_work_directory(tmp_path, monkeypatch):
@@ -222,43 +217,6 @@ def test_wandb_resumes_the_run_of_the_work_directory(tmp_path, monkeypatch):
             run.log("sft", step, {"loss": 1.0 / step})
     run_id = storage.read_json(tmp_path / "wandb.json")["id"]
     assert len([name for name in os.listdir(tmp_path / "wandb") if name.endswith(run_id)]) >= 1
-
-
-TRACKED = """
-import math, os, sqlite3, sys
-from g2d_jax.runtime.tracking import Tracker
-for step, loss in ((1, 0.5), (1, 9.0), (2, math.nan), (3, math.inf)):
-    with Tracker(sys.argv[1], tensorboard=False, trackio={"project": "g2d", "name": "tiny"}) as run:
-        run.log("sft", step, {"loss": loss})
-with Tracker(sys.argv[1] + "-other", tensorboard=False, trackio={"project": "g2d", "name": "tiny"}) as run:
-    run.log("sft", 1, {"loss": 0.25})
-with Tracker(sys.argv[2], tensorboard=False, trackio={"project": "registry-a", "name": "tiny"}) as run:
-    run.log("sft", 1, {"loss": 0.25})
-"""
-
-
-def test_trackio_resumes_the_run_of_the_work_directory_and_stops_none(tmp_path):
-    pytest.importorskip("trackio")
-    env = {
-        **os.environ,
-        "TRACKIO_DIR": str(tmp_path / "trackio"),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    command = [sys.executable, "-c", TRACKED, str(tmp_path / "run"), str(tmp_path / "unnamed")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert (
-        "WARNING: nothing is logged to trackio: " in done.stdout
-        and len(read_metrics(tmp_path / "unnamed")) == 1
-    )
-    with contextlib.closing(sqlite3.connect(tmp_path / "trackio" / "g2d.db")) as database:
-        rows = database.execute("SELECT run_name, metrics FROM metrics ORDER BY id").fetchall()
-    logged = [json.loads(metrics) for _, metrics in rows]
-    assert [metrics["sft/step"] for metrics in logged] == [1, 2, 3, 1] and logged[0][
-        "sft/loss"
-    ] == 0.5
-    names = [name for name, _ in rows]
-    assert len({*names[:3]}) == 1 and len({*names}) == 2
 
 
 # Console

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from g2d_jax.config.section import (
     Bounds,
@@ -79,20 +79,13 @@ class Logging(Section):
 
     tensorboard: bool = True
     wandb: str | None = None
-    trackio: str | None = None
     samples: NonNegative = 8
     every: Positive = 1
     profile: str | None = None  # updates under JAX's profiler, as STAGE:START-STOP
 
-    def services(self, **options: str) -> dict[str, Any]:
-        """Return the keywords of a Tracker for the services that a project is named of. options:
-        name, group."""
-        projects = {"wandb": self.wandb, "trackio": self.trackio}
-        services = {}
-        for service, project in projects.items():
-            if project:
-                services[service] = {"project": project, **options}
-        return services
+    def wandb_options(self, **options: str) -> dict[str, str] | None:
+        """Return the keywords of `wandb.init`, None without a project. options: name, group."""
+        return {"project": self.wandb, **options} if self.wandb else None
 
     @property
     def window(self) -> Window | None:

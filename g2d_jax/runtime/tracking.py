@@ -1,10 +1,9 @@
-"""Watching a run: metrics and completions on disk, TensorBoard, Weights & Biases, trackio, and the
-console.
+"""Watching a run: metrics and completions on disk, TensorBoard, Weights & Biases, and the console.
 
     Tracker ─► WORKDIR/metrics/*.jsonl      what was logged: the report reads this, the rest mirrors it
             ─► WORKDIR/samples/*.jsonl      tables of completions
             ─► WORKDIR/tensorboard/         scalars "stage/metric" over the stage's steps
-            ─► Weights & Biases, trackio    the same, one run for the life of the work directory
+            ─► Weights & Biases             the same, one run for the life of the work directory
             ─► Screen                       a progress bar, messages and tables; plain lines when not a terminal;
                                             which program compiles while nothing else happens
 
@@ -25,7 +24,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, Self, TextIO, TypeAlias
@@ -463,7 +462,7 @@ def _start_wandb(
 ) -> Any:
     """Start the W&B run of this work directory, or resume it; leaving the stack by an error marks
     it as failed."""
-    require_services(["wandb"])
+    require_wandb()
     import wandb
 
     named = {"id": run_id(workdir / "wandb.json"), "resume": "allow"}
@@ -473,18 +472,15 @@ def _start_wandb(
     return run
 
 
-def require_services(services: Iterable[str]) -> None:
-    """Raise ImportError naming the extra for a service, "wandb" or "trackio", whose package is not
-    installed."""
-    for service in services:
-        found = find_spec(service)
-        # A plain folder of that name can be imported too, and W&B itself leaves one where a run is
-        # started.
-        if found is None or found.origin is None:
-            label = {"wandb": "Weights & Biases"}.get(service, service)
-            raise failures.missing_extra(
-                f"logging to {label} (logging.{service}) needs the package {service}", service
-            )
+def require_wandb() -> None:
+    """Raise ImportError naming the extra if W&B's package is not installed."""
+    found = find_spec("wandb")
+    # A plain folder of that name can be imported too, and W&B itself leaves one where a run is
+    # started.
+    if found is None or found.origin is None:
+        raise failures.missing_extra(
+            "logging to Weights & Biases (logging.wandb) needs the package wandb", "wandb"
+        )
 
 
 def run_id(file: epath.Path) -> str:
@@ -509,9 +505,8 @@ class Tracker:
 
     workdir/metrics is the record; without a workdir nothing is said and nothing written, as it is
     for all processes of a run but one. Steps redone after a resume are logged there again and the
-    last record counts (see `read_metrics`); TensorBoard, W&B and trackio, which cannot replace a
-    point, keep the first. wandb, trackio: keywords of their `init` (project, name, group …), None
-    for none. A trackio that cannot start is a warning.
+    last record counts (see `read_metrics`); TensorBoard and W&B, which cannot replace a point, keep
+    the first. wandb: keywords of `wandb.init` (project, name, group …), None for none.
     """
 
     def __init__(
@@ -520,15 +515,13 @@ class Tracker:
         *,
         tensorboard: bool,
         wandb: Mapping[str, Any] | None = None,
-        trackio: Mapping[str, Any] | None = None,
         screen: Screen | None = None,
     ) -> None:
-        """Raise ImportError naming the extra if W&B or trackio is wanted and missing; OSError."""
+        """Raise ImportError naming the extra if W&B is wanted and missing; OSError."""
         self.last_samples: Samples | None = None
         self._metrics: Segments | None = None
         self._samples: Segments | None = None
         self._wandb: Any = None
-        self._trackio: Any = None
         self._tensorboard: _TensorBoard | None = None
         damaged: list[str] = []
         with contextlib.ExitStack() as stack:  # closes what is open if the next cannot be opened
@@ -537,8 +530,6 @@ class Tracker:
             else:
                 self._open(epath.Path(workdir), tensorboard, wandb, stack, damaged)
             self.screen = Screen() if screen is None else screen
-            if workdir is not None and trackio is not None:
-                self._trackio = self._open_trackio(epath.Path(workdir), trackio, stack)
             if workdir is not None and screen is None:
                 stack.enter_context(self.screen.watching())
             self._stack = stack.pop_all()
@@ -563,26 +554,6 @@ class Tracker:
         self._wandb = None if wandb is None else _start_wandb(workdir, wandb, stack)
         self._tensorboard = _TensorBoard(workdir / "tensorboard", stack) if tensorboard else None
 
-    def _open_trackio(
-        self, workdir: epath.Path, options: Mapping[str, Any], stack: contextlib.ExitStack
-    ) -> Any:
-        """Start the trackio run of this work directory, or resume it, which goes by the name."""
-        require_services(["trackio"])
-        # A project that it cannot name, a database that it cannot write: the run goes on without.
-        try:
-            import trackio
-
-            name = f"{options['name']} {run_id(workdir / 'trackio.json')}"
-            run = trackio.init(**{**options, "name": name, "resume": "allow", "embed": False})
-            stack.callback(run.finish)
-            return run
-        except ImportError:
-            raise
-        except Exception as error:
-            self.screen.say(
-                f"WARNING: nothing is logged to trackio: {type(error).__name__}: {error}", "yellow"
-            )
-
     def log(
         self, stage: str, step: int, metrics: Mapping[str, float], *, kind: str = "train"
     ) -> None:
@@ -603,8 +574,6 @@ class Tracker:
         if self._wandb is not None:
             self._wandb.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
             self._wandb.log({**scalars, f"{stage}/step": int(step)})
-        if self._trackio is not None:  # its errors are warnings of its own
-            self._trackio.log({**scalars, f"{stage}/step": int(step)})
 
     def warn(
         self, stage: str, step: int, cause: str, text: str, values: Mapping[str, float]

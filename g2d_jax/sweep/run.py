@@ -339,9 +339,9 @@ class _Worker:
             policy: node_folder(self.root, other) for policy, other in node.evaluated.items()
         }
         logging = node.config.logging
-        services = logging.services(name=node.id, group=self.name)
+        wandb = logging.wandb_options(name=node.id, group=self.name)
         with Tracker(
-            folder, tensorboard=logging.tensorboard, screen=self.tracker.screen, **services
+            folder, tensorboard=logging.tensorboard, screen=self.tracker.screen, wandb=wandb
         ) as tracker:
             try:
                 contents = inputs.digests(inputs.of_config(node.config))
