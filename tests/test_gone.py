@@ -32,6 +32,7 @@ USED: dict[str, Any] = {
     "stages.dpo.desirable_weight": 1.5,
     "stages.dpo.undesirable_weight": 0.5,
     "stages.dpo.signal_pairs": 8,
+    "stages.collect.reward_column": "accuracy",
     "engine.sync": "weights",
     "compute.flags": "overlap",
 }
@@ -45,6 +46,7 @@ UNUSED: dict[str, Any] = {
     "stages.dpo.desirable_weight": 1.0,
     "stages.dpo.undesirable_weight": 1,
     "stages.dpo.signal_pairs": 256,
+    "stages.collect.reward_column": None,
     "engine.sync": "none",
     "compute.flags": "none",
 }

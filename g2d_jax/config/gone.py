@@ -79,6 +79,11 @@ GONE: tuple[Gone, ...] = (
     Gone("stages.*.undesirable_weight", other_than(1.0), KTO),
     Gone("stages.*.signal_pairs", other_than(0, 256), SIGNAL, decides=False),
     Gone(
+        "stages.*.reward_column",
+        other_than(None, "None"),
+        'use columns={"reward": "its name"}',
+    ),
+    Gone(
         "engine.sync",
         one_of("weights"),
         "use 'folder', from which vLLM reloads its weights, or 'adapter' where lora.rank is "
