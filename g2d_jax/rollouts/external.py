@@ -185,8 +185,7 @@ def read(session: Session, path: str, columns: Mapping[str, str] | None = None) 
                     counts[LEFT_OUT] += 1
                     continue
                 row = _tokenised(session, problem, dumped, counts)
-                first = firsts.setdefault(problem.id, row)
-                _refuse_unlike(row, first)
+                _refuse_unlike(row, firsts.setdefault(problem.id, row))
             except ValueError as error:  # of the tokenizer too, as for special tokens in a text
                 raise ValueError(f"{dumped.where}: {error}") from error
             group.append(row)
@@ -222,10 +221,8 @@ def _problem(
 ) -> Problem:
     """Return the row's problem, with the row's answer if it has one. Raises BrokenRow."""
     if row.prompt is None:
-        text = row.rendered_prompt
-        if text is None:
-            assert row.prompt_ids is not None  # a row has one of the three
-            text = session.tokenizer.decode(row.prompt_ids)
+        # a row without both texts has ids
+        text = row.rendered_prompt or session.tokenizer.decode(np.asarray(row.prompt_ids))
         found = by_text().get(text.strip())
         if found is None:
             raise BrokenRow(
