@@ -226,11 +226,20 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     add("--policies", choices=("ends", "all"), default="ends", help=whose)
 
 
+def _pair(text: str) -> tuple[str, str]:
+    """Split FIELD=COLUMN. Raises ArgumentTypeError."""
+    field, equals, column = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} has no '=': write reward=accuracy_reward")
+    return field, column
+
+
 def _autopsy_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    rollouts = "its rollouts: of TRL, verl, NeMo-RL or here; files, folders, globs"
+    rollouts = "its rollouts, as JSONL, JSON or Parquet: files, folders, globs"
     add("dumps", nargs="+", metavar="DUMP", help=rollouts)
-    add("--reward", metavar="COLUMN", help="of a dump with several rewards, the one to go by")
+    named = "columns with other names, such as reward=accuracy_reward completion=text"
+    add("--columns", nargs="+", type=_pair, default=(), metavar="FIELD=COLUMN", help=named)
     rule = "how final answers are read, as reward.answers does"
     add("--answers", choices=get_args(AnswerRule), default="boxed", help=rule)
     start = "where DPO starts: a checkpoint's folder, URL or hub id; default: to be filled in"

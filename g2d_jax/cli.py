@@ -273,12 +273,13 @@ def _autopsy(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax.report import autopsy, page
 
     page.output_folder(arguments.output, autopsy.FILES, "an autopsy")
-    examined = autopsy.read(arguments.dumps, arguments.reward, arguments.answers)
+    columns = dict(arguments.columns)
+    examined = autopsy.read(arguments.dumps, columns, arguments.answers)
     first, *others = arguments.dumps
     if others:
         first += f" and {len(others)} more"
     report = autopsy.report(examined, first)
-    options = (arguments.dumps, arguments.output, arguments.reward, arguments.policy)
+    options = (arguments.dumps, arguments.output, columns, arguments.policy)
     _show(report, autopsy.write_autopsy(examined, report, *options))
 
 

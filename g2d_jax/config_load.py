@@ -349,7 +349,8 @@ def apply(config: ConfigDict, override: str, base: places.Base | None = None) ->
     section: Any = config
     for name in parents:
         section = field_of(section, name, path, config)
-    is_open = parents[-1:] == ["fields"]  # the only sections whose names are the user's own
+    # the only sections whose names are the user's own
+    is_open = parents[-1:] in (["fields"], ["columns"])
     field = "" if is_open else field_of(section, key, path, config)
     if isinstance(field, ConfigDict):
         raise ValueError(f"{path} is a section; set one of its fields: {listed(field.keys())}")

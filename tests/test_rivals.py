@@ -28,8 +28,9 @@ def table(monkeypatch):
 
 
 @pytest.mark.parametrize(("scale", "rates", "seeds"), [("demo", 4, 4), ("smollm2", 3, 2)])
+@pytest.mark.usefixtures("prepared")
 def test_every_arm_tries_equally_many_rates(scale, rates, seeds):
-    config = resolve(f"{RIVALS}:scale={scale},part=tune,path=FOLDER").unlock()
+    config = resolve(f"{RIVALS}:scale={scale},part=tune").unlock()
     assert len(config.sweep.seeds) == seeds
     config.sweep.seeds = config.sweep.seeds[:1]
     tried = points(config)

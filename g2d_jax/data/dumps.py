@@ -1,197 +1,158 @@
-"""Rollouts that other programs left behind, as rows of one kind: JSONL, JSON or Parquet, recognised
-by their columns.
+"""Rollouts from other tools, as rows of one kind: JSONL, JSON or Parquet with these columns.
 
-    written by                       columns (* it has token ids)
-    any program                      prompt or prompt_ids, completion or completion_ids; where it has them, logprobs*,
-                                     finish_reason, reward, answer, step
-    this library, rollouts/          problem_id, prompt_ids*, token_ids*, logprobs*, stop_reason, reward
-    TRL, log_completions             step, prompt, completion, advantage, one column for each reward function
-    verl, rollout_data_dir           input, output, gts, score, step
-    NeMo-RL, train_data_step*.jsonl  content, rewards, input_lengths, token_ids*, token_loss_mask, generation_logprobs*
+    prompt             text, or messages; or rendered_prompt: the text after the chat template; or prompt_ids
+    completion         text, or one assistant message; or completion_ids
+    reward, answer     how good the completion is (null: it could not be scored); the reference answer
+    logprobs           of the sampler, one for each of completion_ids
+    finish_reason      "stop", or "length" where the limit cut the completion
+    step               of the training run; else the number in the file's name (train_data_step12.jsonl)
 
-Read from what TRL 1.16, verl 0.9 and NeMo-RL's grpo.py write. Where there is no column for the step
-it is the number in the file's name. Dumps are untrusted: a broken row is a ValueError that names
-file and line.
+Two kinds of files have columns of their own: this library's rollouts/*.parquet, and the tables that
+TRL 1.16 writes with log_completions (step, prompt, completion, advantage, one column for each reward
+function). Files are untrusted: a broken row is a ValueError that names file and line.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from etils import epath
 
 from g2d_jax.config.places import data_files
-from g2d_jax.data.fields import BrokenRow, Values, as_answer, as_messages, as_prompt, as_text
+from g2d_jax.data.fields import BrokenRow, Values, as_answer, as_prompt, as_reply, as_text
 from g2d_jax.data.rows import file_rows
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import MOST_REWARD, Prompt, is_reward
 
 MOST_LOGPROB = 1e-3  # what rounding may add to 0
-_EXPECTED = (
-    "a rollout has prompt or prompt_ids, completion or completion_ids, and reward or answer; "
-    "TRL's has step, prompt, completion, advantage; verl's input, output, score, step; NeMo-RL's "
-    "content, rewards, input_lengths"
+_NEEDED = (
+    "a rollout needs prompt, rendered_prompt or prompt_ids, and completion or completion_ids. Name "
+    "other columns in `columns`. Files of verl and NeMo-RL: convert them with "
+    "examples/convert_rollouts.py of this library's repository"
 )
+_TRL = ("step", "prompt", "completion", "advantage")
+_OWN = {
+    "completion": "text",
+    "completion_ids": "token_ids",
+    "finish_reason": "stop_reason",
+    "answer": "",  # its column answer is the response's own
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DumpRow:
-    """One rollout as a dump gives it; what the dump does not have is None.
+    """One rollout as a file gives it; None where the file has no value.
 
     where: file and line (row), counted from 1. step: of the training run that wrote it.
-    prompt: as the data set had it; rendered: it is the text after the chat template instead (verl
-    and NeMo-RL).
-    logprobs: of the sampler, one for each completion id. finish_reason: "length" if the limit cut
-    the completion.
-    has_reward: whether the dump gives a reward; if so, None is a response that could not be scored.
-    answer: the reference answer, not the response's.
+    has_reward: whether there is a column for the reward; then None is a response that could not be
+    scored.
     """
 
     where: str
-    step: int | None
-    prompt: Prompt | None
-    completion: str | None
-    prompt_ids: np.ndarray | None  # [P] int32
-    completion_ids: np.ndarray | None  # [T] int32
-    logprobs: np.ndarray | None  # [T] float32
-    finish_reason: Literal["stop", "length"] | None
-    reward: float | None
-    has_reward: bool
-    answer: str | None
-    rendered: bool = False
+    step: int | None = None
+    prompt: Prompt | None = None
+    rendered_prompt: str | None = None
+    completion: str | None = None
+    prompt_ids: np.ndarray | None = None  # [P] int32
+    completion_ids: np.ndarray | None = None  # [T] int32
+    logprobs: np.ndarray | None = None  # [T] float32
+    finish_reason: Literal["stop", "length"] | None = None
+    reward: float | None = None
+    has_reward: bool = False
+    answer: str | None = None
 
     @property
     def prompt_key(self) -> str:
-        """Return 16 hex digits, equal for rows of the same prompt; `problem_id` where the dump has
-        its text."""
-        if self.prompt is not None:
-            return problem_id(self.prompt)
-        assert self.prompt_ids is not None  # a row has one of both
-        return hashlib.blake2b(self.prompt_ids.tobytes(), digest_size=8).hexdigest()
+        """Return 16 hex digits, equal for rows of the same prompt: `problem_id` of its text, or of
+        its ids as text."""
+        ids = np.asarray(self.prompt_ids).tolist()
+        return problem_id(self.prompt or self.rendered_prompt or str(ids))
 
 
-def read_dump(paths: str | Sequence[str], reward: str | None = None) -> Iterator[DumpRow]:
+def read_dump(
+    paths: str | Sequence[str], columns: Mapping[str, str] | None = None
+) -> Iterator[DumpRow]:
     """Read the rows of a file, of a folder's files, or of those that match a glob; local, gs:// or
     s3://.
 
-    reward: the column that holds the reward, where a dump has several (TRL's is one for each reward
-    function). Raises ValueError naming file and line of the first row whose columns are of no
-    format or whose values are broken.
+    columns: from our name of a field to the files', such as {"reward": "accuracy_reward"}. Raises
+    ValueError for a field that a rollout does not have, and naming file and line of the first row
+    that lacks a column or has a broken value.
     """
+    columns = columns or {}
+    unknown = columns.keys() - _FIELDS.keys()
+    if unknown:
+        raise ValueError(f"columns names {min(unknown)!r}: a rollout has {', '.join(_FIELDS)}")
     for file in data_files(paths):
         numbers = re.findall(r"step[-_]?(\d+)", epath.Path(file).stem)
         step = int(numbers[-1]) if numbers else None
         for row in file_rows(file):
-            yield row.read(partial(_read, row.where, step, reward))
+            yield row.read(partial(_read, row.where, step, columns))
 
 
-class _Taken(Protocol):
-    @property
-    def step(self) -> int | None: ...
-    @property
-    def prompt_key(self) -> str: ...
-
-
-R = TypeVar("R", bound=_Taken)
-T = TypeVar("T")
-
-
-def by_step(rows: Iterable[R]) -> list[list[R]]:
+def by_step(rows: Iterable[DumpRow]) -> list[list[DumpRow]]:
     """Return rows of the same step and prompt together, in the order of their steps, then of their
     first row.
 
-    It is the order in which an online stage trains on a dump. A row without a step is of step 0.
+    Online stages train on them in this order. A row without a step is of step 0.
     """
-    together: dict[tuple[int, str], list[R]] = {}
-    for row in rows:
+    together: dict[tuple[int, str], list[DumpRow]] = {}
+    for row in sorted(rows, key=lambda row: row.step or 0):
         together.setdefault((row.step or 0, row.prompt_key), []).append(row)
-    return [same for _, same in sorted(together.items(), key=lambda item: item[0][0])]
+    return list(together.values())
 
 
-def _read(where: str, step: int | None, reward: str | None, values: Values) -> DumpRow:
-    """Recognise a row's format by its columns and read it. step: of its file's name. Raises
-    BrokenRow."""
-    columns = values.keys()
-    if columns >= {"problem_id", "token_ids", "stop_reason", "text"}:
-        names = {
-            "completion": "text",
-            "completion_ids": "token_ids",
-            "finish_reason": "stop_reason",
-        }
-        # Its answer is the response's, not the reference.
-        own = {name: value for name, value in values.items() if name != "answer"}
-        return _row(where, {**own, "step": step}, {**names, "reward": reward or "reward"})
-    if columns >= {"content", "rewards", "input_lengths"}:
-        rewards = "rewards"
-        if "filtered_rewards" in values:  # these go with the rows
-            rewards = "filtered_rewards"
-        fields = _nemo_rl({name: _single(value) for name, value in values.items()})
-        return _row(where, {**fields, "step": step}, {"reward": reward or rewards}, rendered=True)
-    if columns >= {"input", "output", "score", "step"}:
-        names = {"prompt": "input", "completion": "output", "reward": reward or "score"}
-        answer = _verl_answer(values.get("gts"))
-        return _row(where, {**values, "answer": answer}, names, rendered=True)
-    if columns >= {"step", "prompt", "completion", "advantage"} and "completion_ids" not in columns:
-        name = reward or _trl_reward(values)
-        own = {key: values[key] for key in ("step", "prompt", "completion", name) if key in values}
-        value = own.get(name)
-        if isinstance(value, float) and math.isnan(value):  # not scored
-            own[name] = None
-        return _row(where, own, {"reward": name})
-    if columns & {"prompt", "prompt_ids"} and columns & {"completion", "completion_ids"}:
-        return _row(where, {"step": step, **values}, {"reward": reward or "reward"})
-    raise BrokenRow(
-        f"it has the fields {', '.join(map(repr, values)) or 'none'}; {_EXPECTED}"[:600]
-    )
-
-
-def _row(
-    where: str, values: Values, names: Mapping[str, str], *, rendered: bool = False
-) -> DumpRow:
-    """Make a row of checked values. names: the dump's name of a field, where it is another. Raises
-    BrokenRow."""
-
-    def given(field: str, read: Callable[[Any, str], T]) -> T | None:
-        path = names.get(field, field)
-        value = values.get(path)
-        return None if value is None else read(value, path)
-
-    reward = names["reward"]
-    if reward not in values and reward != "reward":
-        has = ", ".join(map(repr, values))
-        raise BrokenRow(f"it has no field {reward!r} with the reward; it has {has}"[:500])
-    row = DumpRow(
-        where=where,
-        step=given("step", _step),
-        prompt=given("prompt", as_prompt),
-        completion=given("completion", _completion),
-        prompt_ids=given("prompt_ids", as_ids),
-        completion_ids=given("completion_ids", as_ids),
-        logprobs=given("logprobs", _logprobs),
-        finish_reason=given("finish_reason", _finish_reason),
-        reward=given("reward", _reward),
-        has_reward=reward in values,
-        answer=given("answer", as_answer),
-        rendered=rendered,
-    )
-    if row.prompt is None and row.prompt_ids is None:
-        raise BrokenRow("its prompt is null, and it has no prompt_ids")
-    if row.completion is None and row.completion_ids is None:
-        raise BrokenRow("its completion is null, and it has no completion_ids")
-    ids = () if row.completion_ids is None else row.completion_ids
-    if row.logprobs is not None and len(row.logprobs) != len(ids):
-        raise BrokenRow(
-            f"it has {len(row.logprobs)} logprobs, but {len(ids) or 'none'} completion_ids: each "
-            "id needs one"
-        )
+def _read(where: str, step: int | None, columns: Mapping[str, str], values: Values) -> DumpRow:
+    """Read a row. step: of its file's name. Raises BrokenRow."""
+    names = dict(columns)
+    present = ", ".join(map(repr, values))
+    for column in columns.values():
+        if column not in values:
+            raise BrokenRow(f"it has no column {column!r}; it has {present}"[:500])
+    if values.keys() >= {"problem_id", "token_ids", "stop_reason", "text"}:
+        names = _OWN | names
+    elif values.keys() >= set(_TRL) and "completion_ids" not in values:
+        if "reward" not in names:
+            names["reward"] = _trl_reward(values)
+        # Other columns are what a reward function logged, under any name.
+        values = {name: values[name] for name in (*_TRL, *names.values())}
+    found: dict[str, Any] = {"step": step}
+    for field, read in _FIELDS.items():
+        column = names.get(field, field)
+        value = values.get(column)
+        if value is not None:
+            found[field] = read(value, column)
+    row = DumpRow(where, has_reward=names.get("reward", "reward") in values, **found)
+    has_prompt = found.keys() & {"prompt", "rendered_prompt", "prompt_ids"}
+    if not has_prompt or not found.keys() & {"completion", "completion_ids"}:
+        raise BrokenRow(f"{_NEEDED}. This row has {present or 'none'}"[:600])
+    logprobs, ids = found.get("logprobs"), found.get("completion_ids", ())
+    if logprobs is not None and len(logprobs) != len(ids):
+        raise BrokenRow(f"it has {len(logprobs)} logprobs for {len(ids)} completion_ids")
     return row
+
+
+def _trl_reward(values: Values) -> str:
+    """Find the only column of a reward function among TRL's: the others are texts that a function
+    logged."""
+    numeric = []
+    for name, value in values.items():
+        if name not in _TRL and not isinstance(value, str | list | dict):
+            numeric.append(name)
+    if len(numeric) != 1:
+        listed = ", ".join(map(repr, numeric)) or "none"
+        raise BrokenRow(
+            f"a completions table of TRL needs one column of rewards, this has {listed}: name the "
+            'one that counts (columns={"reward": …} in the settings, --columns reward=… on the '
+            "command line)"
+        )
+    return numeric[0]
 
 
 def _step(value: Any, path: str) -> int:
@@ -206,58 +167,42 @@ def _finish_reason(value: Any, path: str) -> Any:
     return value
 
 
-def _completion(value: Any, path: str) -> str:
-    """Read a text, which may be blank, or a conversation of one assistant message."""
-    if isinstance(value, list | tuple):
-        messages = as_messages(value, path)
-        if len(messages) > 1 or messages[0]["role"] != "assistant":
-            raise BrokenRow(
-                f"{path!r} must be one assistant message, has {len(messages)} messages: of several "
-                "turns or tool calls no response can be told apart"
-            )
-        value = messages[0]["content"]
-    if isinstance(value, str) and not value.strip():
-        return value
-    return as_text(value, path)
-
-
-def as_ids(value: Any, path: str) -> np.ndarray:
-    """Read token ids, int32 [T], at least one. The vocabulary is the caller's to check."""
-    ids = _array(value, path, "iu", "whole numbers")
-    if not len(ids) or ids.min() < 0 or ids.max() >= 2**31:
-        raise BrokenRow(f"{path!r} must hold token ids from 0 on, at least one")
+def _ids(value: Any, path: str) -> np.ndarray:
+    """Read token ids, int32 [T], at least one. The caller checks them against the vocabulary."""
+    ids = _array(value, path, "iu", "token ids, whole numbers from 0 on")
+    if ids.min() < 0 or ids.max() >= 2**31:
+        raise BrokenRow(f"{path!r} has numbers that are no token ids: below 0, or too large")
     return ids.astype(np.int32)
 
 
 def _logprobs(value: Any, path: str) -> np.ndarray | None:
-    """Read log-probabilities, float32 [T]; None where they are not known: all NaN in rollouts of
-    this library."""
+    """Read log-probabilities, float32 [T]; None where all are NaN, which is how this library writes
+    unknown ones."""
     logprobs = _array(value, path, "iuf", "numbers").astype(np.float32)
     if np.isnan(logprobs).all():
         return None
-    if not np.isfinite(logprobs).all():
-        raise BrokenRow(f"{path!r} has values that are not finite")
-    if (logprobs > MOST_LOGPROB).any():
-        raise BrokenRow(
-            f"{path!r} has values above 0, which no log-probability is: are they negated?"
-        )
+    if not np.isfinite(logprobs).all() or logprobs.max() > MOST_LOGPROB:
+        raise BrokenRow(f"{path!r} must be finite and at most 0: are they negated?")
     return logprobs
 
 
 def _array(value: Any, path: str, kinds: str, of: str) -> np.ndarray:
-    array = np.zeros(0, int)
+    """Read a list of numbers, at least one. kinds: of their dtype, as NumPy names it."""
+    array = np.zeros(0)
     try:
-        if value:
+        if isinstance(value, list):
             array = np.asarray(value)
-    # lists of different lengths, numbers beyond 64 bits
-    except (ValueError, OverflowError):
-        value = None
-    if not isinstance(value, list) or array.ndim != 1 or array.dtype.kind not in kinds:
-        raise BrokenRow(f"{path!r} must be a list of {of}")
+    except (ValueError, OverflowError):  # lists of different lengths, numbers beyond 64 bits
+        pass
+    if array.ndim != 1 or not len(array) or array.dtype.kind not in kinds:
+        raise BrokenRow(f"{path!r} must be a list of {of}, at least one")
     return array
 
 
-def _reward(value: Any, path: str) -> float:
+def _reward(value: Any, path: str) -> float | None:
+    """Read a reward; None for NaN, which data frames write for null."""
+    if isinstance(value, float) and math.isnan(value):
+        return None
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -267,76 +212,16 @@ def _reward(value: Any, path: str) -> float:
     return number
 
 
-def _trl_reward(values: Values) -> str:
-    """Find the one column of a reward function among TRL's; its other columns are texts that a
-    function logged."""
-    taken = ("step", "prompt", "completion", "advantage")
-    numeric = []
-    for name, value in values.items():
-        if name not in taken and not isinstance(value, str | list | dict):
-            numeric.append(name)
-    if len(numeric) != 1:
-        listed = ", ".join(map(repr, numeric)) or "none"
-        raise BrokenRow(
-            "a completions table of TRL with one column of rewards is read as it is, this has "
-            f"{listed}: name the column that says how good a response is (reward_column in the "
-            "settings, --reward on the command line)"
-        )
-    return numeric[0]
-
-
-def _verl_answer(value: Any) -> Any:
-    """Return verl's gts where it is an answer or a list of answers, None where it is whatever a
-    reward needs."""
-    items = value if isinstance(value, list) else [value]
-    if any(isinstance(item, bool) or not isinstance(item, str | int | float) for item in items):
-        return None
-    return value
-
-
-def _single(value: Any) -> Any:
-    """Return the value of a NeMo-RL column, which is a list of one: rows are batches of one
-    there."""
-    return value[0] if isinstance(value, list) and len(value) == 1 else value
-
-
-def _nemo_rl(values: dict[str, Any]) -> dict[str, Any]:
-    """Split a row of NeMo-RL in prompt and completion: its ids by token_loss_mask, 1 on the tokens
-    that were sampled.
-
-    Ids and masks are padded to the batch; input_lengths is the length of prompt and completion
-    together.
-    """
-    content = values["content"]
-    fields = dict(values)
-    if isinstance(content, list):  # a text for each message
-        if len(content) != 2:
-            raise BrokenRow(
-                f"'content' must be a prompt and a completion, has {len(content)} messages: "
-                "several turns"
-            )
-        fields |= {"prompt": content[0], "completion": content[1]}
-    else:
-        fields["completion"] = content
-    if "token_ids" in values:
-        length = values["input_lengths"]
-        columns = list(map(values.get, ("token_ids", "token_loss_mask", "generation_logprobs")))
-        if not isinstance(length, int) or not all(
-            isinstance(c, list) and len(c) >= length > 0 for c in columns
-        ):
-            raise BrokenRow(
-                "token_ids, token_loss_mask and generation_logprobs must be lists of "
-                "input_lengths or more"
-            )
-        ids, mask, logprobs = (column[:length] for column in columns if column is not None)
-        first = next((i for i, sampled in enumerate(mask) if sampled), length)
-        if not all(mask[first:]):
-            raise BrokenRow(
-                "token_loss_mask marks more than one stretch: several turns are not read"
-            )
-        fields |= {
-            "prompt_ids": ids[:first],
-            "completion_ids": ids[first:],
-            "logprobs": logprobs[first:],
-        }
-    return fields
+_FIELDS: dict[str, Callable[[Any, str], Any]] = {
+    "prompt": as_prompt,
+    "rendered_prompt": as_text,
+    "prompt_ids": _ids,
+    "completion": as_reply,
+    "completion_ids": _ids,
+    "logprobs": _logprobs,
+    "finish_reason": _finish_reason,
+    "reward": _reward,
+    "answer": as_answer,
+    "step": _step,
+}
+"""The fields of a rollout, and what reads a value of each."""

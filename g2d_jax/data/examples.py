@@ -19,6 +19,7 @@ from g2d_jax.data.fields import (
     Values,
     as_messages,
     as_prompt,
+    as_reply,
     as_text,
     check_fields,
     find,
@@ -81,16 +82,13 @@ def to_example(values: Values, fields: Fields) -> Example:
         names = ", ".join(map(repr, values)) or "none"
         raise BrokenRow(f"needs messages, or prompt and completion; the row has {names}"[:500])
     prompt = as_prompt(prompt_value, prompt_path)
-    if not isinstance(value, str):
-        value = _answer(as_messages(value, path), path, alone=True)
-    return Example(problem_id(prompt), prompt, as_text(value, path))
+    completion = as_text(as_reply(value, path), path)
+    return Example(problem_id(prompt), prompt, completion)
 
 
-def _answer(messages: Conversation, path: str, *, alone: bool = False) -> str:
-    """Return the content of the last message, which must be the assistant's (and the only one)."""
-    if messages[-1]["role"] != "assistant" or (alone and len(messages) > 1):
-        what = "be one assistant message" if alone else "end with an assistant message"
-        raise BrokenRow(
-            f"{path!r} must {what}, got {', '.join(message['role'] for message in messages)}"
-        )
+def _answer(messages: Conversation, path: str) -> str:
+    """Return the content of the last message, which must be the assistant's."""
+    if messages[-1]["role"] != "assistant":
+        roles = ", ".join(message["role"] for message in messages)
+        raise BrokenRow(f"{path!r} must end with an assistant message, got {roles}")
     return as_text(messages[-1]["content"], path)

@@ -127,6 +127,19 @@ def as_messages(value: Any, path: str) -> Conversation:
     return tuple(messages)
 
 
+def as_reply(value: Any, path: str) -> str:
+    """Read a text, which may be blank, or a conversation of one assistant message."""
+    if isinstance(value, list | tuple):
+        messages = as_messages(value, path)
+        roles = [message["role"] for message in messages]
+        if roles != ["assistant"]:
+            raise BrokenRow(f"{path!r} must be one assistant message, got {', '.join(roles)}")
+        value = messages[0]["content"]
+    if isinstance(value, str) and not value.strip():
+        return value
+    return as_text(value, path)
+
+
 def as_answer(value: Any, path: str) -> str | None:
     """Read an answer as `as_scalar` does; a list of answers as JSON text, '["3", "5"]', less null
     and blank ones."""

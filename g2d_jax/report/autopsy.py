@@ -101,7 +101,7 @@ def get_config(arg: str = "") -> ConfigDict:
         config.data[split] = settings.source(path)
     config.tokenizer.chat = {chat}  # False: prompts are texts as they are; None: the chat template if there is one
     config.reward.update(function="autopsy_dpo:reward", verifiable={verifiable}, correct_above={above!r})
-    config.stages.collect = settings.collect(policy="init", rollouts={rollouts!r}, reward_column={column!r})
+    config.stages.collect = settings.collect(policy="init", rollouts={rollouts!r}, columns={columns!r})
     config.stages.dpo = settings.offline(policy="init", beta=recipes.DPO_BETA, optimizer=recipes.adam())
     return config
 '''
@@ -115,7 +115,7 @@ class Autopsy:
     they rank.
     unit: of lengths. unknown: measures that the dump does not give. repeated: steps left out, with
     the rollouts of one before. as_text: prompts are texts without ids, given to the model as they
-    are. rendered: some prompts are known behind a chat template only.
+    are. rendered: some prompts are known after a chat template only, or as ids.
     """
 
     steps: Mapping[int, Groups]
@@ -211,8 +211,12 @@ class Autopsy:
         return figures | dict.fromkeys(figures.keys() & self.unknown, math.nan)
 
 
-def read(paths: Sequence[str], reward: str | None = None, answers: AnswerRule = "boxed") -> Autopsy:
-    """Read the dumps of a run; paths and reward: as of `read_dump`. answers: how final answers are
+def read(
+    paths: Sequence[str],
+    columns: Mapping[str, str] | None = None,
+    answers: AnswerRule = "boxed",
+) -> Autopsy:
+    """Read the dumps of a run; paths and columns: as of `read_dump`. answers: how final answers are
     read in them.
 
     Raises ValueError as that, and for a row that does not say its step or has no field for its
@@ -224,7 +228,7 @@ def read(paths: Sequence[str], reward: str | None = None, answers: AnswerRule = 
     lengths = set()
     lacking = {"distinct_answers"}
     as_text, rendered = True, False
-    for row in read_dump(paths, reward):
+    for row in read_dump(paths, columns):
         if row.step is None or not row.has_reward:
             what = "step" if row.step is None else "reward"
             raise ValueError(f"{row.where}: it does not give its {what}, which an autopsy goes by")
@@ -238,8 +242,8 @@ def read(paths: Sequence[str], reward: str | None = None, answers: AnswerRule = 
             lacking.discard("distinct_answers")
         if row.finish_reason is None:
             lacking.add("frac_truncated")
-        rendered |= row.rendered or row.prompt is None
-        as_text &= isinstance(row.prompt, str) and row.prompt_ids is None and not row.rendered
+        rendered |= row.prompt is None
+        as_text &= isinstance(row.prompt, str) and row.prompt_ids is None
     if not drawn:
         raise ValueError(f"{', '.join(paths)} holds no rollouts")
     if len(lengths) > 1:
@@ -404,7 +408,7 @@ def write_autopsy(
     content: Report,
     paths: Sequence[str],
     output: PathLike,
-    reward: str | None,
+    columns: Mapping[str, str],
     policy: str,
 ) -> list[str]:
     """Write `FILES` into a folder and return their paths: the report, the chosen rollouts as they
@@ -419,7 +423,7 @@ def write_autopsy(
     rollouts, config = folder / "rollouts.jsonl", folder / "autopsy_dpo.py"
     lines = []
     for file in data_files(paths):
-        for raw, row in zip(file_rows(file), read_dump(file, reward), strict=True):
+        for raw, row in zip(file_rows(file), read_dump(file, columns), strict=True):
             if row.step in chosen:
                 lines.append(f"{json.dumps(raw.values, default=str)}\n")
     write_bytes(rollouts, "".join(lines).encode())
@@ -438,7 +442,7 @@ def write_autopsy(
         verifiable=autopsy.verifiable,
         above=autopsy.above,
         rollouts=str(rollouts),
-        column=reward,
+        columns=columns,
     )
     write_bytes(config, text.encode())
     return [*write(content, folder, "autopsy"), str(rollouts), str(config)]

@@ -241,6 +241,15 @@ class VerifierScorer:
         return self.pool.begin(problem.answer, text, self.rule)
 
 
+def verdict_of(reward: float | None, correct_above: float | None) -> Verdict:
+    """Return the verdict that a reward stands for. correct_above: None where rewards only rank."""
+    if reward is None:
+        return Verdict.UNSCORABLE
+    if correct_above is None:
+        return Verdict.SCORED
+    return Verdict.CORRECT if reward > correct_above else Verdict.INCORRECT
+
+
 def function_scorer(
     function: RewardFunction, correct_above: float | None = 0.5, rule: AnswerRule = "boxed"
 ) -> Scorer:
@@ -254,19 +263,16 @@ def function_scorer(
     if correct_above is not None and not math.isfinite(correct_above):
         raise ValueError(f"correct_above must be a finite number, got {correct_above}")
 
-    def verdict(reward: float | None) -> Verdict:
-        if reward is None:
-            return Verdict.UNSCORABLE
-        if correct_above is None:
-            return Verdict.SCORED
-        return Verdict.CORRECT if reward > correct_above else Verdict.INCORRECT
-
     def scorer(
         problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
     ) -> list[Score]:
         rewards = call_reward(function, problems, texts, token_ids)
         return [
-            Score(reward=reward, verdict=verdict(reward), answer=final_answer(text, rule))
+            Score(
+                reward=reward,
+                verdict=verdict_of(reward, correct_above),
+                answer=final_answer(text, rule),
+            )
             for reward, text in zip(rewards, texts, strict=True)
         ]
 

@@ -362,7 +362,7 @@ def read_sampled(session: Session, shard: epath.Path) -> Sampled:
     draws: Draws = []
     groups: Groups = []
     try:
-        for (problem_id, visit), rows in itertools.groupby(read_rollouts(shard), _draw_of):
+        for (problem_id, visit), rows in itertools.groupby(read_rollouts(shard), draw_of):
             draws.append((session.problems.train_by_id[problem_id], visit))
             groups.append(list(rows))
     except KeyError as error:
@@ -372,14 +372,15 @@ def read_sampled(session: Session, shard: epath.Path) -> Sampled:
     return Sampled(draws, groups, spent_on(shard), from_disk=True)
 
 
-def _draw_of(row: ScoredRollout) -> tuple[str, int]:
+def draw_of(row: ScoredRollout) -> tuple[str, int]:
+    """Return the id of a response's problem, and its visit."""
     return row.rollout.problem_id, row.rollout.visit
 
 
 def grouped(rows: Sequence[ScoredRollout], draws: Draws, num_generations: int) -> Groups:
     """Sort rows into the draws' groups. Raises ValueError when some are missing: the file belongs
     to another run."""
-    by_key = {(*_draw_of(row), row.rollout.sample): row for row in rows}
+    by_key = {(*draw_of(row), row.rollout.sample): row for row in rows}
     groups: Groups = []
     try:
         for problem, visit in draws:

@@ -277,7 +277,7 @@ def _of_text(config: Config, stage: Stage, text: str, kind: str, setting: str) -
         read = functools.partial(_rows, text, None)
     elif isinstance(stage, Online):
         # Its dump may grow: it goes by rows, in the order that the stage takes them.
-        read = functools.partial(_rollouts, text, stage.reward_column)
+        read = functools.partial(_rollouts, text, stage.columns)
     return {setting: Reader(text, kind, read)}
 
 
@@ -313,18 +313,20 @@ def _files(path: str) -> Content:
     return contents.files(data_files(path))
 
 
-def _rollouts(path: str, reward: str | None) -> Content:
-    """Return the content of an online stage's dump. reward: the column of its rewards, as of
-    `read_dump`."""
-    return _rows_of_dump(path, reward, tuple(map(contents.stamp, data_files(path))))
+def _rollouts(path: str, columns: Mapping[str, str]) -> Content:
+    """Return the content of an online stage's dump. columns: as of `read_dump`."""
+    stamps = tuple(map(contents.stamp, data_files(path)))
+    return _rows_of_dump(path, tuple(columns.items()), stamps)
 
 
 @functools.lru_cache(maxsize=8)
-def _rows_of_dump(path: str, reward: str | None, stamps: tuple[str, ...]) -> Content:
+def _rows_of_dump(
+    path: str, columns: tuple[tuple[str, str], ...], stamps: tuple[str, ...]
+) -> Content:
     """Read a dump. stamps: of its files, so that it is read again when one changes."""
     from g2d_jax.data.dumps import by_step, read_dump
 
-    return contents.rollouts(by_step(read_dump(path, reward)))
+    return contents.rollouts(by_step(read_dump(path, dict(columns))))
 
 
 def _checkpoint(policy: str) -> Content:

@@ -109,8 +109,8 @@ def alerts_ahead(session: Session, name: str, stage: Collect) -> list[alerts.Ale
         return _sampling_alerts(session, stage)
     if stage.rollouts in ("archive", *session.config.stages):
         return []
-    _, groups = read_groups(session, stage.rollouts, stage.reward_column)
-    return _position_alerts(session, itertools.chain.from_iterable(groups.values()))
+    groups = read_groups(session, stage.rollouts, stage.columns)
+    return _position_alerts(session, itertools.chain.from_iterable(groups))
 
 
 def _sampling_alerts(session: Session, stage: Collect) -> list[alerts.Alert]:
@@ -148,9 +148,7 @@ def rollouts_of(session: Session, name: str, cost: Cost) -> tuple[Draws, Groups]
     if stage.rollouts == "archive":
         return _archive(session, stage)
     if stage.rollouts != "sample":
-        return external_groups(
-            session, stage.rollouts, folder / "external.parquet", stage.reward_column
-        )
+        return external_groups(session, stage.rollouts, folder / "external.parquet", stage.columns)
     if origin == name and not storage.finished(session.folders[name]):
         return _sample(session, name, stage, cost)
     draws = _draws(session, origin, stage)

@@ -1,4 +1,4 @@
-"""Dumps of rollouts: literal rows as each program writes them, their order, and what is refused."""
+"""Rollouts from other tools: literal rows, their order, and what is refused."""
 
 import json
 from pathlib import Path
@@ -14,24 +14,6 @@ from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.runtime.tables import write_rollouts
 
 MESSAGES = [{"role": "user", "content": "1+1=?"}]
-NEMO_RL = {
-    "content": [["<|user|>1+1=?<|assistant|>", "It is 2"]],
-    "rewards": [0.0],
-    "filtered_rewards": [1.0],
-    "input_lengths": [5],
-    "token_ids": [[7, 8, 9, 4, 2, 0, 0]],
-    "token_loss_mask": [[0, 0, 0, 1, 1, 0, 0]],
-    "generation_logprobs": [[0.0, 0.0, 0.0, -0.5, -0.25, 0.0, 0.0]],
-    "idx": 0,
-}
-VERL = {
-    "input": "user\n1+1=?\nassistant\n",
-    "output": "",
-    "gts": "2",
-    "score": -1.0,
-    "step": 3,
-    "uid": "0_1_2",
-}
 TRL = {
     "step": 5,
     "prompt": MESSAGES,
@@ -73,14 +55,50 @@ def test_rows_of_any_program(tmp_path):
     assert values(rows[1]) == {**text, "answer": "2", "reward": None, "has_reward": True}
     assert values(rows[2]) == {**text, "answer": "2", "reward": None}
     assert rows[0].prompt_key == rows[3].prompt_key != rows[1].prompt_key == rows[2].prompt_key
-    with pytest.raises(ValueError, match="line 1: it has no field 'quality' with the reward"):
-        list(read_dump(path, reward="quality"))
+    with pytest.raises(ValueError, match="line 1: it has no column 'quality'; it has 'prompt_ids'"):
+        list(read_dump(path, {"reward": "quality"}))
     named = lines(tmp_path / "mine_step12.jsonl", exact, text)
     # its own before that of the file's name
     assert [row.step for row in read_dump(named)] == [
         12,
         9,
     ]
+
+
+def test_columns_of_other_names(tmp_path):
+    row = {"input": "user: 1+1=?", "output": "2", "score": 1.0, "gold": "2", "at": 3, "prompt": ""}
+    columns = {
+        "rendered_prompt": "input",
+        "completion": "output",
+        "reward": "score",
+        "answer": "gold",
+        "step": "at",
+    }
+    path = lines(tmp_path / "mine.jsonl", {**row, "prompt": None})
+    (read,) = read_dump(path, columns)
+    assert values(read) == {
+        "rendered_prompt": row["input"],
+        "completion": "2",
+        "reward": 1.0,
+        "has_reward": True,
+        "answer": "2",
+        "step": 3,
+    }
+    with pytest.raises(ValueError, match="columns names 'text': a rollout has prompt, rendered_p"):
+        list(read_dump(path, {"text": "output"}))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"input": "user\n1+1=?", "output": "2", "gts": "2", "score": 1.0, "step": 3},
+        {"content": [["a", "b"]], "rewards": [0.0], "input_lengths": [5], "token_ids": [[7, 8]]},
+    ],
+)
+def test_files_of_verl_and_nemo_rl_name_their_converter(tmp_path, row):
+    path = lines(tmp_path / "1.jsonl", row)
+    with pytest.raises(ValueError, match=r"1\.jsonl, line 1: .*examples/convert_rollouts\.py"):
+        list(read_dump(path))
 
 
 def test_our_own_rollouts(tmp_path):
@@ -105,63 +123,26 @@ def test_tables_of_trl(tmp_path):
     rows = list(read_dump(str(tmp_path / "completions_*.parquet")))
     read = {"step": 5, "prompt": tuple(MESSAGES), "completion": "2", "has_reward": True}
     assert [values(row) for row in rows] == [{**read, "reward": 1.0}, {**read, "reward": None}]
-    two = lines(tmp_path / "two.jsonl", {**TRL, "accuracy": 1.0, "format": 0.5, "note": "a text"})
+    noted = {"note": "a text", "answer": "of the response, logged by a reward function"}
+    two = lines(tmp_path / "two.jsonl", {**TRL, "accuracy": 1.0, "format": 0.5, **noted})
     with pytest.raises(
         ValueError,
-        match=r"line 1: a completions table .* this has 'accuracy', 'format': name the col",
+        match=r"line 1: a completions table .* this has 'accuracy', 'format': name the one",
     ):
         list(read_dump(two))
-    assert [row.reward for row in read_dump(two, reward="format")] == [0.5]
+    (row,) = read_dump(two, {"reward": "format"})
+    assert (row.reward, row.answer) == (0.5, None)
 
 
-def test_dumps_of_verl_in_the_order_of_their_steps(tmp_path):
+def test_files_are_read_in_the_order_of_their_numbers(tmp_path):
     for step in (10, 9):
-        lines(tmp_path / "dump" / f"{step}.jsonl", {**VERL, "step": step})
+        row = {"prompt": "1+1=?", "completion": "", "step": step}
+        lines(tmp_path / "dump" / f"{step}.jsonl", row)
     (tmp_path / "dump" / "_cost.json").write_text("{}")
-    rows = list(read_dump(str(tmp_path / "dump")))
-    read = {
-        "prompt": VERL["input"],
-        "completion": "",
-        "reward": -1.0,
-        "has_reward": True,
-        "answer": "2",
-    }
-    assert [values(row) for row in rows] == [
-        {**read, "step": step, "rendered": True} for step in (9, 10)
-    ]
-    assert [
-        row.step
-        for row in read_dump([str(tmp_path / "d*/10.jsonl"), str(tmp_path / "dump/9.jsonl")])
-    ] == [10, 9]
-    for gts, answer in (
-        (["2"], '["2"]'),
-        ([2, 3], '["2", "3"]'),
-        ({"tests": []}, None),
-        ([{"in": 1}], None),
-        (True, None),
-    ):
-        (row,) = read_dump(lines(tmp_path / "1.jsonl", {**VERL, "gts": gts}))
-        assert row.answer == answer
-
-
-def test_dumps_of_nemo_rl(tmp_path):
-    (row,) = read_dump(lines(tmp_path / "train_data_step7.jsonl", NEMO_RL))
-    ids = {"prompt_ids": [7, 8, 9], "completion_ids": [4, 2], "logprobs": [-0.5, -0.25]}
-    text = {"prompt": "<|user|>1+1=?<|assistant|>", "completion": "It is 2"}
-    assert values(row) == {
-        **ids,
-        **text,
-        "step": 7,
-        "reward": 1.0,
-        "has_reward": True,
-        "rendered": True,
-    }
-    old = {
-        name: NEMO_RL[name]
-        for name in ("content", "rewards", "input_lengths", "generation_logprobs")
-    }
-    (row,) = read_dump(lines(tmp_path / "train_data_step8.jsonl", old))
-    assert values(row) == {**text, "step": 8, "reward": 0.0, "has_reward": True, "rendered": True}
+    folder = str(tmp_path / "dump")
+    named = [str(tmp_path / "d*/10.jsonl"), str(tmp_path / "dump/9.jsonl")]
+    assert [row.step for row in read_dump(folder)] == [9, 10]
+    assert [row.step for row in read_dump(named)] == [10, 9]
 
 
 @pytest.mark.parametrize(
@@ -169,40 +150,44 @@ def test_dumps_of_nemo_rl(tmp_path):
     [
         (
             {"question": "1+1=?", "response": "2"},
-            "it has the fields 'question', 'response'; a rollout has prompt or",
+            "a rollout needs prompt, rendered_prompt .* This row has 'question', 'response'",
         ),
         (
             {"prompt": "1", "completion_ids": [1.5]},
-            "'completion_ids' must be a list of whole numbers",
+            "'completion_ids' must be a list of token ids",
         ),
         (
             {"prompt": "1", "completion_ids": [True]},
-            "'completion_ids' must be a list of whole numbers",
+            "'completion_ids' must be a list of token ids",
         ),
         (
             {"prompt": "1", "completion_ids": [[1], [1, 2]]},
-            "'completion_ids' must be a list of whole numbers",
+            "'completion_ids' must be a list of token ids",
         ),
         (
             {"prompt": "1", "completion_ids": [2**70]},
-            "'completion_ids' must be a list of whole numbers",
+            "'completion_ids' must be a list of token ids",
         ),
         (
             {"prompt": "1", "completion_ids": []},
-            "'completion_ids' must hold token ids from 0 on, at least one",
+            "'completion_ids' must be a list of token ids, .* at least one",
         ),
-        ({"prompt": "1", "completion_ids": [-1]}, "'completion_ids' must hold token ids from 0 on"),
+        ({"prompt": "1", "completion_ids": [-1]}, "'completion_ids' has numbers that are no tok"),
         (
             {"prompt": "1", "completion_ids": [1, 2], "logprobs": [-1]},
-            "1 logprobs, but 2 completion_ids",
+            "1 logprobs for 2 completion_ids",
         ),
         (
             {"prompt": "1", "completion": "1", "logprobs": [-1]},
-            "1 logprobs, but none completion_ids",
+            "1 logprobs for 0 completion_ids",
         ),
         (
             {"prompt": "1", "completion_ids": [1, 2], "logprobs": [-1, float("nan")]},
-            "values that are not finite",
+            "'logprobs' must be finite and at most 0",
+        ),
+        (
+            {"prompt": "1", "completion_ids": [1, 2], "logprobs": [-1, 0.5]},
+            "'logprobs' must be finite and at most 0: are they negated",
         ),
         (
             {"prompt": "1", "completion": "1", "finish_reason": "abort"},
@@ -213,25 +198,13 @@ def test_dumps_of_nemo_rl(tmp_path):
             {"prompt": "1", "completion": "1", "reward": float("inf")},
             "its reward inf is not finite",
         ),
-        ({"prompt": None, "completion": "1"}, "its prompt is null, and it has no prompt_ids"),
-        (
-            {"prompt": "1", "completion": None},
-            "its completion is null, and it has no completion_ids",
-        ),
+        ({"prompt": None, "completion": "1"}, "a rollout needs prompt"),
+        ({"prompt": "1", "completion": None}, "completion or completion_ids"),
         (
             {**TRL, "right": 1.0, "completion": 2 * MESSAGES},
             "'completion' must be one assistant message",
         ),
-        ({**VERL, "score": "good"}, "its score 'good' is not a number or null"),
-        (
-            {**NEMO_RL, "content": [["a", "b", "c", "d"]]},
-            "'content' must be a prompt and a completion, has 4",
-        ),
-        (
-            {**NEMO_RL, "token_loss_mask": [[0, 1, 0, 1, 1, 0, 0]]},
-            "token_loss_mask marks more than one stretch",
-        ),
-        ({**NEMO_RL, "token_ids": [[7, 8]]}, "must be lists of input_lengths or more"),
+        ({"prompt": "1", "completion": "1", "reward": "good"}, "its reward 'good' is not a number"),
     ],
 )
 def test_broken_rows_are_named_by_file_and_line(tmp_path, row, message):

@@ -48,7 +48,7 @@ def test_mapped_fields(jsonl):
         ({"messages": [ASSISTANT, ASSISTANT]}, "must end with a user message"),
         ({"messages": "hi"}, "must be a list of messages, got str"),
         ({"prompt": "x", "completion": [USER]}, "must be one assistant message, got user"),
-        ({"prompt": "x", "completion": 2}, "must be a list of messages, got int"),
+        ({"prompt": "x", "completion": 2}, "'completion' must be a text, got int"),
         ({"prompt": "x", "completion": " "}, "'completion' is blank"),
     ],
 )

@@ -128,25 +128,25 @@ def test_rewards_that_rank_log_probs_and_steps_that_repeat(tmp_path: Path) -> No
     )
     assert "Cannot tell" in headline(found) and found.chosen == (1, 1) and found.checkpoint == 1
     page = report(found, "<script>")
-    paths = write_autopsy(found, page, [dump], tmp_path / "out", None, "")
+    paths = write_autopsy(found, page, [dump], tmp_path / "out", {}, "")
     markup = Path(paths[0]).read_text()
     assert "<script>" not in markup.split("</head>")[1] and "do not count: 3" in markup
     assert "verifiable=False" in (tmp_path / "out" / "autopsy_dpo.py").read_text()
 
 
-def test_prompts_behind_a_template_want_their_problems(tmp_path: Path) -> None:
-    """The rows of verl."""
-    row = {"input": "user\n1+1=?", "gts": "2", "step": 1}
-    dump = save(
-        tmp_path / "1.jsonl", [{**row, "output": str(n), "score": float(n == 2)} for n in range(4)]
-    )
-    found = read([dump])
+def test_prompts_after_a_template_need_their_problems(tmp_path: Path) -> None:
+    row = {"rendered_prompt": "user\n1+1=?", "step": 1}
+    rows = [{**row, "completion": str(n), "score": float(n == 2)} for n in range(4)]
+    dump = save(tmp_path / "1.jsonl", rows)
+    columns = {"reward": "score"}
+    found = read([dump], columns)
     assert (
         found.verifiable
         and found.measures[1]["pass_rate"] == 0.25
         and found.measures[1]["pairs"] == 3
     )
-    write_autopsy(found, report(found, "verl"), [dump], tmp_path / "out", None, str(tmp_path))
+    write_autopsy(found, report(found, "run"), [dump], tmp_path / "out", columns, str(tmp_path))
+    assert "columns={'reward': 'score'}" in (tmp_path / "out" / "autopsy_dpo.py").read_text()
     with pytest.raises(ValueError, match=r"line 22: PROBLEMS is empty: fill in its line"):
         resolve(str(tmp_path / "out" / "autopsy_dpo.py"))
 

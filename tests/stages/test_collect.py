@@ -1,6 +1,7 @@
 """Collection: from an archive, from files of others, from nothing; what becomes of every prompt;
 DPO behind it."""
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -371,23 +372,16 @@ def test_a_dumps_answer_leaves_a_known_problem_what_the_data_say_of_it(small, tm
     assert seen == [(["3", "3"], ["mine", "mine"])]
 
 
-def test_the_answer_of_any_row_of_a_prompt_counts_and_two_are_refused(small, tmp_path, opened):
+def test_rows_of_a_prompt_have_the_same_answer(small, tmp_path, opened):
     ask = {"prompt": "7+7+7+7=?"}
-    judged = [{**ask, "completion": "7", "reward": 1}]
-    rows = [*judged, {**ask, "completion": "8", "answer": "7"}]
-    for order in (rows, [{**ask, "completion": "9"}, *rows]):
-        problems, read = external_rollouts.read(
-            opened(small, tmp_path), lines(tmp_path / "a.jsonl", order)
-        )
-        assert {problems[row.rollout.problem_id].answer for row in read} == {"7"}
     small.reward.function = "verify"
-    nothing = lines(tmp_path / "c.jsonl", [*judged, {**ask, "completion": "9"}])
-    with pytest.raises(ValueError, match=r"c\.jsonl, line 2: it has no reward, and neither a row"):
-        external_rollouts.read(opened(small, tmp_path, None), nothing)
-    rows.append({**ask, "completion": "8", "answer": "8"})
+    nothing = [{**ask, "completion": "7", "reward": 1}, {**ask, "completion": "9"}]
+    with pytest.raises(ValueError, match=r"c\.jsonl, line 2: it has no reward, and neither it nor"):
+        external_rollouts.read(opened(small, tmp_path, None), lines(tmp_path / "c.jsonl", nothing))
+    rows = [{**ask, "completion": "8", "answer": answer} for answer in ("7", "7", "8")]
     with pytest.raises(
         ValueError,
-        match=r"b\.jsonl, line 3: its answer is '8', and that of the same prompt in .*line 2 is '7'",
+        match=r"b\.jsonl, line 3: its answer or its prompt_ids .* same prompt in .*line 1",
     ):
         external_rollouts.read(opened(small, tmp_path), lines(tmp_path / "b.jsonl", rows))
 
@@ -461,7 +455,7 @@ def test_rollouts_made_elsewhere(small, tmp_path, opened):
     assert {row.policy for row in read} == {"external"} and np.isnan(read[0].rollout.logprobs).all()
 
 
-def test_a_response_is_scored_as_the_task_of_its_prompt_asks(small, tmp_path, opened, capsys):
+def test_a_response_is_scored_as_the_task_of_its_prompt_asks(small, tmp_path, opened):
     """Also where the dump has the answer."""
     values = to_dict(small)
     task = settings.task(
@@ -476,11 +470,8 @@ def test_a_response_is_scored_as_the_task_of_its_prompt_asks(small, tmp_path, op
     row = {"prompt": asked.prompt, "completion": asked.answer, "answer": asked.answer}
     other = {"prompt": "1+1=?", "completion": "2", "answer": "2"}
     dump = lines(tmp_path / "dump.jsonl", [row, other])
-    problems, rows = external_rollouts.read(opened(small, tmp_path), dump)
-    assert [problems[row.rollout.problem_id].task for row in rows] == ["hash", "main"]
-    assert "1 of 2 responses are to prompts that are not in data.train" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    groups = external_rollouts.read(opened(small, tmp_path), dump)
+    assert [row.problem.task for row in itertools.chain(*groups)] == ["hash", "main"]
 
 
 def test_rollouts_of_more_prompts_than_there_are_is_said(small, tmp_path, opened):
@@ -548,29 +539,28 @@ def test_rollouts_with_ids_are_exact(small, tmp_path, opened, capsys):
     other = [{**row, "prompt_ids": row["prompt_ids"][1:]} for row in rows]
     small.stages.collect.rollouts = lines(tmp_path / "other.jsonl", other)
     run(opened(small, tmp_path / "other"))
-    assert "32 of 32 prompts have other ids than the template here gives" in capsys.readouterr().out
+    assert "32 responses have other prompt ids than the template here" in capsys.readouterr().out
     assert read_preferences(tmp_path / "other/01-collect/preferences")[0].prompt_ids.tolist() in [
         row["prompt_ids"] for row in other
     ]
 
 
 def test_dumps_whose_prompts_are_behind_a_template(small, tmp_path, opened):
-    """verl's and NeMo-RL's: the problem is that of data.train which looks like this behind the
-    template here."""
+    """The problem is that of data.train which looks like this after the template here."""
     session = opened(small, tmp_path)
     train, held_out = session.problems.train[3], session.problems.by_split["test"][3]
 
-    def verl(problem: Any, **more: Any) -> dict[str, Any]:
+    def row(problem: Any, **more: Any) -> dict[str, Any]:
         text = session.tokenizer.render(problem)
-        return {"input": text, "output": "1", "gts": "9", "score": 1.0, "step": 1, **more}
+        return {"rendered_prompt": text, "completion": "1", "answer": "9", "reward": 1, **more}
 
-    path = lines(tmp_path / "1.jsonl", [verl(train), verl(train, output="", score=0.0)])
-    rows = external_rollouts.read(session, path)[1]
+    path = lines(tmp_path / "1.jsonl", [row(train), row(train, completion="", reward=0.0)])
+    (rows,) = external_rollouts.read(session, path)
     assert [row.rollout.problem_id for row in rows] == [train.id] * 2
     assert [row.rollout.token_ids[-1] for row in rows] == [session.tokenizer.stop_id] * 2
     for bad, message in (
-        (verl(held_out), "in data.dev or data.test"),
-        (verl("0+0"), "is of no problem in data.train"),
+        (row(held_out), "in data.dev or data.test"),
+        (row("0+0"), "is of no problem in data.train"),
     ):
         with pytest.raises(ValueError, match=rf"line 1: .*{message}"):
             external_rollouts.read(session, lines(tmp_path / "1.jsonl", [bad]))
@@ -603,7 +593,7 @@ def test_a_reward_that_fails_names_its_stage_and_loses_nothing(small, tmp_path, 
     [
         (
             {"prompt": "1+1=?", "reward": 1},
-            "has the fields 'prompt', 'reward'; a rollout has .* completion or completion_ids",
+            "a rollout needs .* completion or completion_ids.* This row has 'prompt', 'reward'",
         ),
         ({"prompt": "1+1=?", "completion": "x", "reward": "good"}, "reward 'good' is not a number"),
         ({"prompt": "1+1=?", "completion": "x", "reward": "nan"}, "reward 'nan' is not"),
@@ -617,7 +607,7 @@ def test_a_reward_that_fails_names_its_stage_and_loses_nothing(small, tmp_path, 
         ),
         (
             {"prompt": "2+2=?", "prompt_ids": [1], "completion": "2", "reward": 1},
-            "not those of the same prompt in .* 1",
+            "its answer or its prompt_ids are not those of the same prompt in .* 1",
         ),
     ],
 )

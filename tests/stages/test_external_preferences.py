@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from ml_collections import ConfigDict
 from toys import QWEN, make_tokenizer
@@ -17,7 +15,9 @@ from g2d_jax import dryrun, pipeline
 from g2d_jax.config import Config
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer
+from g2d_jax.records import Preference
 from g2d_jax.rollouts import external_preferences
+from g2d_jax.runtime.tables import write_preferences
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages import offline
 
@@ -35,6 +35,10 @@ def small(config: ConfigDict) -> ConfigDict:
 
 def turns(*texts: str) -> list[dict[str, str]]:
     return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+def says(text: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": text}]
 
 
 def pairs(count: int) -> list[dict[str, Any]]:
@@ -61,9 +65,10 @@ def read(
 
 def test_texts_and_messages_are_rendered_by_the_runs_own_template(small, tmp_path, opened):
     """As for sampling; a response ends with the stop token, and only once."""
+    system = {"role": "system", "content": "Be brief."}
     rows = [
         {"prompt": "Add 1.", "chosen": "Yes.", "rejected": "No.<|eot|>"},
-        {"system": "Be brief.", "question": "Add 1.", "chosen": "Yes.", "rejected": "No."},
+        {"prompt": [system, *turns("Add 1.")], "chosen": says("Yes."), "rejected": says("No.")},
         {
             "chosen": turns("Hi", "Hello", "Add 1.", "Yes."),
             "rejected": turns("Hi", "Hello", "Add 1.", "No."),
@@ -94,9 +99,10 @@ def test_what_cannot_be_trained_on_is_left_out_and_counted(small, tmp_path, open
     assert len(read(small, tmp_path, opened, rows)) == 3
     said = capsys.readouterr().out
     for reason in (
-        "set.jsonl: 3 pairs; left out: 1 with two equal responses, 1 with an empty response",
+        "set.jsonl: 3 pairs; left out: 1 with two equal responses (the first: ",
+        "set.jsonl, line 4), 1 with an empty response",
         "1 with a prompt longer than data.max_prompt_length, 64 tokens",
-        "1 longer than the stage's max_length, 80 tokens",
+        "1 longer than max_length or the model's positions, 80 tokens",
         "2 that cannot be tokenised (the first: ",
         "set.jsonl, line 8: the special token '<|start|>' stands in the text itself",
     ):
@@ -105,7 +111,7 @@ def test_what_cannot_be_trained_on_is_left_out_and_counted(small, tmp_path, open
         ValueError, match=r"set\.jsonl has no pair to train on: 1 with two equal responses"
     ):
         read(small, tmp_path, opened, rows[3:4])
-    with pytest.raises(ValueError, match=r"set\.jsonl, line 2: no field 'chosen'"):
+    with pytest.raises(ValueError, match=r"set\.jsonl, line 2: no column 'chosen'"):
         read(small, tmp_path, opened, [*rows[:1], {"prompt": "x"}])
 
 
@@ -114,7 +120,11 @@ def test_pairs_of_held_out_problems_are_refused_in_every_form(small, tmp_path, o
     reply = {"chosen": "1", "rejected": "2"}
     for row in (
         {"prompt": asked, **reply},
-        {"system": "Be brief.", "prompt": asked, **reply},
+        {
+            "prompt": [{"role": "system", "content": "Be brief."}, *turns(asked)],
+            "chosen": says("1"),
+            "rejected": says("2"),
+        },
         {"chosen": turns("Hi", "Hello", asked, "1"), "rejected": turns("Hi", "Hello", asked, "2")},
     ):
         with pytest.raises(
@@ -132,46 +142,22 @@ def test_pairs_of_held_out_problems_are_refused_in_every_form(small, tmp_path, o
         read(small, tmp_path, opened, [row], PromptTokenizer(make_tokenizer(QWEN), templated))
 
 
-def test_rows_with_ids_train_on_these(small, tmp_path, opened):
+def test_pairs_with_all_columns_of_a_collect_stage_train_on_their_ids(small, tmp_path, opened):
     ids = {"prompt_ids": [5, 6], "chosen_ids": [7, 8, 9], "rejected_ids": [3]}
-    (pair,) = read(
-        small, tmp_path, opened, [{"prompt": "Add 1.", "chosen": "Yes.", "rejected": "No.", **ids}]
-    )
-    assert {name: getattr(pair, name).tolist() for name in ids} == ids
-    with pytest.raises(ValueError, match="chosen_ids has 999999"):
-        read(
-            small,
-            tmp_path,
-            opened,
-            [{"prompt": "a", "chosen": "b", "rejected": "c", **ids, "chosen_ids": [999_999]}],
-        )
-
-
-@pytest.mark.parametrize(
-    "others", [{}, {"problem_id": "a"}, {"chosen_reward": 1.0, "source": "theirs"}]
-)
-def test_parquet_with_ids_and_not_all_our_columns_is_read_as_jsonl_is(
-    small, tmp_path, opened, others
-):
-    row = {
-        "prompt": "Add 1.",
-        "chosen": "Yes.",
-        "rejected": "No.",
-        "prompt_ids": [5, 6],
-        "chosen_ids": [7],
-        **others,
-    }
-    row["rejected_ids"] = [3]
-    (expected,) = read(small, tmp_path, opened, [row])
-    (tmp_path / "parts").mkdir()
-    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "parts" / "1.parquet")
-    for place in ("parts", "parts/1.parquet", "parts/*.parquet"):
-        small.stages.dpo.preferences = str(tmp_path / place)
-        session = opened(small, tmp_path / "work")
-        session.tokenizer = CHAT
-        (pair,) = offline.read(session, session.config.stages["dpo"])
-        assert pair.problem_id == expected.problem_id and pair.chosen_ids.tolist() == [7]
-        assert pair.prompt_ids.tolist() == [5, 6] and pair.rejected_ids.tolist() == [3]
+    arrays = [np.array(values, np.int32) for values in ids.values()]
+    pair = Preference("a" * 16, "Add 1.", "Yes.", "No.", *arrays, 1.0, 0.0)
+    write_preferences(tmp_path / "pairs.parquet", [pair, pair])
+    small.stages.dpo.preferences = str(tmp_path / "pairs.parquet")
+    session = opened(small, tmp_path / "work")
+    found = offline.read(session, session.config.stages["dpo"])
+    assert len(found) == 2
+    assert {name: getattr(found[0], name).tolist() for name in ids} == ids
+    small.stages.dpo.max_length = 4
+    session = opened(small, tmp_path / "work")
+    with pytest.raises(
+        ValueError, match=r"no pair to train on: 2 longer than max_length .*, 4 tok"
+    ):
+        offline.read(session, session.config.stages["dpo"])
 
 
 def test_a_hub_set(small, tmp_path, opened):

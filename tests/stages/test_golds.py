@@ -243,9 +243,9 @@ def test_rollouts_of_a_problem_that_is_left_out_are_left_out_too(asking, tmp_pat
         tmp_path / "rows.jsonl", [*rows, {"prompt": "3+1=?", "completion": "4", "reward": 1}]
     )
     session = opened(asking, tmp_path / "work", None)
-    _, kept = external_rollouts.read(session, path)
-    assert [row.text for row in kept] == [r"\boxed{1}"]
-    assert "rows.jsonl: 2 rows left out, whose problems data.train goes without" in said(capsys)
+    ((kept,),) = external_rollouts.read(session, path)
+    assert kept.text == r"\boxed{1}"
+    assert "rows.jsonl: 2 responses are left out: so are their problems" in said(capsys)
     held_out = lines(
         tmp_path / "held.jsonl", [{"prompt": "40+1=?", "completion": "41", "reward": 1}]
     )

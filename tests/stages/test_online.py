@@ -171,7 +171,7 @@ def test_pairs_of_a_dump_without_logprobs(warmup, tmp_path, opened):
     stage.update(loss="grpo", importance_cap=2.0)
     with pytest.raises(
         ValueError,
-        match=r"rows\.jsonl, line 1: importance_cap weighs by the sampler's logprobs, which",
+        match=r"rows\.jsonl, line 1: it has no logprobs, and 0 of the 16 .* importance_cap=0",
     ):
         run(opened(warmup, tmp_path / "cap"))
     path.write_text(json.dumps({"prompt": "0+0=?", "completion": "1", "reward": 1}) + "\n")
@@ -265,15 +265,17 @@ def test_logprobs_of_some_rows_alone_are_refused(warmup, tmp_path, opened, cap):
         ),
         ({"drop_solved": {"after": 2}}, "leave dynamic_sampling, drop_solved and difficulty"),
         ({"stream": "mine"}, "stream is set, but rollouts='mine' samples nothing"),
-        (
-            {"rollouts": "sample", "reward_column": "accuracy"},
-            "is a column of a dump, and rollouts is 'sample'",
-        ),
     ],
 )
 def test_settings_of_sampling_are_refused_beside_a_dump(warmup, changes, message):
     warmup.stages.warmup.update({"rollouts": "mine", **changes})
     with pytest.raises(ValueError, match=message):
+        Config.of(warmup)
+
+
+def test_columns_without_a_dump_are_refused(warmup):
+    warmup.stages.warmup.columns = {"reward": "accuracy"}
+    with pytest.raises(ValueError, match="columns are those of a dump, and rollouts is 'sample'"):
         Config.of(warmup)
 
 

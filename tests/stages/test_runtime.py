@@ -313,7 +313,7 @@ def test_dumps_behind_a_template_whose_bos_begins_every_turn(config, tmp_path, o
     session = opened(config, tmp_path / "work")
     problem = session.problems.train[0]
     shown = f"{bos}user\n{problem.prompt}{eos}\n{bos}assistant\n"
-    rows = [{"input": shown, "output": text, "score": 1.0, "step": 0} for text in ("12", "3")]
+    rows = [{"rendered_prompt": shown, "completion": text, "reward": 1.0} for text in ("12", "3")]
     draws, _ = external_groups(
         session, write(tmp_path / "rows.jsonl", *rows), session.workdir / "rollouts.parquet"
     )

@@ -1,5 +1,6 @@
 """Stop strings through the stages: what is graded, stored, preferred and asked of a server."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,31 +66,31 @@ def test_what_a_stop_string_ends_is_whole_and_its_text_ends_before_it(
     # The rollouts are read elsewhere as what they are.
     config = only(config, "collect")
     config.stages.collect.rollouts = str(tmp_path / "01-collect/rollouts")
-    _, read = external_rollouts.read(
+    read = external_rollouts.read(
         opened(config, tmp_path / "again"), config.stages.collect.rollouts
     )
-    assert sorted(row.text for row in read) == sorted(row.text for row in rows)
+    texts = [row.text for row in itertools.chain(*read)]
+    assert sorted(texts) == sorted(row.text for row in rows)
 
 
-# completions of the ids of "3+4=7;" ─► what is said of them, None where they are refused
+# completions of the ids of "3+4=7;" -> how many are reported, None where they are refused
 TEXTS = [
-    (["3+4=7;", "3+4=7;"], []),
-    (["3+4=7;", "3+4"], ["1 of 2 completions end before"]),
-    (["", "3+4=7;"], ["1 of 2 completions end before"]),
-    (["", ""], ["2 of 2 completions end before"]),
-    (["", "8"], None),  # another tokenizer's: the empty one says nothing of it
-    (["8", "3+"], ["1 of 2 completions are not the text", "1 of 2 completions end before"]),
+    (["3+4=7;", "3+4=7;"], 0),
+    (["3+4=7;", "3+4"], 0),  # without the stop string that ended it
+    (["", ""], 0),
+    (["", "8"], None),  # another tokenizer's: the empty one does not show it
+    (["8", "3+"], 1),
 ]
 
 
-@pytest.mark.parametrize(("texts", "told"), TEXTS)
-def test_texts_that_end_before_their_ids_are_told(
+@pytest.mark.parametrize(("texts", "reported"), TEXTS)
+def test_texts_that_are_not_those_of_their_ids_are_reported(
     config: ConfigDict,
     tmp_path: Path,
     opened: Any,
     capsys: Any,
     texts: list[str],
-    told: list[str] | None,
+    reported: int | None,
 ):
     session = opened(only(config, "collect"), tmp_path)
     ids = session.tokenizer.encode_text("3+4=7;")
@@ -98,15 +99,13 @@ def test_texts_that_end_before_their_ids_are_told(
         for text in texts
     ]
     save_rows(tmp_path / "rows.jsonl", rows)
-    if told is None:
+    if reported is None:
         with pytest.raises(ValueError, match="no completion is the text of its completion_ids"):
             external_rollouts.read(session, str(tmp_path / "rows.jsonl"))
         return
-    _, read = external_rollouts.read(session, str(tmp_path / "rows.jsonl"))
-    said = [line for line in capsys.readouterr().out.splitlines() if "of 2 completions" in line]
-    assert len(said) == len(told) and all(
-        words in line for words, line in zip(told, said, strict=True)
-    )
+    (read,) = external_rollouts.read(session, str(tmp_path / "rows.jsonl"))
+    logged = " ".join(capsys.readouterr().out.split())
+    assert ("1 responses have a completion that is not the beginning" in logged) == bool(reported)
     assert [row.text for row in read] == texts
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import field
 from typing import Literal
 
 from g2d_jax.config.build import stage_of
 from g2d_jax.config.policy_name import PolicyName, own_stage
 from g2d_jax.config.section import Policy, Positive, Rollouts
-from g2d_jax.config.stages.online import Online, dump, reward_column_conflicts
+from g2d_jax.config.stages.online import Online, columns_conflicts, dump
 from g2d_jax.config.stages.stage import NeededFiles, Stage, Stages
 from g2d_jax.config.training import Sampling
 
@@ -19,13 +20,13 @@ class Collect(Stage):
     rollouts: "sample"; "archive" takes the groups that the policy's own online stage drew; the name
     of another collect stage takes those it has, whatever this one says of prompts and sampling; or
     a dump's path, see `data.dumps`.
-    reward_column: of a dump, where several columns are rewards.
+    columns: of a dump, from our names to its own: {"reward": "accuracy_reward"}.
     """
 
     kind: Literal["collect"] = "collect"
     policy: Policy = "warmup"
     rollouts: Rollouts = "sample"
-    reward_column: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
     prompts: Positive = 1024
     part: Positive = 128  # prompts of a file
     num_generations: Positive = 8
@@ -46,7 +47,7 @@ class Collect(Stage):
 
     def conflicts(self) -> Iterator[ValueError]:
         """Refuse settings that cannot work together, or that would change nothing."""
-        yield from reward_column_conflicts(self.reward_column, self.rollouts)
+        yield from columns_conflicts(self.columns, self.rollouts)
         if self.select in ("uncertain", "confident") and self.max_pairs is None:
             yield ValueError(
                 f"select={self.select!r} chooses among pairs: set max_pairs to how many, or "

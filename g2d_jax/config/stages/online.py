@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import field
 from typing import Annotated, Literal, assert_never
 
 from g2d_jax.config.build import stage_of
@@ -91,7 +92,7 @@ class Online(TrainingStage):
     kind: Literal["online"] = "online"
     policy: Policy = "sft"
     rollouts: Rollouts = "sample"  # or a dump's path: its groups in place of sampled ones
-    reward_column: str | None = None  # of a dump, where several columns are rewards
+    columns: Mapping[str, str] = field(default_factory=dict)  # of a dump, see `data.dumps`
     steps: NonNegative = 20
     keep: tuple[int, ...] = ()
     # "budget" may end it earlier: stages/early_stopping.py
@@ -264,7 +265,7 @@ class Online(TrainingStage):
                 "reference_sync is set, but the loss has no reference: GRPO has one in its KL "
                 "term only, set beta too; SimPO has none"
             )
-        yield from reward_column_conflicts(self.reward_column, self.rollouts)
+        yield from columns_conflicts(self.columns, self.rollouts)
         if self.rollouts != "sample":
             yield from self._dump_conflicts()
         if self.loss != "group_dpo" and self.grpo_coef:
@@ -396,11 +397,11 @@ class Online(TrainingStage):
 online = stage_of(Online)
 
 
-def reward_column_conflicts(column: str | None, rollouts: str) -> Iterator[ValueError]:
-    """Refuse a column of rewards where no dump is read."""
-    if column is not None and rollouts in ("sample", "archive"):
+def columns_conflicts(columns: Mapping[str, str], rollouts: str) -> Iterator[ValueError]:
+    """Refuse names of columns where no dump is read."""
+    if columns and rollouts in ("sample", "archive"):
         yield FieldError(
-            "reward_column", f"is a column of a dump, and rollouts is {rollouts!r}: leave it unset"
+            "columns", f"are those of a dump, and rollouts is {rollouts!r}: leave it empty"
         )
 
 
