@@ -47,7 +47,7 @@ from g2d_jax.records import Problem, Request, Rollout, SamplingParams, Verdict, 
 from g2d_jax.report.samples import conversation
 from g2d_jax.report.tables import FIRST, summary_table
 from g2d_jax.rewards.functions import RewardFunction, load_reward
-from g2d_jax.runtime import flags, processes, program_cache, storage
+from g2d_jax.runtime import flags, precision, processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.terminal import clean
 from g2d_jax.runtime.tracking import Tracker
@@ -132,6 +132,7 @@ def opened(
     _, moved = settings_of(folder, content)
     with (
         Tracker(shown, tensorboard=False) as tracker,
+        precision.used(config.dtype),
         program_cache.cached(config.compute.compilation_cache),
     ):
         if moved:
@@ -244,10 +245,13 @@ def evaluate(
         session.folders = {**session.folders, name: place}
         if not storage.finished(place):
             results = evaluation.run(session, name, stage)
-            storage.finish(
-                place,
-                {"kind": "evaluate", "name": name, "problems": problems or stage.split, **results},
-            )
+            about = {
+                "kind": "evaluate",
+                "name": name,
+                "problems": problems or stage.split,
+                precision.NAME: precision.of(config.dtype),
+            }
+            storage.finish(place, {**about, **results})
         manifest = storage.finished(place) or {}
         session.tracker.table(*summary_table(manifest, []), first=FIRST)
         session.tracker.say(f"completions: {place / 'rollouts'}")
@@ -260,6 +264,7 @@ def _evaluation_name(session: Session, stage: Evaluate, policy: str) -> str:
     held_out = [[problem.id, problem.answer] for problem in asked]
     scored = [problem.task for problem in asked]
     named = [stage.to_dict(), held_out, version(session, policy), scored, _scoring(session)]
+    named.append(precision.of(session.config.dtype))
     # A function is given more of a problem than its answer.
     read_whole = [problem for problem in asked if session.reading(problem.task).columns]
     if read_whole:

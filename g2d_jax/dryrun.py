@@ -28,7 +28,7 @@ from g2d_jax.rewards.extract import in_form
 from g2d_jax.rewards.verify import reading
 from g2d_jax.rollouts.ahead import schedule
 from g2d_jax.run_stages import check_models, refuse_unused, require_packages
-from g2d_jax.runtime import flags, memory, storage
+from g2d_jax.runtime import flags, memory, precision, storage
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs, kept_inputs
 from g2d_jax.session.answers import (
@@ -69,7 +69,7 @@ def show(
         place = epath.Path("WORKDIR") if workdir is None else absolute(workdir)
         session = Session(settings, epath.Path(folder), tracker, order.folders(place))
         session.follows = None if workdir is None else place
-        with closing(session):
+        with closing(session), precision.used(settings.dtype):
             _show_settings(session, config, config if named is None else named)
             if workdir is not None:
                 require_same_run(settings, place)

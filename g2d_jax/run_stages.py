@@ -26,7 +26,7 @@ from g2d_jax.data.problems import check_training
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
-from g2d_jax.runtime import flags, memory, processes, program_cache, storage
+from g2d_jax.runtime import flags, memory, precision, processes, program_cache, storage
 from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import locked
@@ -124,6 +124,7 @@ def open_session(
     with (
         watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout),
         _locked(folder),
+        precision.used(config.dtype),
         program_cache.cached(config.compute.compilation_cache, folder / PROGRAMS),
     ):
         own_functions = _own(reward, objectives)
@@ -131,6 +132,7 @@ def open_session(
             "config": to_dict(config),
             "until": until,
             "own": own_functions,
+            precision.NAME: precision.of(config.dtype),
             "packages": {**packages(), "g2d_jax": source_digest()},
         }
         processes.agreed("settings or packages", mine)
@@ -332,6 +334,7 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
         "programs": compiling.take_programs(),
         "peak_memory_bytes": held,
         "attention": dict(session.kernels),
+        precision.NAME: precision.of(session.config.dtype),
         **fields,
     }
     if stage.kind in TRAINING:

@@ -30,7 +30,7 @@ from g2d_jax.config.io import (
     to_dict,
     with_longer,
 )
-from g2d_jax.runtime import storage
+from g2d_jax.runtime import precision, storage
 from g2d_jax.runtime.lock import LOCK
 
 _STAGE = re.compile(r"(\d+)-(.+)")
@@ -170,6 +170,7 @@ def write_settings(
     kept = {
         "config": to_dict(config),
         "own": dict(own),
+        precision.NAME: precision.of(config.dtype),
         "version": __version__,
         "workdir": str(workdir),
     }
@@ -214,6 +215,8 @@ def require_same_run(
         ended[name] = sorted(begun.keys() & set(others))
     functions = own_differences(content.get("own") or {}, own)
     then, now = _identities(before, config, workdir)
+    then[precision.NAME] = content.get(precision.NAME, precision.DEFAULT)
+    now[precision.NAME] = precision.of(config.dtype)
     if changed := _changes(workdir, then, now, functions, ended):
         raise ValueError(changed)
 

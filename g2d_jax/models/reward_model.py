@@ -41,7 +41,7 @@ from g2d_jax.models.kernels import attention_for
 from g2d_jax.models.safetensors_file import Stored
 from g2d_jax.models.table import Param
 from g2d_jax.records import SEGMENT_STRIDE
-from g2d_jax.runtime import storage
+from g2d_jax.runtime import precision, storage
 
 SCORE, V_HEAD = "score.weight", "v_head.weight"
 CLS_ID = 128_003
@@ -191,9 +191,11 @@ def read_scores(
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     segments = jnp.full_like(tokens, SEGMENT_STRIDE)
     attention = attention_for("auto", mesh, "sequence")
-    hidden, _ = forward(
-        model.trunk, tokens, positions, segments, dtype=dtype, attention=attention, mesh=mesh
-    )
+    # The run's precision is of its own dtype: Mosaic refuses "float32" for bfloat16.
+    with jax.default_matmul_precision(precision.of(jnp.dtype(dtype).name)):
+        hidden, _ = forward(
+            model.trunk, tokens, positions, segments, dtype=dtype, attention=attention, mesh=mesh
+        )
     last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
     return jnp.sum(last.astype(jnp.float32) * model.head[None], axis=-1)
 

@@ -24,6 +24,7 @@ from g2d_jax.plan.programs import programs_of, scorings
 from g2d_jax.plan.target import Compiled, DoesNotFit
 from g2d_jax.plan.topologies import GIB, Device, Topology
 from g2d_jax.plan.work import Time, problems, reads_locally, shape_of, time_of, train_problems
+from g2d_jax.runtime import precision
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import init_params
 from g2d_jax.session.problems import Problems
@@ -171,7 +172,11 @@ def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> It
     devices report no memory to offload to, such as compiled-for GPUs.
     """
     order = plan(config)
-    with tempfile.TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Tracker(folder, tensorboard=False) as tracker,
+        precision.used(config.dtype),
+    ):
         session = Session(
             config, epath.Path(folder), tracker, order.folders(epath.Path(folder)), asks=False
         )

@@ -40,7 +40,7 @@ from g2d_jax.data.arithmetic import SLIPS
 from g2d_jax.data.problems import open_rows
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import hf
-from g2d_jax.runtime import storage
+from g2d_jax.runtime import precision, storage
 from g2d_jax.session.init_params import base_policy
 from g2d_jax.session.policies import followed, stage_of_run
 from g2d_jax.session.problems import SPLITS, Reading, read_source, reading
@@ -97,6 +97,7 @@ def fingerprint(session: Session) -> str:
     for name, digest in session.contents.items():
         if not name.startswith("stages."):
             read[name] = digest
+    shared[precision.NAME] = precision.of(session.config.dtype)
     return storage.fingerprint([shared, session.tokenizer.fingerprint, read])
 
 

@@ -26,7 +26,7 @@ from g2d_jax import run_stages
 from g2d_jax.config import BestCheckpoint, Config, Evaluate, Online, places
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import begins_more, identity, to_dict
-from g2d_jax.runtime import storage
+from g2d_jax.runtime import precision, storage
 from g2d_jax.session.inputs import digests, of_config, on_hub
 from g2d_jax.sweep.points import Point
 
@@ -131,7 +131,7 @@ def _explicit(config: Config) -> Config:
 
 def _ids(config: Config) -> dict[str, str]:
     """Map stage to node id, for a config made explicit."""
-    shared = identity(config)
+    shared = {**identity(config), precision.NAME: precision.of(config.dtype)}
     stages = shared.pop("stages")
     read = defaultdict[str, dict[str, object]](dict)  # by stage, "" for all of them
     for setting, content in contents(config).items():

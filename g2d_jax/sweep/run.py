@@ -31,7 +31,7 @@ from g2d_jax import __version__, pipeline, run_stages
 from g2d_jax.config import Config, Online
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import begins_more, differences, identity, to_dict
-from g2d_jax.runtime import processes, program_cache, storage
+from g2d_jax.runtime import precision, processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import LOCK, awaited, try_lock
 from g2d_jax.runtime.tracking import Tracker
@@ -227,8 +227,10 @@ def _require_alike(folder: epath.Path, listed: Mapping[str, Any], graph: Graph) 
         now = new.get((point["arm"], tuple(sorted(point["values"].items()))))
         if label in given or now is None:
             continue
-        before, _ = settings_of(folder / label, storage.read_json(folder / label / "config.json"))
-        if changed := differences(_but_seed(before), _but_seed(now)):
+        content = storage.read_json(folder / label / "config.json")
+        before, _ = settings_of(folder / label, content)
+        then = _but_seed(before, content.get(precision.NAME, precision.DEFAULT))
+        if changed := differences(then, _but_seed(now, precision.of(now.dtype))):
             lines = "\n  ".join(changed)
             raise ValueError(
                 f"the study has the point {label} with other settings, and its report would take "
@@ -237,10 +239,10 @@ def _require_alike(folder: epath.Path, listed: Mapping[str, Any], graph: Graph) 
             )
 
 
-def _but_seed(config: Config | ConfigDict) -> dict[str, Any]:
+def _but_seed(config: Config | ConfigDict, multiplied: str) -> dict[str, Any]:
     """Return a point's identity without its seed, and without the ends of trajectories, which go on
-    for other points."""
-    values = identity(config)
+    for other points. multiplied: the precision of its products."""
+    values = {**identity(config), precision.NAME: multiplied}
     del values["seed"]
     for stage in values["stages"].values():
         if begins_more(stage):
@@ -340,9 +342,10 @@ class _Worker:
         }
         logging = node.config.logging
         wandb = logging.wandb_options(name=node.id, group=self.name)
-        with Tracker(
+        tracker = Tracker(
             folder, tensorboard=logging.tensorboard, screen=self.tracker.screen, wandb=wandb
-        ) as tracker:
+        )
+        with tracker, precision.used(node.config.dtype):
             try:
                 contents = inputs.digests(inputs.of_config(node.config))
                 shared = self._common(node)
