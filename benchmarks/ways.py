@@ -1,25 +1,29 @@
-"""Which way of computing is the quicker one on this machine: the parts of accelerator.py that only
-take times.
+"""Parts of accelerator.py that take times: which way of computing is the quicker one here.
 
-Each takes a model's shape and a folder it does not need, prints what it found and returns True.
+Each takes a model's shape and the options, prints what it found and returns whether that is right.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import statistics
 import time
-from collections.abc import Callable
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import jax
+    import numpy as np
 
     from g2d_jax.models.config import ModelConfig
     from g2d_jax.plan.topologies import Device
 
-TINY = {
+TINY: dict[str, Any] = {
     "vocab_size": 640, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 16, "intermediate_size": 96,
 }  # fmt: skip
@@ -71,6 +75,12 @@ def say(part: str, what: str, figure: str) -> None:
     print(f"{part:>9}  {what:<58} {figure}", flush=True)
 
 
+def of_bandwidth(read: float, taken: float) -> str:
+    """The share of the device's bandwidth that so many bytes in so many seconds are, if known."""
+    known = rates()
+    return f", {read / taken / known.bandwidth:.0%} of bandwidth" if known else ""
+
+
 def one_mesh() -> Any:
     """A mesh of the first device."""
     import jax
@@ -81,13 +91,7 @@ def one_mesh() -> Any:
 
 
 def scored(
-    config: ModelConfig,
-    model: Any,
-    tokens: jax.Array,
-    dtype: Any,
-    remat: Any,
-    mesh: Any,
-    kernel: Any = "auto",
+    model: Any, tokens: jax.Array, dtype: Any, remat: Any, mesh: Any, kernel: Any = "auto"
 ) -> jax.Array:
     """Log-probs of tokens [B, T] but the first of each row, float32 [B * (T - 1)].
 
@@ -105,123 +109,117 @@ def scored(
     columns, prompt, second = jnp.arange(length), length // 8, length // 2
     member = sum((columns >= begin).astype(jnp.int32) for begin in (prompt, second))
     positions = jnp.where(columns >= second, columns - second + prompt, columns)
-    positions, segments = (
-        jnp.broadcast_to(x, tokens.shape) for x in (positions, SEGMENT_STRIDE + member)
-    )
-    attention = attention_for(kernel, mesh, "packed")
-    hidden, _ = forward(
-        model, tokens, positions, segments, dtype=dtype, remat=remat, attention=attention, mesh=mesh
-    )
-    read = hidden[:, :-1].reshape(-1, config.hidden_size)
-    return token_logprobs(
-        read, head_matrix(model, dtype), tokens[:, 1:].reshape(-1), with_entropy=False
-    )[0]
+    rows = [jnp.broadcast_to(x, tokens.shape) for x in (positions, SEGMENT_STRIDE + member)]
+    ways: Any = {"remat": remat, "attention": attention_for(kernel, mesh, "packed"), "mesh": mesh}
+    hidden, _ = forward(model, tokens, *rows, dtype=dtype, **ways)
+    read, targets = hidden[:, :-1].reshape(-1, hidden.shape[-1]), tokens[:, 1:].reshape(-1)
+    return token_logprobs(read, head_matrix(model, dtype), targets, with_entropy=False)[0]
 
 
-def decode(config: ModelConfig, folder: Path) -> bool:
-    """An array of the cache a layer, layers unrolled, or one of all, layers scanned and columns
-    read in blocks."""
+def trial(config: ModelConfig, options: Namespace) -> bool:
+    """What a run tries before it samples: the decode kernel on a small ring, against XLA's."""
     import jax
     import jax.numpy as jnp
 
-    from g2d_jax.models import decoder
-    from g2d_jax.models.flops import matmul_params
-    from g2d_jax.sampler.programs import Shapes, empty
+    from g2d_jax.models import decode_check
 
-    rows, width, steps = (8, 64, 4) if is_tiny(config) else (256, 1024, 16)
-    mesh, bf16 = one_mesh(), jnp.dtype(jnp.bfloat16)
-    stacked = jax.jit(lambda: decoder.cast(decoder.init(config, jax.random.key(0)), bf16))()
-    token, place = jnp.ones(rows, jnp.int32), jnp.full(rows, width - 1)
-    read = 2 * matmul_params(config)
-    read += (
-        rows
-        * width
-        * config.num_hidden_layers
-        * 2
-        * config.num_key_value_heads
-        * config.head_dim
-        * 2
-    )
-
-    def chunk(model: Any, cache: Any) -> Any:
-        def body(_: Any, carry: Any) -> Any:
-            hidden, cache = decoder.decode(
-                model, token, place, carry[1], widths=(width,), dtype=bf16, mesh=mesh
-            )
-            logits = jnp.matmul(
-                hidden, decoder.head_matrix(model, bf16), preferred_element_type=jnp.float32
-            )
-            return carry[0] + logits.max(), cache
-
-        return jax.lax.fori_loop(0, steps, body, (jnp.float32(0), cache))
-
-    for name, model in (("unrolled", jax.jit(decoder.unstack)(stacked)), ("scanned", stacked)):
-        run, shapes = jax.jit(chunk, donate_argnums=1), Shapes(rows, 1, (16,), (width,), 1, ())
-        state, _ = empty(config, shapes, stacked=name == "scanned", dtype=bf16, cache_dtype=bf16)
-        cache = state.cache
-
-        def once(run: Callable = run, model: Any = model) -> Any:
-            nonlocal cache
-            total, cache = run(model, cache)
-            return total
-
-        taken = seconds(once) / steps
-        share = f", {read / taken / known.bandwidth:.0%} of bandwidth" if (known := rates()) else ""
-        say(
-            "decode",
-            f"{name}, {rows} rows x {width}",
-            f"{taken * 1e3:.2f} ms a step, {rows / taken:,.0f} tok/s{share}",
-        )
-        del cache
-    return True
+    heads = config.num_attention_heads, config.num_key_value_heads
+    sizes = *heads, config.head_dim, jnp.dtype(jnp.bfloat16)
+    wrong = decode_check.trial(jax.devices()[0], *sizes, codes=False)
+    say("trial", "{} query and {} key heads".format(*heads), wrong or "as XLA's")
+    return not wrong
 
 
-def ragged(config: ModelConfig, folder: Path) -> bool:
-    """Attention of one layer's decode step."""
+def kernel(config: ModelConfig, options: Namespace) -> bool:
+    """Attention of a decode step: this library's kernel, XLA's, and cuDNN's, which wants each row's
+    keys to begin in column 0."""
+    sizes = ((8, 64),) if is_tiny(config) else ((256, 2176), (512, 2048))
+    good = True
+    for rows, width in sizes:
+        for live in (0.43, 1.0):
+            good &= attended(config, rows, width, live)
+    return good
+
+
+def attended(config: ModelConfig, rows: int, width: int, live: float) -> bool:
+    """Time the three with this share of the rows live, the others at rest; False where one differs
+    from XLA's by more than a run's trial allows."""
     import jax
     import jax.numpy as jnp
     import numpy as np
 
+    from g2d_jax.models.decode_check import TOLERANCE
+
+    kv, dim, rng = config.num_key_value_heads, config.head_dim, np.random.default_rng(0)
+    # Of 2,176 columns 454 in the mean: a prompt of 128, and what is sampled so far.
+    drawn = width / 17 + rng.exponential(0.15 * width, rows)
+    lengths = np.clip(drawn, 1, width).astype(np.int32)
+    lives = rng.permutation(rows) < round(live * rows)
+    shape = rows, 1, config.num_attention_heads, dim
+    q, k, v = (
+        jax.random.normal(jax.random.key(number), size, jnp.bfloat16)
+        for number, size in enumerate((shape, (rows, width, kv, dim), (rows, width, kv, dim)))
+    )
+    column = width // 3
+    ages = (column - np.arange(width)) % width
+    ring = k[:, ages].transpose(0, 2, 3, 1), v[:, ages].transpose(0, 2, 1, 3)
+    ours, xla, cudnn = attentions(column, ages, np.where(lives, lengths - 1, -1))
+    right = np.asarray(jax.jit(xla)(q, *ring), np.float32)[lives]
+    read = 4 * kv * dim * int(lengths[lives].sum())  # keys and values of live tokens
+    good, rounds = True, 2 if is_tiny(config) else 100
+    own = "ours (interpreted)" if jax.default_backend() == "cpu" else "ours"
+    ways = ("XLA's", xla, ring), (own, ours, ring), ("cuDNN's", cudnn, (k, v))
+    for name, attend, cache in ways:
+        what = f"{name}, {rows} x {width}, {live:.0%} live"
+        if attend is cudnn and jax.default_backend() != "gpu":
+            say("kernel", what, "not on this platform")
+            continue
+        off = np.abs(np.asarray(jax.jit(attend)(q, *cache), np.float32)[lives] - right).max()
+        good &= bool(off <= TOLERANCE["bfloat16"])
+
+        # Each call's queries are the result of the one before.
+        def repeated(q: jax.Array, *cache: jax.Array, attend: Callable = attend) -> jax.Array:
+            return jax.lax.fori_loop(0, rounds, lambda _, q: attend(q, *cache), q)
+
+        taken = seconds(partial(jax.jit(repeated), q, *cache)) / rounds
+        figure = f"{taken * 1e6:,.0f} us a layer, {read / taken / 1e9:,.0f} GB/s"
+        say("kernel", what, f"{figure}{of_bandwidth(read, taken)}, {off:.1e} from XLA's")
+    return good
+
+
+def attentions(column: int, ages: np.ndarray, earlier: np.ndarray) -> tuple[Callable, ...]:
+    """Ours, XLA's and cuDNN's, of queries, keys and values. ages: of a ring's columns [W]. earlier:
+    tokens of each row before its newest, which is in `column`; -1 at rest."""
+    import jax
+    import jax.numpy as jnp
+
     from g2d_jax.models.attention import attend_cached
 
-    rows, width = (8, 64) if is_tiny(config) else (256, 1024)
-    heads, kv, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    rng = np.random.default_rng(0)
-    lengths = jnp.asarray(rng.integers(1, width + 1, rows), jnp.int32)
-    q, keys, values = (
-        jnp.asarray(rng.normal(size=size), jnp.bfloat16)
-        for size in ((rows, 1, heads, dim), (rows, kv, dim, width), (rows, kv, width, dim))
-    )
-    mask = jnp.arange(width)[None] < lengths[:, None]
+    mesh, platform = one_mesh(), jax.default_backend()
+    newest, before = jnp.int32(column), jnp.asarray(earlier, jnp.int32)
+    mask = jnp.asarray(ages[None] <= earlier[:, None])
 
-    def ours(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return attend_cached(q, k, v, mask, by_sums=jax.default_backend() == "cpu")
+    def ours(q: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+        if platform == "tpu":
+            from g2d_jax.models.decode_kernel import attend_ring
 
-    def each(attend: Callable, *arrays: jax.Array) -> float:
-        """Microseconds of a call: a hundred in one program, each with what the one before gave as
-        its queries."""
-        run = jax.jit(lambda q, k, v: jax.lax.fori_loop(0, 100, lambda _, q: attend(q, k, v), q))
-        return seconds(lambda: run(*arrays)) * 1e4
+            return attend_ring(q, keys[None], values[None], jnp.int32(0), newest, before, mesh)
+        from g2d_jax.models.decode_kernel_gpu import attend_columns
 
-    say("ragged", "matrix products", f"{each(ours, q, keys, values):,.0f} us a layer")
-    if jax.default_backend() != "gpu":
-        say("ragged", "cuDNN", "not on this platform")
-        return True
-    k, v = keys.transpose(0, 3, 1, 2), values.transpose(0, 2, 1, 3)
+        return attend_columns(q, keys, values, newest, before, mesh)
 
-    def theirs(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return jax.nn.dot_product_attention(
-            q, k, v, key_value_seq_lengths=lengths, implementation="cudnn"
-        )
+    def xla(q: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+        return attend_cached(q, keys, values, mask, by_sums=platform == "cpu")
 
-    off = jnp.abs(
-        jax.jit(theirs)(q, k, v).astype(jnp.float32) - ours(q, keys, values).astype(jnp.float32)
-    ).max()
-    say("ragged", "cuDNN", f"{each(theirs, q, k, v):,.0f} us a layer, {float(off):.1e} apart")
-    return True
+    def cudnn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        lengths = jnp.maximum(before + 1, 1)
+        way: Any = {"key_value_seq_lengths": lengths, "implementation": "cudnn"}
+        return jax.nn.dot_product_attention(q, k, v, **way)
+
+    return ours, xla, cudnn
 
 
-def filters(config: ModelConfig, folder: Path) -> bool:
+def filters(config: ModelConfig, options: Namespace) -> bool:
     """A token for each of 256 rows."""
     import jax
     import jax.numpy as jnp
@@ -238,17 +236,13 @@ def filters(config: ModelConfig, folder: Path) -> bool:
         ("top-p 0.9", FILTERS[1:], 0, 0.9),
         ("both", FILTERS, 50, 0.9),
     ):
-        chosen = (
-            jnp.ones(rows),
-            jnp.full(rows, top_k, jnp.int32),
-            jnp.full(rows, top_p, jnp.float32),
-        )
-        taken = seconds(lambda c=chosen, u=used: run(logits, keys, places, *c, filters=u))
+        chosen = jnp.ones(rows), jnp.full(rows, top_k, jnp.int32), jnp.full(rows, top_p)
+        taken = seconds(partial(run, logits, keys, places, *chosen, filters=used))
         say("filters", f"{name}, {rows} rows x {config.vocab_size:,}", f"{taken * 1e3:.2f} ms")
     return True
 
 
-def logprobs(config: ModelConfig, folder: Path) -> bool:
+def logprobs(config: ModelConfig, options: Namespace) -> bool:
     """Tokens of a chunk."""
     import jax
     import jax.numpy as jnp
@@ -265,22 +259,26 @@ def logprobs(config: ModelConfig, folder: Path) -> bool:
             return token_logprobs(hidden, head, targets, chunk=chunk, with_entropy=False)[0].sum()
 
         alone, both = jax.jit(total), jax.jit(jax.grad(total, argnums=(0, 1)))
-        times = [seconds(lambda f=f: f(hidden, head)) * 1e3 for f in (alone, both)]
-        say(
-            "logprobs",
-            f"{count:,} tokens, chunks of {chunk}",
-            "{:.1f} ms; with gradient {:.1f} ms".format(*times),
-        )
+        times = [seconds(partial(f, hidden, head)) * 1e3 for f in (alone, both)]
+        figure = "{:.1f} ms; with gradient {:.1f} ms".format(*times)
+        say("logprobs", f"{count:,} tokens, chunks of {chunk}", figure)
     return True
 
 
-def remat(config: ModelConfig, folder: Path) -> bool:
+def compiled(lowered: dict[str, Any]) -> dict[str, Future[Any]]:
+    """Compile all at once, each in a thread."""
+    with ThreadPoolExecutor() as pool:
+        return {name: pool.submit(program.compile) for name, program in lowered.items()}
+
+
+def remat(config: ModelConfig, options: Namespace) -> bool:
     """Gradients of 16k tokens in rows of 4,096, of float32 parameters in bfloat16."""
     import jax
     import jax.numpy as jnp
 
     from g2d_jax.models import decoder
     from g2d_jax.models.flops import attended, train_flops
+    from g2d_jax.session.training_memory import REMATS
 
     rows, length = (2, 128) if is_tiny(config) else (4, 4096)
     mesh, known = one_mesh(), rates()
@@ -288,38 +286,30 @@ def remat(config: ModelConfig, folder: Path) -> bool:
     tokens = jax.random.randint(jax.random.key(1), (rows, length), 0, config.vocab_size)
     work = train_flops(config, rows * length, rows * attended(length))
 
-    def loss(model: Any, remat: str) -> jax.Array:
-        return -scored(config, model, tokens, jnp.bfloat16, remat, mesh).mean()
+    def loss(model: Any, remat: Any) -> jax.Array:
+        return -scored(model, tokens, jnp.bfloat16, remat, mesh).mean()
 
-    ways = {
-        name: jax.jit(jax.grad(lambda model, n=name: loss(model, n)))
-        for name in ("full", "attention", "none")
-    }
-    ways["log-probs alone"] = jax.jit(lambda model: loss(model, "none"))
-    for name, run in ways.items():
+    lowered: dict[str, Any] = {"log-probs alone": jax.jit(partial(loss, remat="none")).lower(model)}
+    for kept in REMATS:
+        lowered[kept] = jax.jit(jax.grad(partial(loss, remat=kept))).lower(model)
+    for name, future in compiled(lowered).items():
         needed = work / 3 if name == "log-probs alone" else work
         try:
-            taken = seconds(lambda run=run: run(model))
+            program = future.result()
+            taken = seconds(partial(program, model))
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             say("remat", name, "does not fit")
             continue
-        share = (
-            f", {needed / taken / known.flops:.0%} of {known.flops / 1e12:,.0f} TFLOP/s"
-            if known
-            else ""
-        )
-        peak = run.lower(model).compile().memory_analysis().peak_memory_in_bytes / 2**30
-        say(
-            "remat",
-            f"{name}, {rows} x {length}",
-            f"{rows * length / taken:,.0f} tok/s, peak {peak:.2f} GiB{share}",
-        )
+        share = f", {needed / taken / known.flops:.0%} of its TFLOP/s" if known else ""
+        peak = program.memory_analysis().peak_memory_in_bytes / 2**30
+        figure = f"{rows * length / taken:,.0f} tok/s, peak {peak:.2f} GiB{share}"
+        say("remat", f"{name}, {rows} x {length}", figure)
     return True
 
 
-def attention(config: ModelConfig, folder: Path) -> bool:
+def attention(config: ModelConfig, options: Namespace) -> bool:
     """Log-probs and their gradients of packed rows by XLA's attention and by the platform's kernel,
     in bfloat16: their rates, and how far each is from float32."""
     import jax
@@ -327,58 +317,77 @@ def attention(config: ModelConfig, folder: Path) -> bool:
     import numpy as np
 
     from g2d_jax.models import decoder
+    from g2d_jax.session.training_memory import REMATS
 
-    mesh = one_mesh()
-    platform = jax.default_backend()
-    kernels = ["xla", {"gpu": "cudnn", "tpu": "splash"}.get(platform, "xla")]
+    mesh, platform = one_mesh(), jax.default_backend()
+    own = {"gpu": "cudnn", "tpu": "splash"}.get(platform, "xla")
     model = jax.jit(lambda: decoder.init(config, jax.random.key(0)))()
-    for rows, length in ((2, 128),) if is_tiny(config) else ((5, 3072), (2, 9216)):
-        tokens = jax.random.randint(jax.random.key(1), (rows, length), 0, config.vocab_size)
+    rows, length = (2, 128) if is_tiny(config) else (5, 3072)
+    tokens = jax.random.randint(jax.random.key(1), (rows, length), 0, config.vocab_size)
 
-        def run(kernel: str, dtype: Any, tokens: Any = tokens) -> Any:
-            def loss(model: Any) -> Any:
-                each = scored(config, model, tokens, dtype, "attention", mesh, kernel)
-                return each.mean(), each
+    def lower(kernel: str, dtype: Any, remat: str) -> Any:
+        def loss(model: Any) -> Any:
+            each = scored(model, tokens, dtype, remat, mesh, kernel)
+            return each.mean(), each
 
-            return jax.jit(jax.grad(loss, has_aux=True))
+        return jax.jit(jax.grad(loss, has_aux=True)).lower(model)
 
-        def result(program: Any) -> Any:
-            slope, each = jax.device_get(program(model))
-            return np.concatenate([x.ravel() for x in jax.tree.leaves(slope)]), each
+    def result(program: Any) -> Any:
+        slope, each = jax.device_get(program(model))
+        return np.concatenate([x.ravel() for x in jax.tree.leaves(slope)]), each
 
-        with jax.default_matmul_precision("float32"):
-            exact_slope, exact = result(run("xla", jnp.float32))
-        for kernel in kernels:
-            program = run(kernel, jnp.bfloat16)
-            taken = seconds(lambda program=program: program(model), 3)
-            slope, each = result(program)
-            off = np.linalg.norm(slope - exact_slope) / np.linalg.norm(exact_slope)
-            apart = np.abs(each - exact)
-            figure = (
-                f"{rows * length / taken:,.0f} tok/s; from float32: log-probs max "
-                f"{apart.max():.1e}, mean {apart.mean():.1e}, gradients {off:.1e} of their norm"
-            )
-            say("attention", f"{kernel}, {rows} x {length}", figure)
+    with jax.default_matmul_precision("float32"):
+        lowered = {"float32": lower("xla", jnp.float32, "full")}
+    lowered |= {kernel: lower(kernel, jnp.bfloat16, REMATS[0]) for kernel in ("xla", own)}
+    programs = compiled(lowered)
+    exact_slope, exact = result(programs.pop("float32").result())
+    for kernel, program in programs.items():
+        taken = seconds(partial(program.result(), model), 3)
+        slope, each = result(program.result())
+        off = np.linalg.norm(slope - exact_slope) / np.linalg.norm(exact_slope)
+        apart = np.abs(each - exact)
+        figure = (
+            f"{rows * length / taken:,.0f} tok/s; from float32: log-probs max "
+            f"{apart.max():.1e}, mean {apart.mean():.1e}, gradients {off:.1e} of their norm"
+        )
+        say("attention", f"{kernel}, remat {REMATS[0]}, {rows} x {length}", figure)
+    if platform == "cpu":
+        say("attention", "a kernel of its own", "not on this platform")
     return True
 
 
-def sampling(config: ModelConfig, folder: Path) -> bool:
-    """The sampler on 8 responses to each of 64 prompts of 128 tokens, of 600 tokens in the mean and
-    2,048 at most."""
+def sampling(config: ModelConfig, options: Namespace) -> bool:
+    """The sampler by each decode kernel, with chunks of each size."""
     import jax
+
+    from g2d_jax.models import decoder
+
+    model = jax.jit(lambda: decoder.init(config, jax.random.key(0)))()
+    for chunk in options.chunk:
+        for decode in options.decode:
+            if decode == "pallas" and jax.default_backend() == "cpu":
+                say("sampling", decode, "not on this platform")
+                continue
+            sampled(config, model, options, decode, chunk)
+    return True
+
+
+def sampled(config: ModelConfig, model: Any, options: Namespace, decode: str, chunk: int) -> None:
+    """Time calls of 8 responses to each of 64 prompts of 128 tokens, 600 tokens in the mean and
+    2,048 at most; with options.trace the last one's first chunks are traced."""
     import jax.numpy as jnp
     import numpy as np
 
     from g2d_jax import mesh as meshes
-    from g2d_jax.models import decoder
     from g2d_jax.models.flops import matmul_params
     from g2d_jax.records import Request, SamplingParams
     from g2d_jax.sampler.engine import Sampler
 
-    prompts, longest, mean, most = (4, 64, 20, 8) if is_tiny(config) else (64, 2048, 600, 256)
+    prompts, longest, mean = (4, 64, 20) if is_tiny(config) else (64, 2048, 600)
+    rows = 8 if is_tiny(config) else options.rows
     mesh = meshes.sampling(one_mesh(), 1, config.num_key_value_heads)
-    sampler = Sampler(config, mesh, seed=0, dtype=jnp.dtype(jnp.bfloat16), max_num_seqs=most)
-    model = jax.jit(lambda: decoder.init(config, jax.random.key(0)))()
+    sizes: Any = {"max_num_seqs": rows, "chunk": chunk, "decode_attention": decode}
+    sampler = Sampler(config, mesh, seed=0, dtype=jnp.dtype(jnp.bfloat16), **sizes)
     # A random model says each of its words about as often: so many of them end a response.
     stops = tuple(range(1, 1 + config.vocab_size // mean))
     params = SamplingParams(longest, stop_ids=stops)
@@ -388,19 +397,50 @@ def sampling(config: ModelConfig, folder: Path) -> bool:
         for i in range(prompts)
     ]
     view = sampler.to_sampler_params(model)
-    for name in ("first, with compiling", "second", "third"):
-        before = dataclasses.replace(sampler.usage)
+    kv = 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    for name in ("with compiling", "again"):
+        before = copy.copy(sampler.usage)
         started = time.perf_counter()
         lengths = [len(one.token_ids) for one in sampler.generate(view, requests, name)]
         taken = time.perf_counter() - started
-        used = (sampler.usage.generated - before.generated) / (
-            sampler.usage.row_steps - before.row_steps
-        )
-        # The least that must be read: weights once a step of all rows, each row's keys and values.
-        kv = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2
-        read = 2 * matmul_params(config) * sum(lengths) / most
+        row_steps = sampler.usage.row_steps - before.row_steps
+        used, steps = (sampler.usage.generated - before.generated) / row_steps, row_steps / rows
+        # The least that must be read: weights once a step, keys and values of live rows.
+        read = 2 * matmul_params(config) * steps
         read += kv * sum(length * (128 + length / 2) for length in lengths)
-        share = f", {read / taken / known.bandwidth:.0%} of bandwidth" if (known := rates()) else ""
-        figure = f"{taken:.1f} s, {sum(lengths) / taken:,.0f} tok/s, slots {used:.2f}{share}"
-        say("sampling", f"{name}: {len(lengths)} of {np.mean(lengths):.0f} tokens", figure)
-    return True
+        what = f"{decode}, {rows} rows, chunk {chunk}, {name}: {len(lengths)} of {np.mean(lengths):.0f}"
+        figure = f"{taken:.1f} s, {sum(lengths) / taken:,.0f} tok/s, rows in use {used:.2f}"
+        figure += f", {taken / steps * 1e3:.2f} ms a step{of_bandwidth(read, taken)}"
+        say("sampling", what, figure)
+    if options.trace:
+        folder = options.output / f"trace-{decode}-{chunk}"
+        traced(sampler.generate(view, requests, "traced"), sampler, folder)
+
+
+def traced(rollouts: Iterator[Any], sampler: Any, folder: Path, chunks: int = 3) -> None:
+    """Trace so many chunks of a call of the sampler after the first that ends a response, and print
+    the kernels that took most of a step."""
+    import jax
+
+    next(rollouts)
+    rows, begun = sampler.max_num_seqs, sampler.usage.row_steps
+    with jax.profiler.trace(str(folder)):
+        for _ in rollouts:
+            if sampler.usage.row_steps - begun >= chunks * sampler.chunk * rows:
+                break
+    steps = (sampler.usage.row_steps - begun) / rows
+    nanoseconds: Counter[str] = Counter()
+    for file in folder.rglob("*.xplane.pb"):
+        for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+            for line in plane.lines if plane.name.startswith("/device:") else ():
+                if line.name.startswith("Stream") or line.name == "XLA Ops":
+                    for event in line.events:
+                        nanoseconds[event.name] += event.duration_ns
+    say("sampling", f"traced {steps:.0f} steps into {folder.name}, us a step", "")
+    for name, taken in nanoseconds.most_common(12):
+        say("sampling", f"  {name:.56}", f"{taken / 1e3 / steps:,.1f}")
+    if not nanoseconds:
+        say("sampling", "  kernels of a device", "not on this platform")
+
+
+TIMED = kernel, sampling, attention, remat, filters, logprobs

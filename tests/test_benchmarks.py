@@ -23,15 +23,73 @@ READS = runpy.run_path(str(BENCHMARKS / "decode_reads.py"))
 AHEAD = runpy.run_path(str(BENCHMARKS / "ahead.py"))
 
 
-SHORT = ("decode", "logprobs")
-PARTS = sorted(SCRIPT["PARTS"].keys() - {"memory"})  # memory is a run of its own
+def call(environment, script, *arguments):
+    """Run a script as a user does; its standard output and error come together."""
+    return subprocess.run(
+        [sys.executable, BENCHMARKS / script, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    )
 
 
-@pytest.mark.parametrize("part", some(SHORT, PARTS))
-def test_parts_on_a_cpu(part, tmp_path, capsys):
-    assert SCRIPT["PARTS"][part](SCRIPT["shape"]("tiny"), tmp_path)
+@pytest.mark.parametrize("part", ["kernel", "logprobs"])
+def test_parts_on_a_cpu(part, capsys):
+    options = SCRIPT["parsed"](["--parts", part, "--shapes", "tiny"])
+    assert SCRIPT["PARTS"][part](SCRIPT["shape"]("tiny"), options)
     lines = capsys.readouterr().out.splitlines()
     assert lines and all(line.split()[0] == part for line in lines)
+    assert part != "kernel" or any("cuDNN" in x and "not on this platform" in x for x in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_all_parts_as_processes_of_their_own(one_device, tmp_path):
+    parts = "--parts", "all", "--shapes", "tiny"
+    done = call(one_device, "accelerator.py", *parts, "--output", tmp_path)
+    assert done.returncode == 0, done.stdout
+    for part in SCRIPT["PARTS"]:
+        device, *lines = (tmp_path / f"{part}-tiny.log").read_text().splitlines()
+        assert "1 x cpu" in device and any(line.split()[0] == part for line in lines)
+    assert all(f"memory  {stage}, " in done.stdout for stage in SCRIPT["STAGES"])
+
+
+@pytest.mark.parametrize("absent", ["", "grain math_verify"])
+def test_the_check_names_every_module_that_is_missing(absent, one_device, tmp_path):
+    """A finder before all others is as good as an environment without them."""
+    (tmp_path / "sitecustomize.py").write_text(
+        f"""import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent.split()}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+"""
+    )
+    done = call({**one_device, "PYTHONPATH": str(tmp_path)}, "accelerator.py", "--check")
+    assert (done.returncode == 0) == (not absent), done.stdout
+    found = [line for line in done.stdout.splitlines() if line.startswith("missing: ")]
+    assert found == ([f"missing: {absent.replace(' ', ', ')}"] if absent else [])
+
+
+def test_a_part_that_takes_too_long_is_ended_with_all_it_started_and_its_output_stays(tmp_path):
+    log = tmp_path / "log"
+    assert SCRIPT["run"](["bash", "-c", "echo begun; sleep 60 & echo $!; wait"], log, 1.0) == 124
+    begun, process_id = log.read_text().split()
+    assert begun == "begun" and not Path(f"/proc/{process_id}").exists()
+
+
+def test_an_hour_on_a_gpu_begins_with_what_is_worth_most(one_device, tmp_path):
+    def planned(minutes):
+        dry = "--dry-run", "--minutes", minutes, "--output", tmp_path
+        told = call(one_device, "gpu_hour.py", *dry)
+        assert told.returncode == 0, told.stdout
+        return [line.partition(",")[0] for line in told.stdout.splitlines() if "at most" in line]
+
+    assert planned(15) == ["1-check", "2-kernel", "3-sampling", "5-train"]
+    assert {name[0] for name in planned(60) if name != "rivals"} == set("123456789")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_difficulty_of_stories_is_tried_with_the_cold_policy_of_smollm2_alone(prepared):
