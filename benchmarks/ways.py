@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import statistics
 import time
+import traceback
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -73,6 +74,15 @@ def seconds(work: Callable[[], Any], repeats: int = 5) -> float:
 def say(part: str, what: str, figure: str) -> None:
     """One line of the result."""
     print(f"{part:>9}  {what:<58} {figure}", flush=True)
+
+
+def tried(work: Callable[[], bool]) -> bool:
+    """Whether it is right; what it raises is printed, for an accelerator's hours are dear."""
+    try:
+        return work()
+    except Exception:
+        traceback.print_exc()
+        return False
 
 
 def of_bandwidth(read: float, taken: float) -> str:
@@ -166,24 +176,27 @@ def attended(config: ModelConfig, rows: int, width: int, live: float) -> bool:
     ours, xla, cudnn = attentions(column, ages, np.where(lives, lengths - 1, -1))
     right = np.asarray(jax.jit(xla)(q, *ring), np.float32)[lives]
     read = 4 * kv * dim * int(lengths[lives].sum())  # keys and values of live tokens
-    good, rounds = True, 2 if is_tiny(config) else 100
-    own = "ours (interpreted)" if jax.default_backend() == "cpu" else "ours"
-    ways = ("XLA's", xla, ring), (own, ours, ring), ("cuDNN's", cudnn, (k, v))
-    for name, attend, cache in ways:
-        what = f"{name}, {rows} x {width}, {live:.0%} live"
-        if attend is cudnn and jax.default_backend() != "gpu":
-            say("kernel", what, "not on this platform")
-            continue
+    rounds, platform = 2 if is_tiny(config) else 100, jax.default_backend()
+
+    def timed(what: str, attend: Callable, *cache: jax.Array) -> bool:
         off = np.abs(np.asarray(jax.jit(attend)(q, *cache), np.float32)[lives] - right).max()
-        good &= bool(off <= TOLERANCE["bfloat16"])
 
         # Each call's queries are the result of the one before.
-        def repeated(q: jax.Array, *cache: jax.Array, attend: Callable = attend) -> jax.Array:
+        def repeated(q: jax.Array, *cache: jax.Array) -> jax.Array:
             return jax.lax.fori_loop(0, rounds, lambda _, q: attend(q, *cache), q)
 
         taken = seconds(partial(jax.jit(repeated), q, *cache)) / rounds
         figure = f"{taken * 1e6:,.0f} us a layer, {read / taken / 1e9:,.0f} GB/s"
         say("kernel", what, f"{figure}{of_bandwidth(read, taken)}, {off:.1e} from XLA's")
+        return bool(off <= TOLERANCE["bfloat16"])
+
+    good, own = True, "ours (interpreted)" if platform == "cpu" else "ours"
+    for name, attend, cache in ("XLA's", xla, ring), (own, ours, ring), ("cuDNN's", cudnn, (k, v)):
+        what = f"{name}, {rows} x {width}, {live:.0%} live"
+        if attend is cudnn and platform != "gpu":
+            say("kernel", what, "not on this platform")
+        else:
+            good &= tried(partial(timed, what, attend, *cache))
     return good
 
 
@@ -363,16 +376,17 @@ def sampling(config: ModelConfig, options: Namespace) -> bool:
     from g2d_jax.models import decoder
 
     model = jax.jit(lambda: decoder.init(config, jax.random.key(0)))()
+    good = True
     for chunk in options.chunk:
         for decode in options.decode:
             if decode == "pallas" and jax.default_backend() == "cpu":
                 say("sampling", decode, "not on this platform")
-                continue
-            sampled(config, model, options, decode, chunk)
-    return True
+            else:
+                good &= tried(partial(sampled, config, model, options, decode, chunk))
+    return good
 
 
-def sampled(config: ModelConfig, model: Any, options: Namespace, decode: str, chunk: int) -> None:
+def sampled(config: ModelConfig, model: Any, options: Namespace, decode: str, chunk: int) -> bool:
     """Time calls of 8 responses to each of 64 prompts of 128 tokens, 600 tokens in the mean and
     2,048 at most; with options.trace the last one's first chunks are traced."""
     import jax.numpy as jnp
@@ -415,6 +429,7 @@ def sampled(config: ModelConfig, model: Any, options: Namespace, decode: str, ch
     if options.trace:
         folder = options.output / f"trace-{decode}-{chunk}"
         traced(sampler.generate(view, requests, "traced"), sampler, folder)
+    return True
 
 
 def traced(rollouts: Iterator[Any], sampler: Any, folder: Path, chunks: int = 3) -> None:
