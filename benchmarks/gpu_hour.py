@@ -96,7 +96,8 @@ def rows() -> list[Row]:
 
 def rivals(task: str) -> Row:
     """The study of rivals at 135M on a task, each seed in a process of its own."""
-    study = "benchmarks/rivals.py", f"benchmarks/results/rivals/{task}-rates.json"
+    rates = f"benchmarks/results/rivals/{task}-rates.json"
+    study = "benchmarks/rivals.py", rates, "models/smollm2"
     sweep = f"python -m g2d_jax sweep --config {study[0]}:scale=smollm2,task={task},part=judge"
     seeds = [f"{sweep} --seeds {n} --workdir $OUT/all $ONLY >$OUT/{n}.log 2>&1" for n in SEEDS]
     return Row(f"rivals-{task}", 4, "whole seeds: docs/benchmarks/rivals.md", at_once(seeds), study)
