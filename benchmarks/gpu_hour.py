@@ -25,9 +25,11 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from accelerator import heed_term, run  # noqa: E402
 
-RIVALS = "benchmarks/rivals.py"
 SIXTH = "XLA_CLIENT_MEM_FRACTION=0.14"
 """Of a card's memory, for one of six processes."""
+
+SEEDS = range(101, 109)
+"""Those that the study of rivals judges."""
 
 BITS = rf"""run() {{
     exec >>$OUT/$1.log 2>&1
@@ -47,28 +49,24 @@ wait; (run killed) && JAX_PLATFORMS=cpu PYTHONPATH=.:tests/stages:$PYTHONPATH py
 
 @dataclass(frozen=True)
 class Row:
-    """A command, with variables that `text` puts in. expect: what decides."""
+    """A command, with variables that `text` puts in. expect: what decides. needs: files."""
 
     name: str
     minutes: int
     expect: str
     command: str
+    needs: tuple[str, ...] = ()
 
 
 def rows() -> list[Row]:
     """All rows, the most worth first."""
-    demos, studies = [], []
+    demos = []
     for name in ("tensorfloat32", "float32"):
         for seed in range(3):
             where = (
                 f"--config $DEMO,seed={seed} --workdir $OUT/{name}-{seed} >$OUT/{name}-{seed}.log"
             )
             demos.append(f"JAX_DEFAULT_MATMUL_PRECISION={name} python -m g2d_jax run {where} 2>&1")
-    for task in ("arithmetic", "stories"):
-        for seed in range(101, 109):
-            config = f"{RIVALS}:scale=smollm2,task={task},part=judge"
-            where = f"--config {config} --seeds {seed} --workdir $OUT/{task} $ONLY"
-            studies.append(f"python -m g2d_jax sweep {where} >$OUT/{task}-{seed}.log 2>&1")
     sampling = "$BENCH $SHAPE --parts sampling --rows 256 --decode pallas"
     memory = "$BENCH $SMALLER --parts memory $PLAN"
     no_order = "XLA_FLAGS=--xla_gpu_exclude_nondeterministic_ops=false"
@@ -90,9 +88,19 @@ def rows() -> list[Row]:
             "$BENCH $SHAPE --parts filters logprobs"),
         Row("7-untuned", 2, "within 2 % of the plan: autotuning is what row 7 has more",
             f"{no_tuning} {memory} --until warmup"),
-        Row("rivals", 4, "whole seeds: docs/benchmarks/rivals.md", at_once(studies)),
+        rivals("arithmetic"),
+        rivals("stories"),
     ]
     # fmt: on
+
+
+def rivals(task: str) -> Row:
+    """The study of rivals at 135M on a task, each seed in a process of its own."""
+    rates = f"benchmarks/results/rivals/{task}-rates.json"
+    study = "benchmarks/rivals.py", rates, "models/smollm2"
+    sweep = f"python -m g2d_jax sweep --config {study[0]}:scale=smollm2,task={task},part=judge"
+    seeds = [f"{sweep} --seeds {n} --workdir $OUT/all $ONLY >$OUT/{n}.log 2>&1" for n in SEEDS]
+    return Row(f"rivals-{task}", 4, "whole seeds: docs/benchmarks/rivals.md", at_once(seeds), study)
 
 
 def at_once(commands: list[str]) -> str:
@@ -146,14 +154,15 @@ def main() -> None:
         left, done = times * options.minutes - spent, options.output / f"{row.name}.done"
         if options.rows and not row.name.startswith(tuple(options.rows)):
             continue
-        if row.name == "rivals" and not Path(RIVALS).exists():
-            print(f"{row.name}: skipped, there is no {RIVALS}", flush=True)
+        missing = [file for file in row.needs if not Path(file).exists()]
+        if missing:
+            print(f"{row.name}: skipped, there is no {' and no '.join(missing)}", flush=True)
         elif times * row.minutes > left:
             print(f"{row.name}: skipped, {times * row.minutes} of {left:.1f} minutes", flush=True)
         elif done.exists() and not options.rows:
             print(f"{row.name}: done, {done.read_text()}", flush=True)
         else:
-            minutes = left if row.name == "rivals" else times * row.minutes
+            minutes = left if row.needs else times * row.minutes
             planned += minutes
             command = text(row, minutes, options)
             print(

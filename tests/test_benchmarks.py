@@ -88,7 +88,7 @@ def test_an_hour_on_a_gpu_begins_with_what_is_worth_most(one_device, tmp_path):
         return [line.partition(",")[0] for line in told.stdout.splitlines() if "at most" in line]
 
     assert planned(15) == ["1-check", "2-kernel", "3-sampling", "5-train"]
-    assert {name[0] for name in planned(60) if name != "rivals"} == set("123456789")
+    assert {name[0] for name in planned(60) if name[0] != "r"} == set("123456789")
     assert not [*tmp_path.iterdir()]
 
 
