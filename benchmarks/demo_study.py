@@ -37,7 +37,7 @@ BOTH = "constant,cosine"
 def get_config(arg: str = "") -> ConfigDict:
     """Give a part of the study. arg: part=tune|judge, preset=full|smoke, choice=FILE for judge."""
     chosen = choices(arg, part=("tune", "judge"), preset=("full", "smoke"), choice="")
-    config = resolve(f"sweep-k:preset={chosen.preset},task=demo")
+    config = resolve(f"sweep-k:preset={chosen.preset}")
     config.unlock()
     smoke = "-smoke" if chosen.preset == "smoke" else ""
     config.name = f"demo-study{smoke}-{chosen.part}"

@@ -1,16 +1,15 @@
-"""From offline to online on an embedded task: DPO synchronised every s updates, and GRPO, at equal
+"""From offline to online on the demo's task: DPO synchronised every s updates, and GRPO, at equal
 updates.
 
 Command:   g2d sweep --config spectrum --workdir runs/spectrum        (again to continue; preset=smoke: a few minutes)
 Hardware:  2 CPU cores
-Result:    spectrum.html in the directory; what the demo's task showed is in docs/spectrum.md
+Result:    spectrum.html in the directory; what it showed is in docs/spectrum.md
 
 All arms start from one cold policy for each seed and make equally many updates on equally many
 prompts, in the same order (arXiv 2506.21495, table 1, at toy size); as there, the reference follows
-the sampling policy but in the offline arm. All have one learning rate, as there: 1e-4, DPO's in
-both tasks, and on the demo's task between 5e-5 and 1.5e-4, with both of which GRPO ends within two
-points of the same accuracy (sweep-k:task=demo).
-Choices: preset=full|smoke; task=chains|demo; seeds=N; updates=N; beta=B of DPO; sync=false for a reference that stays.
+the sampling policy but in the offline arm. All have one learning rate, as there: DPO's 1e-4, between
+5e-5 and 1.5e-4, with both of which GRPO ends within two points of the same accuracy (sweep-k).
+Choices: preset=full|smoke; seeds=N; updates=N; beta=B of DPO; sync=false for a reference that stays.
 """
 
 from ml_collections import ConfigDict
@@ -20,19 +19,16 @@ from g2d_jax.config_load import choices, resolve
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """The study: offline, s = 100 (of chains; 50 of the demo's task), 10 and 1, and GRPO."""
-    tasks = ("chains", "demo")
-    chosen = choices(
-        arg, preset=("full", "smoke"), task=tasks, seeds=0, updates=0, beta=1.0, sync=True
-    )
+    """The study: offline, s = 50, 10 and 1, and GRPO."""
+    chosen = choices(arg, preset=("full", "smoke"), seeds=0, updates=0, beta=1.0, sync=True)
     smoke = chosen.preset == "smoke"
-    config = resolve(f"sweep-k:preset={chosen.preset},task={chosen.task}")
+    config = resolve(f"sweep-k:preset={chosen.preset}")
     config.unlock()
     config.name = config.name.replace("sweep-k", "spectrum")
     updates = chosen.updates or (4 if smoke else 200)
     # 200 updates hold four intervals of 50, whose rollouts are of three policies that were trained
-    # on DPO; of the two intervals of 100 on chains the first is offline.
-    middle = (2,) if smoke else (50 if chosen.task == "demo" else 100, 10)
+    # on DPO.
+    middle = (2,) if smoke else (50, 10)
     drawn, evaluate = config.stages.warmup.sampling, config.stages.evaluate
     del config.stages["warmup"], config.stages["collect"], config.stages["dpo"]
     config.stages.train = settings.online(

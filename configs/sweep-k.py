@@ -3,11 +3,11 @@ equal compute.
 
 Command:   g2d sweep --config sweep-k --workdir runs/study     (again, or on another machine, to continue or share)
            g2d sweep --config sweep-k:preset=qwen2.5-7b --workdir /shared/study
-Hardware:  2 CPU cores for the embedded tasks; presets of real models have not been run: see their plans
+Hardware:  2 CPU cores for the embedded task; presets of real models have not been run: see their plans
 Result:    sweep-k.html in the directory; written down in docs/evidence.md
 
 Choices: preset=full|smoke, or the name of a real model's config (qwen2.5-7b, llama-3.1-8b, …);
-task=chains|demo|middle; seeds=N; train=SOURCE of the real presets.
+seeds=N; train=SOURCE of the real presets.
 """
 
 from ml_collections import ConfigDict
@@ -18,9 +18,7 @@ from g2d_jax.config_load import choices, resolve
 
 # K and the learning rates of GRPO alone; the warm-up of G2D has the second one.
 GRIDS = {
-    "demo": ((0, 5, 10, 20, 40, 80, 160), (2e-5, 5e-5, 1.5e-4)),
-    "middle": ((0, 5, 10, 20, 40), (2e-5, 5e-5, 1e-4)),
-    "chains": ((0, 5, 10, 20, 40, 80, 160), (3e-5, 1e-4, 3e-4)),
+    "full": ((0, 5, 10, 20, 40, 80, 160), (2e-5, 5e-5, 1.5e-4)),
     "smoke": ((0, 2, 4), (3e-5, 1e-4)),
 }
 # Around the K that arXiv 2605.21266 found best, 150 for Qwen2.5-7B and 500 for Llama-3.1-8B; what
@@ -31,37 +29,25 @@ GRIDS |= {name: (REAL[model.k], (3e-7, 1e-6, 3e-6)) for name, model in recipes.M
 
 def get_config(arg: str = "") -> ConfigDict:
     """The study: one warm-up trajectory for each seed and learning rate carries all K."""
-    presets = ("full", "smoke", *recipes.MODELS)
-    chosen = choices(arg, preset=presets, task=("chains", "demo", "middle"), seeds=0, train="math")
-    smoke, real = chosen.preset == "smoke", chosen.preset in recipes.MODELS
-    config = (
-        resolve(f"{chosen.preset}:train={chosen.train}") if real else _embedded(chosen.task, smoke)
-    )
+    chosen = choices(arg, preset=("full", "smoke", *recipes.MODELS), seeds=0, train="math")
+    real = chosen.preset in recipes.MODELS
+    config = resolve(f"{chosen.preset}:train={chosen.train}") if real else _embedded(chosen.preset)
     config.unlock()
-    config.name = "-".join(
-        [
-            "sweep-k",
-            *[
-                choice
-                for choice in (chosen.task, chosen.preset)
-                if choice not in ("chains", "full")
-            ],
-        ]
-    )
+    config.name = "sweep-k" if chosen.preset == "full" else f"sweep-k-{chosen.preset}"
     warmup, evaluate = config.stages.warmup, config.stages.evaluate
     warmup.keep = ()
     config.stages.dev = evaluate.copy_and_resolve_references()
     # what is chosen is chosen here; the test problems are for reporting alone
     config.stages.dev.split = "dev"
-    grid, rates = GRIDS[chosen.task if chosen.preset == "full" else chosen.preset]
+    grid, rates = GRIDS[chosen.preset]
     warmup.optimizer.learning_rate = rates[1]
     steps = f"stages.warmup.steps={_listed(grid)}"
-    # On the embedded tasks, where the offline stage costs as much as many steps, GRPO alone goes on
+    # On the embedded task, where the offline stage costs as much as many steps, GRPO alone goes on
     # until it has spent what the last warm-up and that stage did.
     longer = steps if real else f"stages.warmup.steps={_listed((*grid, grid[-1] * 3 // 2))}"
     alone = tuple(name for name in ("sft", "warmup", "evaluate", "dev") if name in config.stages)
     config.sweep = settings.sweep(
-        seeds=tuple(range(chosen.seeds or (1 if smoke else 3 if chosen.task == "middle" else 5))),
+        seeds=tuple(range(chosen.seeds or (1 if chosen.preset == "smoke" else 5))),
         arms={
             "g2d": settings.arm(product=(steps,)),
             "grpo": settings.arm(
@@ -71,7 +57,7 @@ def get_config(arg: str = "") -> ConfigDict:
             ),
         },
     )
-    if chosen.task == "demo":
+    if chosen.preset == "full":
         gentle = (
             f"stages.dpo.optimizer.learning_rate={config.stages.dpo.optimizer.learning_rate / 5}"
         )
@@ -81,11 +67,11 @@ def get_config(arg: str = "") -> ConfigDict:
     return config
 
 
-def _embedded(task: str, smoke: bool) -> ConfigDict:
-    config = resolve(f"{task}:preset={'smoke' if smoke else 'full'}")
+def _embedded(preset: str) -> ConfigDict:
+    config = resolve(f"demo:preset={preset}")
     config.unlock()
-    config.stages.evaluate.greedy = not smoke
-    if not smoke and task != "middle":
+    config.stages.evaluate.greedy = preset == "full"
+    if preset == "full":
         config.data.dev.limit, config.data.test.limit = 512, 1024
         config.stages.evaluate.update(num_generations=4, pass_at=(1, 2, 4))
     return config

@@ -104,17 +104,6 @@ def test_a_config_that_is_not_there(spec, message):
         config_load.resolve(spec)
 
 
-@pytest.mark.parametrize(
-    "name", ["chains", "sweep-k", "spectrum", "ablations", "sweep-k:preset=smoke"]
-)
-def test_the_studies_are_about_chains(name):
-    config = config_load.resolve(name)
-    paths = {config.data[split].path for split in ("train", "dev", "test")} | {
-        config.stages.sft.data.path
-    }
-    assert paths == {"procedural:chains"} and config.model.hidden_size == 96
-
-
 def test_smollm2_stays_within_what_a_laptop_does_in_half_an_hour(prepared):
     config = config_load.resolve("smollm2:seed=3,lora=8,K=4")
     assert (config.seed, config.lora.rank, config.model.path) == (3, 8, str(prepared))
@@ -126,32 +115,6 @@ def test_smollm2_stays_within_what_a_laptop_does_in_half_an_hour(prepared):
     assert stages.collect.prompts == 256
     assert stages.collect.max_pairs == 12 * stages.dpo.batch_size == 96
     assert config.data.test.limit == 256
-
-
-def test_the_settings_that_evidence_is_about():
-    """What docs/spectrum.md says of beta was measured with these, whatever becomes of the demo."""
-    config = config_load.resolve("chains")
-    stages = config.stages.to_dict()
-
-    def settings(stage, *names):
-        return [stages[stage][name] for name in names]
-
-    assert settings("sft", "steps", "batch_size", "max_length") == [2000, 64, 64]
-    assert settings("warmup", "steps", "prompts_per_step", "num_generations", "keep") == [
-        20,
-        32,
-        8,
-        (0, 10),
-    ]
-    assert settings("collect", "prompts", "num_generations", "pairs_per_prompt") == [1024, 8, 4]
-    assert settings("dpo", "beta", "batch_size", "epochs", "loss_type") == [1.0, 64, 1, "sigmoid"]
-    assert settings("evaluate", "num_generations", "split") == [4, "test"]
-    rates = [stages[stage]["optimizer"]["learning_rate"] for stage in ("sft", "warmup", "dpo")]
-    assert rates == [3e-3, 1e-4, 1e-4]
-    assert {
-        stages[stage]["sampling"]["max_new_tokens"] for stage in ("warmup", "collect", "evaluate")
-    } == {48}
-    assert [config.data[split].limit for split in ("train", "dev", "test")] == [20_000, 512, 1024]
 
 
 def test_the_installed_folder_comes_first(tmp_path):

@@ -49,9 +49,7 @@ def test_nothing_is_named_by_default() -> None:
     assert settings.sft().data.path == ""
 
 
-@pytest.mark.parametrize(
-    "name", ["demo", "chains", "middle", "sweep-k", "ablations", "spectrum", "cause"]
-)
+@pytest.mark.parametrize("name", ["demo", "sweep-k", "spectrum"])
 def test_shipped_configs_name_their_own(name: str) -> None:
     assert name in shipped()
     config = resolve(f"{name}:preset=smoke")

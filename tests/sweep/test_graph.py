@@ -18,6 +18,7 @@ from g2d_jax.sweep.points import points
 from g2d_jax.training.checkpoint import Checkpoints
 
 TINY = str(Path(__file__).parents[1] / "tiny.py")
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def graph(*overrides: str, seeds: tuple[int, ...] = (), **arm: tuple[str, ...]) -> Graph:
@@ -66,8 +67,8 @@ def test_every_node_comes_after_what_it_reads() -> None:
 def test_studies_of_the_demo_go_on_from_the_sweep_over_k() -> None:
     """And the study of the cause trains one policy on six sets of equally many pairs."""
     sweep, *studies = (
-        build(points(resolve(f"{name}seeds=1")))
-        for name in ("sweep-k:task=demo,", "ablations:task=demo,", "spectrum:task=demo,", "cause:")
+        build(points(resolve(f"{name}:seeds=1")))
+        for name in ("sweep-k", f"{BENCHMARKS}/ablations.py", "spectrum", f"{BENCHMARKS}/cause.py")
     )
     shared = [
         {made.nodes[key].name for key in made.nodes.keys() & sweep.nodes.keys()} for made in studies
@@ -84,6 +85,14 @@ def test_studies_of_the_demo_go_on_from_the_sweep_over_k() -> None:
     }
     varied = {(stages["collect"].min_pass_rate, stages["pool"].prompts) for stages in trained}
     assert varied == {(0.15, 2048), (0.15, 448), (0.4, 2048), (0.4, 448), (0.65, 4096), (0.65, 896)}
+
+
+def test_the_middle_scale_has_a_study_over_k() -> None:
+    studied = points(resolve(f"{BENCHMARKS}/middle.py:study=true"))
+    assert len(studied) == 3 * (5 + 3 * 6)
+    assert {point.arm for point in studied} == {"g2d", "grpo"}
+    sizes = {(point.config.model.hidden_size, point.config.data.test.path) for point in studied}
+    assert sizes == {(256, "procedural:digits")}
 
 
 def test_a_schedule_with_an_end_is_not_shared() -> None:

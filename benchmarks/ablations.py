@@ -1,14 +1,14 @@
 """Which pairs are worth training on, at one K: one policy and, but for the last two arms, one
 number of pairs.
 
-Command:   g2d sweep --config ablations --workdir runs/study     (the directory of sweep-k: what it has is used)
+Command:   g2d sweep --config benchmarks/ablations.py --workdir runs/study     (of sweep-k: what it has is used)
 Hardware:  2 CPU cores
-Result:    ablations.html in the directory; that of the demo is written down in docs/evidence.md
+Result:    ablations.html in the directory; written down in docs/evidence.md
 
 Arms: difficulty (a window of pass rates), uncertainty (token entropy of a prompt's responses), temperature of the
 rollouts, number of pairs (one epoch; and at equal updates). Every pair is of another prompt, so that no arm has more
-prompts than another; they come from rollouts on 3,072 prompts. Choices: preset=full|smoke; task=chains|demo; seeds=N;
-K=N, by default the task's own: 20 for chains, 10 for the demo.
+prompts than another; they come from rollouts on 3,072 prompts. Choices: preset=full|smoke; seeds=N; K=N, by default
+the demo's own, 10.
 """
 
 from ml_collections import ConfigDict
@@ -19,9 +19,9 @@ from g2d_jax.config_load import choices, resolve
 
 def get_config(arg: str = "") -> ConfigDict:
     """The study; stages.pool draws the rollouts, stages.collect chooses pairs from them."""
-    chosen = choices(arg, preset=("full", "smoke"), task=("chains", "demo"), seeds=0, K=0)
+    chosen = choices(arg, preset=("full", "smoke"), seeds=0, K=0)
     smoke = chosen.preset == "smoke"
-    config = resolve(f"sweep-k:preset={chosen.preset},task={chosen.task}")
+    config = resolve(f"sweep-k:preset={chosen.preset}")
     config.unlock()
     config.name = config.name.replace("sweep-k", "ablations")
     stages, count = config.stages, 4 if smoke else 480

@@ -1,7 +1,7 @@
 """The cause, apart: difficulty and diversity of the pairs varied each by itself, at one policy and
 number of pairs.
 
-Command:   g2d sweep --config cause --workdir runs/study     (the directory of sweep-k:task=demo: what it has is used)
+Command:   g2d sweep --config benchmarks/cause.py --workdir runs/study     (of sweep-k: what it has is used)
 Hardware:  2 CPU cores
 Result:    cause.html in the directory; the question, the predictions and the analysis are in docs/cause.md
 
@@ -11,12 +11,14 @@ seeds=N.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
 from g2d_jax.config_load import choices, resolve
 
+ABLATIONS = Path(__file__).with_name("ablations.py")
 # Pass rates among the 32 responses to a prompt (hard and easy ones have the same reward variance),
 # and how many prompts are answered for many and for few of them to lie within: of the demo's, half
 # as many are easy as hard.
@@ -33,11 +35,10 @@ def get_config(arg: str = "") -> ConfigDict:
     and diversity."""
     chosen = choices(arg, preset=("full", "smoke"), seeds=0)
     smoke = chosen.preset == "smoke"
-    config = resolve(
-        f"ablations:preset={chosen.preset},task=demo,seeds={chosen.seeds or (1 if smoke else 5)}"
-    )
+    seeds = chosen.seeds or (1 if smoke else 5)
+    config = resolve(f"{ABLATIONS}:preset={chosen.preset},seeds={seeds}")
     config.unlock()
-    config.name = config.name.replace("ablations-demo", "cause")
+    config.name = config.name.replace("ablations", "cause")
     config.stages.pool.num_generations = 8 if smoke else 32
     config.stages.collect.pairs_per_prompt = 8
     windows = SMOKE if smoke else WINDOWS
