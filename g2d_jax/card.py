@@ -33,8 +33,8 @@ def card(session: Session, of: str, *, what: str = "model", note: str = "") -> s
     """Write the README.md of a policy's model or adapters, or of a collect stage's pairs.
 
     of: the policy, or the collect stage. what: "model", "adapters" or "pairs". note: on the base of
-    adapters, as `base_named` gives it. Of each local path only the last part is in the card. Raises
-    ValueError for a damaged manifest.
+    adapters, as `base_named` gives it. Of each local path only the last part is in the card. A
+    stage with a damaged manifest is left out, with a warning.
     """
     config = Config.of(places.without_folders(from_dict(to_dict(session.config))))
     policy = session.config.stage(of, Collect).policy if what == "pairs" else of
@@ -80,7 +80,10 @@ def _results(session: Session, policy: str, of: str) -> str:
     last row is the cost of a collect stage `of`."""
     stages, manifests = to_dict(session.config)["stages"], dict[str, dict[str, Any]]()
     for name, folder in session.folders.items():
-        if manifest := storage.finished(folder):
+        manifest, damage = storage.read_finished(folder)
+        if damage:
+            session.say_once(f"WARNING: what {name} did is left out: {damage}")
+        if manifest:
             manifests[name] = manifest
     result = tables.result_of([one for one in manifests.values() if one["kind"] == "evaluate"])
     measured: dict[str, Any] = {policy: {}} | {one["name"]: one for one in tables.policies(result)}
@@ -101,9 +104,11 @@ def _results(session: Session, policy: str, of: str) -> str:
         rows.append(
             {"policy": f"the pairs of {of}", **tables.cost_cells(cost(manifests[of]), _COSTS)}
         )
-    over = f" on {tables.problems(result, 'held-out problems')}" if result else ""
-    title = f"Mean{over} ± standard error clustered by problem; tokens, FLOPs and time without SFT"
-    return tables.markdown(tables.table(title, rows))
+    title = "Not evaluated"
+    if result:
+        over = tables.problems(result, "held-out problems")
+        title = f"Mean on {over} ± standard error clustered by problem"
+    return tables.markdown(tables.table(f"{title}; tokens, FLOPs and time without SFT", rows))
 
 
 def _stops(config: Config) -> list[str]:
