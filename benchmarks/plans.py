@@ -1,5 +1,5 @@
 r"""Plans of the recipes for real models: compiled for each machine, then written into
-docs/models.md and the configs.
+docs/models.md.
 
     python benchmarks/plans.py --list                       the rows, and which of them are there
     python benchmarks/plans.py --only qwen2.5-0.5b v5e-4    compile those that have all these words in their name
@@ -199,40 +199,6 @@ def total_hours(stages: Sequence[Mapping[str, Any]]) -> str:
     return f"{sum(stage['hours'] for stage in stages):,.1f}"
 
 
-def docstring_lines(recipe: str, results: Results) -> list[str]:
-    """The lines that say in a config what its plan is."""
-    cells = [["machine", "choice", "peak GiB", "hours of G2D", "of GRPO", "compiled"]]
-    for row in rows():
-        if row.recipe == recipe and (found := results.get(row.name)):
-            _, _, fullest, memory, g2d, grpo, *_, when = found
-            hours = [
-                "-" if text.startswith("no: ") else text.partition(":")[0].strip("*")
-                for text in (g2d, grpo)
-            ]
-            peak = f"{fullest.split()[0]} of {memory}"
-            cells.append([row.machine, row.choice, peak, *hours, when])
-    if len(cells) == 1:
-        machine = next(row.machine for row in rows() if row.recipe == recipe)
-        return [f"Plan:      none yet: g2d plan --config {recipe} --topology {machine}"]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    texts = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in cells
-    ]
-    note = "(all responses at their greatest length; the rest: docs/models.md)"
-    return [f"Plan:      {texts[0]}", *(f"           {text}" for text in (*texts[1:], note))]
-
-
-def with_plan(text: str, lines: Sequence[str]) -> str:
-    """A config's source with these lines in place of its plan."""
-    found, count = re.subn(
-        r"^Plan:.*?\n(?=\n)", lambda _: "\n".join(lines) + "\n", text, flags=re.M | re.S
-    )
-    if count != 1:
-        raise ValueError(f"a docstring has one paragraph that begins with Plan:, this has {count}")
-    return found
-
-
 def cells_of(row: Row, plan: Mapping[str, Any]) -> Sequence[str]:
     """A row of the table, from what `measure` found."""
     g2d, grpo = (plan["methods"][method] for method in METHODS)
@@ -290,7 +256,7 @@ def read() -> tuple[Results, Stamps]:
 
 
 def write(results: Results, stamps: Stamps) -> None:
-    """The table in docs/models.md, after its mark, and the plan in every config's docstring."""
+    """The table in docs/models.md, after its mark."""
     head = TABLE.read_text("utf-8").partition(MARK)[0]
     lines = [results[row.name] for row in rows() if row.name in results]
     table = [
@@ -304,11 +270,6 @@ def write(results: Results, stamps: Stamps) -> None:
     if results and (missing := [f"`{row.name}`" for row in rows() if row.name not in results]):
         body += f"\nNot compiled yet: {', '.join(missing)}.\n"
     TABLE.write_text(head + MARK + body, "utf-8")
-    for recipe in recipes.MODELS:
-        file = ROOT / "configs" / f"{recipe}.py"
-        file.write_text(
-            with_plan(file.read_text("utf-8"), docstring_lines(recipe, results)), "utf-8"
-        )
 
 
 def main() -> None:

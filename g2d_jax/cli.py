@@ -152,10 +152,8 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 def _plan(arguments: argparse.Namespace, overrides: list[str]) -> int:
     """Print a plan; return exit status 0 if everything fits, 1 if not."""
     config = _of_a_run(arguments, overrides, "plan the runs it is made of, as qwen2.5-7b:k=50")
-    from g2d_jax.plan import plan, ready
+    from g2d_jax.plan import plan
 
-    for line in ready(arguments.config, arguments.topology):
-        _print(line)
     options = {**_options(arguments, plan), "config": config, "name": arguments.topology}
     return int(not plan(**options))
 

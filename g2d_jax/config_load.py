@@ -18,13 +18,15 @@ import shlex
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 from ml_collections import ConfigDict
 
 from g2d_jax import config as schema
+from g2d_jax import recipes
 from g2d_jax.config import places
+from g2d_jax.config.choices import BOOLS, Scalar, scalar
+from g2d_jax.config.choices import choices as choices
 from g2d_jax.config.io import (
     MEANING,
     assign,
@@ -34,13 +36,9 @@ from g2d_jax.config.io import (
     listed,
     suggest,
     typed,
-    wrong_type,
 )
 from g2d_jax.config.section import editable
 
-Scalar: TypeAlias = bool | int | float | str
-
-_BOOLS = {"true": True, "yes": True, "false": False, "no": False}
 _UNSET = ("none", "null")
 
 
@@ -56,7 +54,7 @@ def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     choice, field or a wrong type, with the valid names and a suggestion.
     """
     path, arg = locate(spec)
-    values = _call(path, arg)
+    values = _recipe(path, arg) if isinstance(path, str) else _call(path, arg)
     try:
         config = from_dict(values)
     except ValueError as error:
@@ -64,71 +62,41 @@ def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     # What the file names is decided before overrides come, whose paths start elsewhere. A shipped
     # config names nothing beside itself: its paths are of its choices, which were typed.
     base = places.here()
-    if path not in shipped().values():
-        base = places.Base(path.parent, f"the folder of {path.name}")
+    folder = path.parent if isinstance(path, Path) else None
+    if folder is not None and path not in shipped().values():
+        base = places.Base(folder, f"the folder of {Path(path).name}")
         if "sweep" in config:
-            config.sweep.folder = str(path.parent)
+            config.sweep.folder = str(folder)
     places.decide(config, base)
     for override in overrides:
         apply(config, override)
     for section in (config, *config.tasks.values()):
         reward = section.reward
-        if reward.folder is None and places.module_file(reward.function, path.parent):
-            reward.folder = str(path.parent)
+        if reward.folder is None and folder and places.module_file(reward.function, folder):
+            reward.folder = str(folder)
     return config
-
-
-def choices(arg: str, **defaults: Any) -> SimpleNamespace:
-    """Parse a config file's own argument, "preset=smoke,seed=3", each value typed by its default.
-
-    A tuple of strings as default lists what is allowed, the first being the default:
-    preset=("full", "smoke"). Raises ValueError for an unknown key or value, with a suggestion.
-    """
-    values = dict(defaults)
-    for key, default in defaults.items():
-        if isinstance(default, tuple):
-            values[key] = default[0]
-    for item in filter(None, map(str.strip, arg.split(","))):
-        key, equals, text = map(str.strip, item.partition("="))
-        if not equals:
-            raise ValueError(
-                f"choice {item!r} has no value: write key=value, with a key of {listed(defaults)}"
-            )
-        if key not in defaults:
-            raise ValueError(
-                f"unknown choice {key!r}{suggest(key, defaults)}; there are {listed(defaults)}"
-            )
-        default = defaults[key]
-        if not isinstance(default, tuple):
-            values[key] = _parse_scalar(text, default, f"choice {key!r}")
-        elif text in default:
-            values[key] = text
-        else:
-            hint = f"{suggest(text, default)}; there are {listed(default)}"
-            raise ValueError(f"choice {key!r} cannot be {text!r}{hint}")
-    return SimpleNamespace(**values)
 
 
 # Finding and running config files
 
 
-def shipped() -> dict[str, Path]:
-    """Map names to the configs that come with the package: of the installed package, or of the
-    source checkout."""
+def shipped() -> dict[str, Path | str]:
+    """Map names to the configs that come with the package: files of the installed package, or of
+    the source checkout, and the names of recipes."""
     package = Path(__file__).resolve().parent
     folder = package / "configs"
     if not folder.is_dir() and (package.parent / "pyproject.toml").is_file():
         folder = package.parent / "configs"
-    configs = {}
-    for file in sorted(folder.rglob("*.py")):
+    configs: dict[str, Path | str] = {name: name for name in recipes.MODELS}
+    for file in folder.rglob("*.py"):
         if file.name[0] != "_":
             configs[file.relative_to(folder).with_suffix("").as_posix()] = file
-    return configs
+    return dict(sorted(configs.items()))
 
 
-def locate(spec: str) -> tuple[Path, str]:
-    """Return a spec's config file, absolute, and the text after its colon ("" if none). Raises
-    ValueError if unknown.
+def locate(spec: str) -> tuple[Path | str, str]:
+    """Return a spec's config file, absolute, or the name of a recipe, and the text after its colon
+    ("" if none). Raises ValueError if unknown.
 
     A file that is a link keeps its own place: what it names is relative to the folder of the path
     that was given.
@@ -154,6 +122,14 @@ class _Uncached(importlib.machinery.SourceFileLoader):
 
     def path_stats(self, path: Any) -> NoReturn:
         raise OSError(f"{path}: bytecode is not cached")
+
+
+def _recipe(name: str, arg: str) -> dict[str, Any]:
+    """Return the settings of a recipe. Raises ValueError for a choice that it does not have."""
+    try:
+        return dict(recipes.recipe(name, arg).to_dict())
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def _call(path: Path, arg: str) -> dict[str, Any]:
@@ -370,7 +346,7 @@ def _parse(text: str, field: Any, path: str) -> Any:
     if optional and text.lower() in _UNSET:
         return None
     if kind is not tuple:
-        return _parse_scalar(text, field, path)
+        return scalar(text, field, path)
     written = _written_texts(text)
     if written is not None:
         return written
@@ -378,7 +354,7 @@ def _parse(text: str, field: Any, path: str) -> Any:
         text = text[1:-1]
     default = field.get() if optional else field
     if default:
-        return tuple(_parse_scalar(item, default[0], path) for item in split_values(text))
+        return tuple(scalar(item, default[0], path) for item in split_values(text))
     return tuple(_literal(item, path) for item in _bare_items(text))
 
 
@@ -407,25 +383,11 @@ def _bare_items(text: str) -> list[str]:
     return items
 
 
-def _parse_scalar(text: str, field: Any, path: str) -> Scalar:
-    kind, _ = kind_of(field)
-    if kind is str:
-        return text
-    try:
-        if kind is bool:
-            return _BOOLS[text.lower()]
-        if kind is int or kind is float:
-            return kind(text)
-    except (KeyError, ValueError):
-        pass
-    raise wrong_type(path, field, text)
-
-
 def _literal(text: str, path: str) -> Scalar:
     """Parse an item of a list that has no items to type it by: a number, true or false, or quoted
     text."""
-    if text.lower() in _BOOLS:
-        return _BOOLS[text.lower()]
+    if text.lower() in BOOLS:
+        return BOOLS[text.lower()]
     try:
         value = ast.literal_eval(text)
     except (

@@ -1,6 +1,6 @@
 """All hyper-parameters of the recipes for real models, in one place, with their sources.
 
-    configs/qwen2.5-7b.py … ─► recipe(name, arg) ─► a run of G2D, or of GRPO alone
+    "qwen2.5-7b:lora=32"     ─► recipe(name, arg) ─► a run of G2D, or of GRPO alone
     configs/sweep-k.py       ─► the same over K
     configs/bridging-*.py    ─► maths(), adam(), as_published(), … with the stages of that paper's rows
 
@@ -20,7 +20,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
-from g2d_jax.config_load import choices
+from g2d_jax.config.choices import choices
 
 LEARNING_RATE = 1e-6  # Bridging, table 4
 # chosen: adapters want ten times that of all parameters (Schulman et al. 2025)

@@ -18,7 +18,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import config, config_load, dryrun, pipeline, run_stages
+from g2d_jax import config, config_load, dryrun, pipeline, recipes, run_stages
 from g2d_jax.config import io as config_io
 from g2d_jax.runtime import storage
 from g2d_jax.session import init_params
@@ -72,7 +72,8 @@ def test_an_edited_file_is_read_again_and_leaves_nothing_beside_it(write, tmp_pa
 
 def test_shipped_configs_are_found_by_name():
     known = config_load.shipped()
-    assert set(known) == {path.stem for path in (ROOT / "configs").glob("*.py")}
+    files = {path.stem for path in (ROOT / "configs").glob("*.py")}
+    assert list(known) == sorted(files | recipes.MODELS.keys())
     for name, path in known.items():
         assert config_load.locate(f"{name}:a=1,b=2:3") == (path, "a=1,b=2:3")
 
@@ -136,7 +137,7 @@ def test_the_installed_folder_comes_first(tmp_path):
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
     )
-    assert done.stdout.split() == ["inside"], done.stderr
+    assert done.stdout.split() == sorted(["inside", *recipes.MODELS]), done.stderr
 
 
 # Choices

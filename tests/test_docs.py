@@ -458,6 +458,8 @@ def test_commands_that_read_a_run_do_so(finished: Path, forks: Forks, tmp_path: 
 def test_every_config_says_what_it_needs() -> None:
     """A command line of a page that needs a device is told by its config."""
     for name, file in shipped().items():
+        if isinstance(file, str):  # a recipe, which docs/models.md plans
+            continue
         assert "\nHardware:  " in str(ast.get_docstring(ast.parse(file.read_text()))), name
 
 

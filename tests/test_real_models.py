@@ -474,10 +474,6 @@ PLANS = SimpleNamespace(**runpy.run_path(str(ROOT / "benchmarks" / "plans.py")))
 def test_plans_that_are_written_are_those_compiled() -> None:
     results, _ = PLANS.read()
     assert results and all(resolve(row.config) for row in PLANS.rows())
-    for model in MODELS:
-        text = (ROOT / "configs" / f"{model}.py").read_text()
-        assert PLANS.with_plan(text, PLANS.docstring_lines(model, results)) == text
-        assert f"g2d run --config {model} " in text and f"g2d run --config {model}:lora=32 " in text
     written = [line for line in PLANS.TABLE.read_text().splitlines() if line.startswith("| `")]
     # none is lost in reading
     assert {f"| {' | '.join(cells)} |" for cells in results.values()} <= set(written)
@@ -505,26 +501,6 @@ def test_how_a_plan_is_written() -> None:
             "shorter": {"g2d": 12.0, "grpo": 40.0},
         },
     )
-    lines = PLANS.docstring_lines("qwen2.5-7b", {"qwen2.5-7b on v5e-16": cells})
-    assert [line.split() for line in lines[:2]] == [
-        [
-            "Plan:",
-            "machine",
-            "choice",
-            "peak",
-            "GiB",
-            "hours",
-            "of",
-            "G2D",
-            "of",
-            "GRPO",
-            "compiled",
-        ],
-        ["v5e-16", "15.90", "of", "15.75", "34.5", "-", "2026-11-26"],
-    ]
-    assert PLANS.with_plan(
-        '"""A.\n\nPlan:      old\n           rows\n\nResult: x"""\n', lines[:1]
-    ) == (f'"""A.\n\n{lines[0]}\n\nResult: x"""\n')
     assert cells[2:4] == ("15.90 (grpo, decode)", "15.75")
     assert cells[4:6] == (
         "**34.5**: warmup 30.0, dpo 4.0, evaluate 0.5",

@@ -8,34 +8,17 @@ name ─► topologies ─► compiling: devices        config ─► programs: 
 
 from __future__ import annotations
 
-import ast
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
 from g2d_jax.config import Config
-from g2d_jax.config_load import locate, shipped
 from g2d_jax.plan.topologies import topology
 from g2d_jax.study.pricing import Rates
 
 if TYPE_CHECKING:
     from g2d_jax.plan import planning
-
-
-def ready(spec: str, name: str) -> list[str]:
-    """Read the plans for this machine, compiled before, from the docstring of a shipped config; []
-    for none."""
-    if spec.partition(":")[0] not in shipped():
-        return []
-    text = ast.get_docstring(ast.parse(locate(spec)[0].read_text("utf-8"))) or ""
-    lines = re.sub(r"\n\n.*", "", text.partition("\nPlan:")[2], flags=re.DOTALL).splitlines()
-    rows = [line.strip() for line in lines[1:] if line.split()[0] == name]
-    if not rows:
-        return []
-    head = f"compiled before for {spec.partition(':')[0]} as it is (docs/models.md):"
-    return [head, *(f"  {row}" for row in (lines[0].strip(), *rows))]
 
 
 def plan(

@@ -22,7 +22,7 @@ from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.table import block_params
-from g2d_jax.plan import ready, show
+from g2d_jax.plan import show
 from g2d_jax.plan.planning import Compiler, Entry, Plan, make, planned
 from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.search import as_arguments, choices, overrides, search, search_savings
@@ -159,16 +159,6 @@ def test_the_work_is_of_the_prompts_that_are_here_or_of_a_mean_that_is_told(tmp_
     assert prefilled(config) == (config.data.max_prompt_length, (config.data.max_prompt_length,))
     config.data.train.limit = 5  # of the 8 prompts that collect asks for
     assert prefilled(config, 3)[0] == 3 * 5 / 8
-
-
-def test_a_recipe_that_was_compiled_before_is_shown_at_once():
-    head, columns, *rows = ready("qwen2.5-7b:k=50", "v5e-16")
-    assert (
-        head == "compiled before for qwen2.5-7b as it is (docs/models.md):"
-        and "peak GiB" in columns
-    )
-    assert rows and all(row.split()[0] == "v5e-16" for row in rows)
-    assert ready("qwen2.5-7b", "v6e-256") == [] == ready(TINY, "v5e-16") == ready("demo", "v5e-16")
 
 
 def test_every_program_of_every_kind_of_stage_is_compiled():
