@@ -27,7 +27,8 @@ EXAMPLE = runpy.run_path(
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with prompts of both tools, and the random start of a run as an exported model."""
     monkeypatch.chdir(tmp_path)
-    storage.write_json("work/config.json", {"config": config_io.to_dict(resolve(TINY, []))})
+    settings = {"config": config_io.to_dict(resolve(TINY, [])), "workdir": str(tmp_path / "work")}
+    storage.write_json("work/config.json", settings)
     commands.export("work", "model", policy="init")
     rows = [{"instruction": f"{i}+2=?", "dataset": "d"} for i in (1, 2, 1)]
     (tmp_path / "p.json").write_text(json.dumps(rows))

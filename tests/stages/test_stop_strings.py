@@ -14,7 +14,6 @@ from toys import save_rows
 from worlds import only, run
 
 from g2d_jax.config import Engine
-from g2d_jax.config import io as config_io
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.records import Request, Rollout, SamplingParams
@@ -107,21 +106,6 @@ def test_texts_that_are_not_those_of_their_ids_are_reported(
     logged = " ".join(capsys.readouterr().out.split())
     assert ("1 responses have a completion that is not the beginning" in logged) == bool(reported)
     assert [row.text for row in read] == texts
-
-
-def test_settings_without_stop_strings_are_those_of_before(config: ConfigDict):
-    plain = config_io.identity(config)
-    assert (
-        "stop" not in plain["stages"]["collect"]["sampling"] and "stop" in plain["stages"]["warmup"]
-    )
-    before = config_io.to_dict(config)
-    for stage in before["stages"].values():
-        stage.get("sampling", {}).pop("stop", None)
-    assert config_io.identity(config_io.from_dict(before)) == plain
-    config.stages.collect.sampling.stop = STOP
-    assert config_io.differences(before, config) == [
-        "stages.collect.sampling.stop: (absent) -> ['7', '11', '=2']",
-    ]
 
 
 @pytest.fixture(scope="module")
