@@ -46,7 +46,7 @@ def test_parts_on_a_cpu(part, capsys):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_all_parts_as_processes_of_their_own(one_device, tmp_path):
-    parts = "--parts", "all", "--shapes", "tiny"
+    parts = "--parts", "all", "--shapes", "tiny", "--limit", 1500
     done = call(one_device, "accelerator.py", *parts, "--output", tmp_path)
     assert done.returncode == 0, done.stdout
     for part in SCRIPT["PARTS"]:
