@@ -28,8 +28,9 @@ from accelerator import heed_term, run  # noqa: E402
 SIXTH = "XLA_CLIENT_MEM_FRACTION=0.14"
 """Of a card's memory, for one of six processes."""
 
-SEEDS = range(101, 109)
-"""Those that the study of rivals judges."""
+RIVALS = "benchmarks/rivals.py"
+TUNED_AND_JUDGED = {"tune": range(2), "judge": range(101, 109)}
+"""Part of the study of rivals -> its seeds at 135M."""
 
 BITS = rf"""run() {{
     exec >>$OUT/$1.log 2>&1
@@ -88,19 +89,34 @@ def rows() -> list[Row]:
             "$BENCH $SHAPE --parts filters logprobs"),
         Row("7-untuned", 2, "within 2 % of the plan: autotuning is what row 7 has more",
             f"{no_tuning} {memory} --until warmup"),
-        rivals("arithmetic"),
-        rivals("stories"),
+        *rivals("arithmetic"),
+        *rivals("stories"),
     ]
     # fmt: on
 
 
-def rivals(task: str) -> Row:
-    """The study of rivals at 135M on a task, each seed in a process of its own."""
+def rivals(task: str) -> list[Row]:
+    """The study of rivals at 135M on a task, tuned and then judged, each seed in a process of its
+    own. The tables of whole seeds are in the row's folder."""
     rates = f"benchmarks/results/rivals/{task}-rates.json"
-    study = "benchmarks/rivals.py", rates, "models/smollm2"
-    sweep = f"python -m g2d_jax sweep --config {study[0]}:scale=smollm2,task={task},part=judge"
-    seeds = [f"{sweep} --seeds {n} --workdir $OUT/all $ONLY >$OUT/{n}.log 2>&1" for n in SEEDS]
-    return Row(f"rivals-{task}", 4, "whole seeds: docs/benchmarks/rivals.md", at_once(seeds), study)
+    made = []
+    for part, seeds in TUNED_AND_JUDGED.items():
+        sweep = f"python -m g2d_jax sweep --config {RIVALS}:scale=smollm2,task={task},part={part}"
+        table = f"python benchmarks/rivals_table.py write $OUT/all {part}"
+        runs = []
+        for seed in seeds:
+            run = f"{sweep} --seeds {seed} --workdir $OUT/all $ONLY >$OUT/{seed}.log 2>&1"
+            runs.append(f"{run} && {table} {seed} benchmarks/results/rivals")
+        command = f"{at_once(runs)}; status=$?"
+        needs = [RIVALS, "models/smollm2"]
+        if part == "tune":
+            command += f"; python benchmarks/rivals_table.py choose benchmarks/results/rivals {task} {rates}"
+        else:
+            needs.append(rates)
+        command += "; cp -r benchmarks/results/rivals $OUT; exit $status"
+        expect = "whole seeds: docs/benchmarks/rivals.md"
+        made.append(Row(f"rivals-{part}-{task}", 4, expect, command, tuple(needs)))
+    return made
 
 
 def at_once(commands: list[str]) -> str:
