@@ -233,7 +233,7 @@ def sampling(mesh: Mesh, tensor: int, kv_heads: int) -> Mesh:
 
     Split like the optimiser's, over all of fsdp, they would be gathered anew for every token. Of
     these the tensor axis has as many as divide the key heads, so that a cache is split by heads,
-    and fsdp the others: see decoder.decode. On TPUs the groups of both are lines, rings or planes
+    and fsdp the others: see decode.decode. On TPUs the groups of both are lines, rings or planes
     of neighbours, so that the devices may have another order than in `mesh`. Raises ValueError if
     tensor does not divide the number of devices, or of those of a slice of TPUs.
     """

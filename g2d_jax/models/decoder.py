@@ -1,7 +1,7 @@
-"""The decoder: Flax NNX modules used as plain pytrees, and one forward function for training,
-prefill and decode.
+"""The decoder: Flax NNX modules used as plain pytrees, and one forward function for training and
+prefill. decode.py has the step of decoding.
 
-Shapes: B rows, T tokens, S cache columns, E hidden_size, H heads, K key/value heads, D head_dim, M
+Shapes: B rows, T tokens, E hidden_size, H heads, K key/value heads, D head_dim, M
 intermediate_size, V vocabulary, L layers. Parameters of the layers are stacked: every array of
 `Decoder.blocks` begins with L.
 """
@@ -11,13 +11,12 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
@@ -28,20 +27,16 @@ from g2d_jax.config import Remat
 from g2d_jax.matmul import products_on
 from g2d_jax.models import delta, experts, quantise
 from g2d_jax.models.attention import (
-    KEY_COLUMNS,
     SAVED,
-    VALUE_COLUMNS,
     Segments,
     Windowed,
-    attend_blocks,
-    attend_cached,
     packed_attention,
     rotary_table,
     rotate,
 )
 from g2d_jax.models.config import SLIDING, ModelConfig
 from g2d_jax.models.delta import Inputs, Memory
-from g2d_jax.models.kernels import Attention, DecodeKernel, platform_of
+from g2d_jax.models.kernels import Attention
 from g2d_jax.models.linear import (
     Multiply,
     is_sharded,
@@ -54,9 +49,6 @@ from g2d_jax.models.table import Param, block_params, outer_params, params, plac
 
 PRODUCT = "product"
 """The name under which the results of linear layers are kept by remat "dots"."""
-
-Pair = tuple[Array, Array]
-"""Keys and values, or what each row and the longest one reaches."""
 
 Rope = tuple[Array, ...]
 """A `rotary_table`."""
@@ -204,29 +196,6 @@ def _by_layer(model: Decoder, take: Callable[[int, Any], Any]) -> Decoder:
         layers.append(Block(own))
     outer = {name: parameter(model, name) for name in outer_params(model.config)}
     return Decoder(model.config, outer, nnx.List(layers))
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("keys", "values", "column", "width", "memories"),
-    meta_fields=(),
-)
-@dataclass(frozen=True)
-class Cache:
-    """Keys and values of earlier tokens in a ring of columns, which all rows share. A step writes
-    one column, and the token that a row read n steps ago lies n columns before it. Rows never move.
-
-    keys: [B, K, D, W] and values: [B, K, W, D] of each layer with attention; of a stacked model one
-    array of all, which begins with their number. See attention.attend_cached for
-    why they differ. column: int32 scalar, where the next token is written. width: int32 scalar, the
-    columns in use, no more than W. memories: of each recurrent layer, or of all of them.
-    """
-
-    keys: tuple[Array, ...]
-    values: tuple[Array, ...]
-    column: Array
-    width: Array
-    memories: tuple[Memory, ...] = ()
 
 
 def rms_norm(x: Array, weight: Array, eps: float, *, unit_offset: bool = False) -> Array:
@@ -587,215 +556,6 @@ def embedded(model: Decoder, tokens: Array, dtype: jnp.dtype, mesh: Mesh | None)
     if model.config.embedding_scale != 1:
         x = x * jnp.asarray(model.config.embedding_scale, dtype)
     return lay_out(mesh, x, "replica_rows", None, "embed")
-
-
-def decode(
-    model: Decoder,
-    tokens: Array,
-    positions: Array,
-    cache: Cache,
-    *,
-    widths: tuple[int, ...],
-    dtype: jnp.dtype,
-    mesh: Mesh | None = None,
-    kernel: DecodeKernel = "xla",
-) -> tuple[Array, Cache]:
-    """Run one further token a row: hidden states after the final norm, [B, E] in dtype, and the
-    advanced cache.
-
-    tokens, positions: int32 [B], the position in the row's whole sequence, which is the number of
-    tokens before it; -1 of a row at rest, which reads nothing where `kernel` can leave a row out,
-    and whose hidden state is any number. A stacked model has a stacked cache, and attention reads as much of it as the
-    longest row needs. An unstacked one has an array a layer, and attention reads the first
-    `cache.width` columns, which is one of `widths`. kernel: "pallas" reads what each row needs, of a
-    stacked cache by models/decode_kernel.py, of an unstacked one, all of whose columns are then in
-    use, by models/decode_kernel_gpu.py.
-
-    Activations are split by rows over `data` and by width over `fsdp`: weights stay where they are.
-    A sampling mesh has an fsdp axis where it splits weights more often than there are key heads;
-    attention alone has its rows split by it.
-    """
-    c = model.config
-    multiply = products_on(mesh).multiply
-    place = partial(lay_out, mesh)
-    x = embedded(model, place(tokens, "rows")[:, None], dtype, mesh)
-    positions = place(positions, "rows")
-    ropes = jax.tree.map(
-        lambda table: place(table, "rows", None, None),
-        rotary_tables(c, jnp.maximum(positions, 0)[:, None]),
-    )
-    reached = partial(_reached, c.windows(cache.keys[0].shape[-1]), positions, jnp.max(positions))
-    order = _order_of_kind(c)
-    mixture = experts.on_devices(mesh, split_width=True)
-
-    def layer(
-        x: Array, block: Block, cached: Any, number: Any, read: Callable
-    ) -> tuple[Array, Any]:
-        pair, memory = cached
-        at = number if c.period == 1 else jnp.asarray(order)[number]
-
-        def attend(q: Array, k: Array, v: Array) -> tuple[Array, Any]:
-            # Written before it is read: a token sees itself.
-            kept = _write_column(place, cache.column, at, pair, k, v)
-            mixed = read(place(q, "rows", None, "heads", None), kept, at, reached(number))
-            return place(mixed, "replica_rows", None, "heads", None), (kept, memory)
-
-        def recur(inputs: Inputs, taps: Array) -> tuple[Array, Any]:
-            inputs = jax.tree.map(
-                lambda part: place(part, "rows", None, "kv_heads", *(None,) * (part.ndim - 3)),
-                inputs,
-            )
-            mixed, kept = _advance(c, memory, at, inputs, taps)
-            return place(mixed, "replica_rows", None, "kv_heads", None), (pair, kept)
-
-        x, kept = apply_block(
-            c, block, x, layer_rope(c, ropes, number), attend, recur, mixture, multiply
-        )
-        return place(x, "replica_rows", None, "embed"), kept
-
-    if isinstance(model.blocks, Block):
-        read = partial(_read_ring, cache.column, mesh, kernel)
-
-        def scanned(carry: Any, own: tuple[Block, Array]) -> tuple[Any, None]:
-            x, cached = carry
-            return layer(x, own[0], cached, own[1], read), None
-
-        memory = cache.memories[0] if cache.memories else None
-        start = x, ((cache.keys[0], cache.values[0]), memory)
-        (x, (pair, memory)), _ = scan_layers(model, scanned, start)
-        pairs, memories = [pair], [memory] if cache.memories else []
-    else:
-        ages = (cache.column - jnp.arange(cache.keys[0].shape[-1])) % cache.width
-        by_sums = mesh is None or platform_of(mesh) == "cpu"
-        read = partial(_read_columns, ages, cache.width, widths, by_sums)
-        if kernel == "pallas":
-            read = partial(_read_own_columns, cache.column, mesh)
-        pairs, memories = list(zip(cache.keys, cache.values, strict=True)), list(cache.memories)
-        recurrent = c.layers(recurrent=True)
-        for number, block in enumerate(model.blocks):
-            at = int(order[number])
-            is_recurrent = number in recurrent
-            cached = (None, memories[at]) if is_recurrent else (pairs[at], None)
-            x, (pair, memory) = layer(x, block, cached, number, read)
-            if is_recurrent:
-                memories[at] = memory
-            else:
-                pairs[at] = pair
-    keys, values = zip(*pairs, strict=True)
-    column = (cache.column + 1) % cache.width
-    advanced = Cache(keys, values, column, cache.width, tuple(memories))
-    return last_norm(model, x)[:, 0], advanced
-
-
-def _order_of_kind(c: ModelConfig) -> np.ndarray:
-    """Return the place of each layer among those of its kind, int32 [L]."""
-    order = np.zeros(c.num_hidden_layers, np.int32)
-    for recurrent in (True, False):
-        layers = c.layers(recurrent=recurrent)
-        order[list(layers)] = np.arange(len(layers))
-    return order
-
-
-def _advance(
-    c: ModelConfig, memory: Memory, at: Any, inputs: Inputs, taps: Array
-) -> tuple[Array, Memory]:
-    """Run a recurrent layer's `delta.step`. memory: the layer's, or of a stacked cache that of all
-    of them, whose entry `at` is read and written."""
-    if memory.state.ndim == 4:
-        return delta.step(c, memory, inputs, taps)
-    own = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, at, keepdims=False), memory)
-    mixed, kept = delta.step(c, own, inputs, taps)
-    update = partial(jax.lax.dynamic_update_index_in_dim, index=at, axis=0)
-    return mixed, jax.tree.map(update, memory, kept)
-
-
-def _write_column(
-    place: Callable[..., Array],
-    column: Array,
-    number: Any,
-    cached: Pair,
-    k: Array,
-    v: Array,
-) -> Pair:
-    """Write the newest keys and values, k, v [B, 1, K, D], into a column of a layer's cache."""
-    keys, values = cached
-    k, v = (place(x[:, 0], "rows", "kv_heads", None) for x in (k, v))
-
-    def write(array: Array, new: Array, axis: int) -> Array:
-        start: list[Any] = [0] * array.ndim
-        start[axis] = column
-        if array.ndim == 5:  # of a stacked cache
-            start[0], new = number, new[None]
-        return jax.lax.dynamic_update_slice(array, new.astype(array.dtype), start)
-
-    keys = write(keys, k[..., None], KEY_COLUMNS)
-    return keys, write(values, v[..., None, :], VALUE_COLUMNS)
-
-
-def _reached(windows: tuple[int, ...], positions: Array, longest: Array, number: Any) -> Pair:
-    """Return the tokens before the newest one that a layer reads: of each row, and of the
-    longest."""
-    if not windows:
-        return positions, longest
-    most = jnp.array(windows)[number] - 1
-    return jnp.minimum(positions, most), jnp.minimum(longest, most)
-
-
-def _read_ring(
-    column: Array,
-    mesh: Mesh | None,
-    kernel: DecodeKernel,
-    q: Array,
-    cached: Pair,
-    number: Array,
-    reach: Pair,
-) -> Array:
-    """Attend to the blocks of a stacked cache that each row reaches (kernel "pallas"), or that the
-    longest does."""
-    if kernel == "xla":
-        return attend_blocks(q, *cached, number, column, *reach)
-    from g2d_jax.models.decode_kernel import attend_ring  # Pallas takes long to import
-
-    assert mesh is not None
-    return attend_ring(q, *cached, number, column, reach[0], mesh=mesh)
-
-
-def _read_columns(
-    ages: Array,
-    used: Array,
-    widths: tuple[int, ...],
-    by_sums: bool,
-    q: Array,
-    cached: Pair,
-    _: int,
-    reach: Pair,
-) -> Array:
-    """Attend to the columns of a layer's cache that are `used`. ages: int32 [W], how many steps ago
-    each was written."""
-    keys, values = cached
-    mask = ages[None] <= reach[0][:, None]  # [B, W]
-
-    def first(size: int) -> Array:
-        near = jax.lax.slice_in_dim(keys, 0, size, axis=KEY_COLUMNS)
-        near_values = jax.lax.slice_in_dim(values, 0, size, axis=VALUE_COLUMNS)
-        return attend_cached(q, near, near_values, mask[:, :size], by_sums=by_sums)
-
-    if len(widths) == 1:
-        return first(widths[0])
-    # Sizes are static, and the width in use is known on the device only: of a branch for each width
-    # that is compiled in, the one in use is run.
-    at = jnp.searchsorted(jnp.array(widths), used)
-    return jax.lax.switch(at, [partial(first, size) for size in widths])
-
-
-def _read_own_columns(
-    column: Array, mesh: Mesh | None, q: Array, cached: Pair, _: int, reach: Pair
-) -> Array:
-    """Attend to the columns of a layer's cache that each row reaches."""
-    from g2d_jax.models.decode_kernel_gpu import attend_columns  # Pallas takes long to import
-
-    assert mesh is not None
-    return attend_columns(q, *cached, column, reach[0], mesh)
 
 
 def head_matrix(model: Decoder, dtype: jnp.dtype = jnp.float32) -> Array:  # type: ignore[assignment]

@@ -13,7 +13,7 @@ import numpy as np
 from g2d_jax import mesh as meshes
 from g2d_jax.models import lora
 from g2d_jax.models.attention import KEY_COLUMNS, VALUE_COLUMNS
-from g2d_jax.models.decoder import Cache
+from g2d_jax.models.decode import Cache
 from g2d_jax.models.flops import attended, forward_flops, read_params
 from g2d_jax.rollouts.workload import Workload
 from g2d_jax.sampler.capacity import LOGIT, launched_layers

@@ -27,7 +27,8 @@ from g2d_jax.data.stops import Decode, Watch
 from g2d_jax.models import decoder, lora
 from g2d_jax.models.attention import COLUMN_BLOCK, KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.models.decoder import Cache, Decoder
+from g2d_jax.models.decode import Cache
+from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.kernels import (
     LANES,
     AttentionSetting,

@@ -3,7 +3,7 @@ widths are compiled in.
 
 Shapes: S rows, W cache columns, N prompts that are prefilled together, P prompt columns, C decode
 steps of one chunk, K stop ids, L layers, E hidden_size, H key/value heads, D head_dim. Keys and
-values are an array a layer, or one of all layers that begins with L: see decoder.Cache.
+values are an array a layer, or one of all layers that begins with L: see decode.Cache.
 
 Rows and prompts are split over data and fsdp, a prompt on the devices that decode its samples.
 """
@@ -27,7 +27,8 @@ from g2d_jax import mesh as meshes
 from g2d_jax.matmul import products_on
 from g2d_jax.models.attention import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.models.decoder import Cache, Decoder, decode, forward, head_matrix, lay_out
+from g2d_jax.models.decode import Cache, decode
+from g2d_jax.models.decoder import Decoder, forward, head_matrix, lay_out
 from g2d_jax.models.delta import Memory, no_memory
 from g2d_jax.models.kernels import AttentionSetting, DecodeKernel, attention_for, platform_of
 from g2d_jax.records import SEGMENT_STRIDE

@@ -15,7 +15,7 @@ from matrix import slow, some
 from plain import assert_near, logits, noisy
 
 from g2d_jax import mesh as meshes
-from g2d_jax.models import decoder
+from g2d_jax.models import decode, decoder
 from g2d_jax.models.attention import SEGMENT_STRIDE
 from g2d_jax.models.config import FULL, RECURRENT, SLIDING, Llama3Rope, ModelConfig, YarnRope
 
@@ -147,7 +147,7 @@ def test_a_packed_row_equals_its_sequences(model: decoder.Decoder) -> None:
 
 def prefill(
     model: decoder.Decoder, prompts: list[np.ndarray], columns: int, width: int, size: int
-) -> decoder.Cache:
+) -> decode.Cache:
     """Run ragged prompts, right-aligned in `columns`, into a ring of `width` of `size` columns that
     soon wraps."""
     starts = np.array([columns - len(p) for p in prompts])
@@ -165,7 +165,7 @@ def prefill(
     )
     keys, values = keys.transpose(0, 1, 3, 4, 2), values.transpose(0, 1, 3, 2, 4)
     memories = () if kept.memories is None else (kept.memories,)
-    return decoder.Cache((keys,), (values,), jnp.int32(width - 2), jnp.int32(width), memories)
+    return decode.Cache((keys,), (values,), jnp.int32(width - 2), jnp.int32(width), memories)
 
 
 def apart(stacked: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -196,7 +196,7 @@ def test_decode_equals_the_full_forward(
         parts = {name: getattr(cache, name) for name in ("keys", "values", "memories")}
         cache = dataclasses.replace(cache, **{name: apart(x) for name, x in parts.items()})
     params = model if stacked else decoder.unstack(model)
-    step = jax.jit(partial(decoder.decode, params, widths=widths, dtype=jnp.float32))
+    step = jax.jit(partial(decode.decode, params, widths=widths, dtype=jnp.float32))
     for t in range(4):
         tokens = jnp.array([s[len(s) - 4 + t] for s in sequences])
         states, cache = step(tokens, jnp.array([len(s) - 4 + t for s in sequences]), cache)
