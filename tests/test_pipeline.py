@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from g2d_jax import commands, pipeline, run_stages
 from g2d_jax import config as settings
 from g2d_jax.accounting import behind
+from g2d_jax.commands import evaluation
 from g2d_jax.config import Config, graph
 from g2d_jax.config.io import to_dict
 from g2d_jax.config_load import resolve
@@ -340,7 +341,7 @@ def test_of_several_results_none_is_taken_by_its_name(config: ConfigDict) -> Non
     assert behind("dpo", to_dict(made)["stages"]).keys() - {"dpo"} == {"sft", "warmup", "collect"}
     with pytest.raises(ValueError, match="ends with several policies, dpo, more: name one"):
         commands.last_policy(made)
-    assert commands.evaluate_stage(made)[0] == "evaluate"
+    assert evaluation.evaluate_stage(made)[0] == "evaluate"
 
 
 def test_a_run_warns_of_answers_that_are_cut_or_not_read(

@@ -1,0 +1,241 @@
+"""Evaluate a policy of a run on other problems, or with other sampling settings."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from typing import Any
+
+from g2d_jax import contents
+from g2d_jax.commands.opening import not_at_hand, opened, read_config, scored_by
+from g2d_jax.config import (
+    Config,
+    Evaluate,
+    Sft,
+    Source,
+    Split,
+    places,
+)
+from g2d_jax.config.io import identity
+from g2d_jax.config.policy_name import INIT, OF_RUN, PolicyName
+from g2d_jax.data import splits
+from g2d_jax.models import hf
+from g2d_jax.report.tables import FIRST, summary_table
+from g2d_jax.rewards.functions import RewardFunction, load_reward
+from g2d_jax.runtime import precision, processes, storage
+from g2d_jax.session import inputs, kept_inputs
+from g2d_jax.session.policies import checkpoint_of
+from g2d_jax.session.problems import READ_FOR
+from g2d_jax.session.session import Session
+from g2d_jax.stages import evaluate as evaluation
+from g2d_jax.training.checkpoint import Checkpoints
+from g2d_jax.workdir import (
+    absolute,
+)
+
+
+def evaluate(
+    workdir: storage.PathLike,
+    policy: str,
+    *,
+    problems: str | None = None,
+    split: splits.Split | None = None,
+    limit: int | None = None,
+    task: str = "main",
+    reward: RewardFunction | None = None,
+    **sampling: Any,
+) -> dict[str, Any]:
+    """Evaluate one policy as the run's evaluate stage does, on other problems or with other
+    sampling settings.
+
+    problems: a source as in data.*.path, scored by the reward of `task`; split: its part by id
+    hash, limit: the first so many of that; None: all. Without problems, those of the stage. reward:
+    the run's own, if given from Python.
+    sampling: num_generations, temperature, top_p, max_new_tokens; None keeps the stage's. Results
+    and completions go to WORKDIR/evaluations/NAME, named by settings and problems, and are reused
+    by the same call. Returns the manifest.
+    """
+    folder = absolute(workdir)
+    policy = places.decided(policy, "policy", places.here())
+    config = read_config(folder)
+    own, like = evaluate_stage(config)
+    changes = {name: value for name, value in sampling.items() if value is not None}
+    samples = changes.pop("num_generations", like.num_generations)
+    limited = replace(like, num_generations=samples).told_at
+    stage = replace(
+        like,
+        policies=(policy,),
+        num_generations=samples,
+        sampling=replace(like.sampling, **changes),
+        pass_at=limited,
+    )
+    is_trained_on = False
+    if problems is not None:
+        source = _source(config, task, problems, split, limit)
+        problems = source.path
+        is_trained_on = _trained_on(config, source)
+        config = _with_problems(config, task, stage.split, source)
+    elif split or limit or task != "main":
+        raise ValueError("split, limit and task say how to take other problems: name these too")
+    _require_served(config, policy)
+    needs = ("model", "tokenizer", "data", "tasks", "reward")
+    with opened(folder, config, reward, needs, READ_FOR[stage.split]) as session:
+        if session.reward is not_at_hand and task == "main":
+            not_at_hand()
+        if problems is None:
+            session.tracker.say(f"{policy} on the problems of {stage.split}, as the stage {own}")
+        elif is_trained_on:
+            session.tracker.say(
+                f"WARNING: the run trains on {problems} too: what is answered there may be learned "
+                "by heart. Of a file that the run divides, --split test is what it holds out"
+            )
+        if limited != like.pass_at:
+            session.tracker.say(
+                f"pass_at of the run's stage is {like.pass_at}: of {samples} answers to a "
+                f"problem only {limited} can be told"
+            )
+        kept_inputs.verify(session, policy, *scored_by(session, None if problems else stage.split))
+        name = _evaluation_name(session, stage, policy)
+        place = folder / "evaluations" / name
+        session.folders = {**session.folders, name: place}
+        if not storage.finished(place):
+            results = evaluation.run(session, name, stage)
+            about = {
+                "kind": "evaluate",
+                "name": name,
+                "problems": problems or stage.split,
+                precision.NAME: precision.of(config.dtype),
+            }
+            storage.finish(place, {**about, **results})
+        manifest = storage.finished(place) or {}
+        session.tracker.table(*summary_table(manifest, []), first=FIRST)
+        session.tracker.say(f"completions: {place / 'rollouts'}")
+    return manifest
+
+
+def _evaluation_name(session: Session, stage: Evaluate, policy: str) -> str:
+    """Name an evaluation by all that decides it: settings, problems, weights and rewards."""
+    asked = session.problems.by_split[stage.split]
+    held_out = [[problem.id, problem.answer] for problem in asked]
+    scored = [problem.task for problem in asked]
+    named = [stage.to_dict(), held_out, _version(session, policy), scored, _scoring(session)]
+    named.append(precision.of(session.config.dtype))
+    # A function is given more of a problem than its answer.
+    read_whole = [problem for problem in asked if session.reading(problem.task).columns]
+    if read_whole:
+        named.append(contents.records(read_whole, columns=True).digest)
+    return f"evaluation-{storage.fingerprint(named)}"
+
+
+def _source(
+    config: Config, task: str, problems: str, split: splits.Split | None, limit: int | None
+) -> Source:
+    """Return the source of other problems, of which a relative path is of this folder. Broken rows
+    are taken as the run's own test problems take them.
+
+    Raises ValueError where the run has no such task and where nothing is at the path.
+    """
+    if task not in config.all_tasks:
+        raise ValueError(f"there is no task {task!r}; the run has {', '.join(config.all_tasks)}")
+    path = places.decided(problems, "problems", places.here())
+    if reason := places.missing(path, "problems"):
+        raise ValueError(f"problems: {reason}")
+    on_error = config.all_tasks[task].test.on_error
+    return Source(path=path, split=split or "", limit=limit, on_error=on_error)
+
+
+def _require_served(config: Config, policy: str) -> None:
+    """Raise ValueError for a policy that the run's server would have to be sent, and never is."""
+    if not (config.engine.is_server and config.engine.sync == "none"):
+        return
+    held = config.policies_sampled()
+    if policy not in held:
+        raise ValueError(
+            f"the run's server was taken to hold {', '.join(sorted(held))} (engine.sync is 'none'), "
+            f"so what it answers would be told as answers of {policy}: give the run's own command "
+            "again with --config.engine.sync=folder or adapter, which leaves what is done, and "
+            "then this one"
+        )
+
+
+def evaluate_stage(config: Config) -> tuple[str, Evaluate]:
+    """Return the evaluate stage to take settings from, with its name: of several the first by name
+    on test, else the first. Raises ValueError without any."""
+    stages = config.stages_of(Evaluate)
+    if not stages:
+        raise ValueError("the run has no evaluate stage to take settings from")
+    tested = [name for name in sorted(stages) if stages[name].split == "test"]
+    name = [*tested, *sorted(stages)][0]
+    return name, stages[name]
+
+
+def _trained_on(config: Config, source: Source) -> bool:
+    """Return whether a stage may train on problems of a source, by its path and split alone."""
+    sources = [task.train for task in config.all_tasks.values()]
+    sources += [stage.data for stage in config.stages_of(Sft).values()]
+    for other in sources:
+        apart = other.split and source.split and other.split != source.split
+        if other.path == source.path and not apart:
+            return True
+    return False
+
+
+def _scoring(session: Session) -> Any:
+    """Identify what scores the responses: the settings of each task's reward, the files of
+    functions, and one that was given from Python by its name and code.
+
+    Raises ValueError for a function that cannot be loaded.
+    """
+    for name, reward in session.config.rewards.items():
+        # The file of one is known once it is loaded.
+        if reward.kind.is_function and not (name == "main" and session.reward is not None):
+            load_reward(reward.function, reward.folder)
+    found = {}
+    for name, reader in inputs.named(session).items():
+        if name.endswith("reward.function"):
+            found[name] = reader.read().digest
+    settings = identity(session.config)
+    return [settings["reward"], settings["tasks"], found, _code_of(session.reward)]
+
+
+def _code_of(function: RewardFunction | None) -> Any:
+    """Identify a function by its name and code; what has more than these, such as a closure or an
+    object, is another one every time."""
+    if function is None:
+        return None
+    code = getattr(function, "__code__", None)
+    if code is None or function.__closure__ or function.__defaults__:  # type: ignore[attr-defined]
+        return processes.on_leader(lambda: uuid.uuid4().hex)
+    return [function.__qualname__, code.co_code.hex(), repr(code.co_consts), code.co_names]  # type: ignore[attr-defined]
+
+
+def _with_problems(config: Config, task: str, split: Split, source: Source) -> Config:
+    """Return the config with these problems in place of a task's held-out split, and with no others
+    to evaluate on."""
+
+    def changed(name: str) -> dict[str, Any]:
+        sources = {"dev": Source(), "test": Source()}
+        if name == task:
+            sources[split] = source
+        return sources
+
+    tasks = {name: replace(section, **changed(name)) for name, section in config.tasks.items()}
+    return replace(config, data=replace(config.data, **changed("main")), tasks=tasks)
+
+
+def _version(session: Session, policy: str) -> Any:
+    """Identify the weights that a policy's name means now: of a model by content; of a stage by its
+    folder's name, its step, and its fingerprint once finished."""
+    name = PolicyName.parse(policy)
+    if name.is_model:
+        folder = session.model_folder if name.origin == INIT else hf.resolve(name.place)
+        return [name.origin.rstrip(":"), None if folder is None else inputs.weights(folder).digest]
+    folder, step = checkpoint_of(session, policy)
+    manifest = storage.finished(folder.parent) or {}
+    # the work directory may move
+    place = str(folder) if name.origin == OF_RUN else folder.parent.name
+    return [
+        place,
+        Checkpoints(folder).latest() if step is None else step,
+        manifest.get("fingerprint"),
+    ]

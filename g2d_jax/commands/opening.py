@@ -1,0 +1,161 @@
+"""Open what a run left behind: its settings, its session for reading, its result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import jax
+from etils import epath
+
+from g2d_jax.accounting import TRAINING, behind
+from g2d_jax.config import (
+    BestCheckpoint,
+    Config,
+    Mesh,
+    places,
+    prefix_of,
+    setting_of,
+)
+from g2d_jax.config.graph import plan
+from g2d_jax.config.io import to_dict
+from g2d_jax.mesh import make_mesh, slices
+from g2d_jax.rewards.functions import RewardFunction
+from g2d_jax.runtime import flags, precision, processes, program_cache, storage
+from g2d_jax.runtime.tracking import Tracker
+from g2d_jax.session.problems import SPLITS
+from g2d_jax.session.session import Session
+from g2d_jax.workdir import (
+    absolute,
+    no_run,
+    settings_of,
+    stage_folders,
+    stage_steps,
+    where_to_look,
+)
+
+
+def read_config(workdir: epath.Path) -> Config:
+    """Read the config a work directory was started with.
+
+    Raises ValueError if it holds no run, or settings of another version.
+    """
+    file = workdir / "config.json"
+    if not file.exists():
+        raise no_run(workdir)
+    content = storage.read_json(file)
+    if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
+        raise ValueError(f"{file} is not the settings of a run")
+    try:
+        config, _ = settings_of(workdir, content)
+    except ValueError as error:
+        raise ValueError(f"{file}, written by version {content.get('version')}: {error}") from error
+    # A work directory that came from elsewhere must not name code to run.
+    for section in (config, *config.tasks.values()):
+        section.reward.folder = None
+    return Config.of(config)
+
+
+def not_at_hand(**_: Any) -> list[float | None]:
+    """Stand in for a reward function that a run was given from Python."""
+    raise ValueError(
+        "the run's reward is a function given from Python, which its work directory does not "
+        "hold: from Python, g2d_jax.commands.evaluate(WORKDIR, POLICY, reward=FUNCTION)"
+    )
+
+
+@contextmanager
+def opened(
+    workdir: storage.PathLike,
+    config: Config | None = None,
+    reward: RewardFunction | None = None,
+    needs: Sequence[str] = ("model", "tokenizer"),
+    splits: Sequence[str] = SPLITS,
+) -> Iterator[Session]:
+    """Yield a run's session for reading, on whatever devices there are: logs nothing to TensorBoard
+    or W&B.
+
+    needs: sections of the settings whose files have to be there, of problems those of `splits`.
+    Raises ValueError naming all that are not.
+
+    reward: that of a run which was given one from Python; without it such a run can be read, but
+    nothing be scored.
+    splits: those whose problems are read, if any are.
+    """
+    folder = absolute(workdir)
+    config = config or read_config(folder)
+    content = storage.read_json(folder / "config.json")
+    values = to_dict(config)
+    for task in (values["data"], *values["tasks"].values()):
+        for split in {*SPLITS}.difference(splits):
+            task[split]["path"] = ""  # not read, and so it need not be there
+    places.require(values, needs, where_to_look(folder, content))
+    flags.check_devices()
+    config = _on_this_machine(config)
+    if reward is None and "reward" in (content.get("own") or {}):
+        reward = not_at_hand
+    shown = folder if processes.leader() else None
+    _, moved = settings_of(folder, content)
+    with (
+        Tracker(shown, tensorboard=False) as tracker,
+        precision.used(config.dtype),
+        program_cache.cached(config.compute.compilation_cache),
+    ):
+        if moved:
+            tracker.say("\n  ".join([f"{folder} has moved, and these with it:", *moved]))
+        folders = {**plan(config).folders(folder), **stage_folders(folder)}
+        session = Session(
+            config, folder, tracker, folders, reward, steps=stage_steps(folder), splits=splits
+        )
+        # What ran already is of use, also where no run would begin with its template.
+        session.fault = lambda error: session.say_once(f"WARNING: the run's tokenizer: {error}")
+        with closing(session):
+            yield session
+
+
+def _on_this_machine(config: Config) -> Config:
+    """Return the config, with a mesh of all devices where the run's own is of another number of
+    them."""
+    try:
+        make_mesh(**config.mesh.to_dict())
+    except ValueError:
+        config = replace(config, mesh=Mesh(data=slices(jax.devices())))
+    if config.compute.sampling_tensor and jax.device_count() % config.compute.sampling_tensor:
+        config = replace(config, compute=replace(config.compute, sampling_tensor=0))
+    return config
+
+
+def last_policy(config: Config) -> str:
+    """Return the run's result: the policy that no other stage trains on from, or the selection among
+    its checkpoints. Raises ValueError where there are several."""
+    trained = [name for name in plan(config).order if config.stages[name].kind in TRAINING]
+    if not trained:
+        raise ValueError("no stage of this run trains a policy: name one with --policy")
+    stages = to_dict(config)["stages"]
+    used: set[str] = set()
+    for name in trained:
+        used |= behind(name, stages).keys() - {name}
+    ends = [name for name in trained if name not in used]
+    if len(ends) > 1:
+        raise ValueError(
+            f"the run ends with several policies, {', '.join(ends)}: name one with --policy"
+        )
+    selections = config.stages_of(BestCheckpoint).items()
+    chosen = [name for name, stage in selections if stage.policy == ends[0]]
+    return [ends[0], *chosen][-1]
+
+
+def scored_by(session: Session, split: str | None) -> list[str]:
+    """List the inputs that scores come from: reward models, and the problems of a split; None: of
+    no split."""
+    settings = []
+    for name in session.config.all_tasks:
+        settings += [
+            f"{prefix_of(name)}reward.model.path",
+            f"{prefix_of(name)}reward.model.tokenizer",
+        ]
+        if split:
+            settings.append(setting_of(name, split))
+    return settings
