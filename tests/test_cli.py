@@ -668,7 +668,7 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
             ["--config.stages.collect.rollouts=MODEL/single.jsonl"],
             "has one response to each of its 2 prompts, and a pref",
         ),
-        (["--config.stages.warmup.keep=-1"], "keep has steps, from 0 on, got -1"),
+        (["--config.stages.warmup.keep=-1"], "keep must be at least 0, got -1"),
         (["--config.data.train.path=."], "is a folder: give a file in it that ends in .jsonl"),
         (
             ["--config.stages.collect.num_generations=1"],
@@ -684,7 +684,7 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
         ),
         (
             ["--config.stages.evaluate.pass_at=(0,1)"],
-            "pass_at has 0: pass@k is told of at least 1 answer",
+            "pass_at must be at least 1, got 0",
         ),
         (["--config.reward.function=test_cli:broken"], "test_cli.py, line"),
     ],

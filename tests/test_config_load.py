@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import operator
 import os
 import shutil
 import subprocess
@@ -665,12 +666,24 @@ def test_what_does_nothing_is_refused_until_a_stage_has_begun(tmp_path):
         dryrun.show(made, workdir=tmp_path)
 
 
-@pytest.mark.parametrize("step", [2.5, True])
-def test_steps_to_keep_are_whole_numbers(step):
+@pytest.mark.parametrize(
+    ("section", "field", "items", "fault"),
+    [
+        ("stages.warmup", "keep", (1, None), "must hold integers, got None"),
+        ("stages.warmup", "keep", (2.5,), "must hold integers, got 2.5"),
+        ("stages.warmup", "keep", (True,), "must hold integers, got True"),
+        ("stages.warmup", "keep", (1, -1), "must be at least 0, got -1"),
+        ("stages.evaluate", "pass_at", (1, 0), "must be at least 1, got 0"),
+        ("stages.evaluate", "policies", ("sft", 3), "must hold texts, got 3"),
+        ("stages.warmup.sampling", "stop", ([],), r"must hold texts, got \[\]"),
+        ("lora", "targets", (None,), "must hold texts, got None"),
+    ],
+)
+def test_items_of_lists_have_types_and_bounds(section, field, items, fault):
     made = config_load.resolve("demo")
-    made.stages.warmup.keep = (1, step)
-    with pytest.raises(ValueError, match=rf"stages\.warmup\.keep .* whole numbers, got {step}"):
-        run_stages.refuse_unused(config.Config.of(made))
+    setattr(operator.attrgetter(section)(made), field, items)
+    with pytest.raises(ValueError, match=rf"^{section}\.{field} {fault}"):
+        config.Config.of(made)
 
 
 @pytest.mark.usefixtures("prepared")

@@ -118,15 +118,19 @@ class FieldError(ValueError):
         self.what = what
 
 
+_ITEMS: dict[type, str] = {int: "integers", str: "texts"}
+
+
 class Hint(NamedTuple):
     """Holds what a field's annotation says: its values' plain type, whether it may be None,
-    choices, bounds, and what a text leads to."""
+    choices, bounds, what a text leads to, and the hint of a tuple's items."""
 
     kind: type
     optional: bool = False
     choices: tuple[Any, ...] = ()
     bounds: Bounds = Bounds()
     place: Place | None = None
+    items: Hint | None = None
 
     def fault(self, value: Any) -> str:
         """Say what a value must be, "" for one that the field may have."""
@@ -138,7 +142,15 @@ class Hint(NamedTuple):
         if not self.bounds.hold(value):
             why = self.bounds.why and f": {self.bounds.why}"
             return f"must be {self.bounds}, got {value!s:.40}{why}"
+        if self.items is not None:
+            return next(filter(None, map(self.items.item_fault, value)), "")
         return ""
+
+    def item_fault(self, item: Any) -> str:
+        """Say what an item of a tuple must be, "" for one that it may have."""
+        if type(item) is not self.kind:
+            return f"must hold {_ITEMS[self.kind]}, got {item!r:.200}"
+        return self.fault(item)
 
 
 def _read(annotation: Any) -> Hint:
@@ -154,6 +166,8 @@ def _read(annotation: Any) -> Hint:
         return hint._replace(bounds=mark)
     if origin is Literal:
         return Hint(type(arguments[0]), choices=arguments)
+    if origin is tuple:
+        return Hint(tuple, items=_read(arguments[0]))
     return Hint(origin or annotation)
 
 

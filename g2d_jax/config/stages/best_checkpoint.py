@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import ClassVar, Literal
 
 from g2d_jax.config.build import stage_of
-from g2d_jax.config.section import Policy, Positive, Split
+from g2d_jax.config.section import NonNegative, Policy, Positive, Split
 from g2d_jax.config.stages.online import Online
 from g2d_jax.config.stages.stage import Stage, Stages, successive
 from g2d_jax.config.training import Sampling
@@ -22,7 +22,7 @@ class BestCheckpoint(Stage):
 
     kind: Literal["best_checkpoint"] = "best_checkpoint"
     policy: Policy = "train"
-    steps: tuple[int, ...] = ()
+    steps: tuple[NonNegative, ...] = ()
     num_generations: Positive = 1
     sampling: Sampling = Sampling(temperature=0.6, top_p=0.9)
     length_normalise: bool = True

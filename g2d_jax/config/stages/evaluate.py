@@ -19,7 +19,7 @@ class Evaluate(Stage):
     split: Split = "test"  # which of data.dev and data.test
     num_generations: Positive = 4
     sampling: Sampling = Sampling()
-    pass_at: tuple[int, ...] = (1, 2, 4)
+    pass_at: tuple[Positive, ...] = (1, 2, 4)
     greedy: bool = True
 
     def conflicts(self) -> Iterator[ValueError]:
@@ -48,13 +48,10 @@ class Evaluate(Stage):
         return {*self.policies}
 
     def conflicts_among(self, name: str, stages: Stages) -> Iterator[ValueError]:
-        """Refuse a pass@k of fewer than one answer, or of more than are sampled.
+        """Refuse a pass@k of more answers than are sampled.
 
         The default is nobody's wish: of it those are told that can be.
         """
-        few = [k for k in self.pass_at if k < 1]
-        if few:
-            yield ValueError(f"pass_at has {few[0]}: pass@k is told of at least 1 answer")
         many = [k for k in self.pass_at if k not in self.told_at]
         if many and self.pass_at != Evaluate().pass_at:
             yield ValueError(

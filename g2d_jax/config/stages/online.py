@@ -94,7 +94,7 @@ class Online(TrainingStage):
     rollouts: Rollouts = "sample"  # or a dump's path: its groups in place of sampled ones
     columns: Mapping[str, str] = field(default_factory=dict)  # of a dump, see `data.dumps`
     steps: NonNegative = 20
-    keep: tuple[int, ...] = ()
+    keep: tuple[NonNegative, ...] = ()
     # "budget" may end it earlier: stages/early_stopping.py
     stop: Literal["steps", "budget"] = "steps"
     budget: Budget = Budget()
@@ -254,8 +254,6 @@ class Online(TrainingStage):
                 "sampling.temperature",
                 "must be above 0: greedy responses to a prompt are all the same",
             )
-        if min(self.keep, default=0) < 0:
-            yield FieldError("keep", f"has steps, from 0 on, got {min(self.keep)}")
         yield from super().conflicts()
         yield from self._window_conflicts()
         if self.stop == "budget" and not self.budget.amount > 0:
@@ -288,12 +286,8 @@ class Online(TrainingStage):
                 )
 
     def unused(self) -> Iterator[ValueError]:
-        """Refuse a budget that ends nothing, a rest that nothing takes, and steps that never
-        come."""
+        """Refuse a budget that ends nothing, and a rest that nothing takes."""
         yield from super().unused()
-        for step in self.keep:
-            if type(step) is not int:
-                yield FieldError("keep", f"has steps, whole numbers, got {step!r}")
         if self.stop == "steps" and self.budget.amount:
             yield FieldError(
                 "budget.amount",
