@@ -196,7 +196,12 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
     of the rule; such a form is tried beside it, and warned of.
     """
     reward = session.config.all_tasks[task].reward
-    if why := reward.kind.not_tried or ("" if problems else "there is no problem"):
+    why = ""
+    if reward.function == "model":
+        why = "a reward model is loaded by the run alone"
+    elif not problems:
+        why = "there is no problem"
+    if why:
         session.tracker.say(f"the reward of {task} is not tried: {why}")
         return
     asked = forms_asked_for(session, problems[0])

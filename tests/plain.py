@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from g2d_jax.models import decoder
+from g2d_jax.models import decoder, lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.records import SEGMENT_STRIDE
 
@@ -48,6 +48,15 @@ def logits(model: decoder.Decoder, tokens: Any, **settings: Any) -> jax.Array:
     )
     head = decoder.head_matrix(model, hidden.dtype)[None]
     return jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
+
+
+def merge(model: decoder.Decoder) -> decoder.Decoder:
+    """The model with W + scale * A B in place of each adapted layer, float32, codes decoded."""
+    assert model.config.lora is not None
+    scale = model.config.lora.scale
+    return decoder.build(
+        model.config.base, lambda name, _: lora.merged(*lora.weight_and_adapter(model, name), scale)
+    )
 
 
 def noisy(tree: Any, size: float = 0.1) -> Any:

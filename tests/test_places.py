@@ -254,14 +254,6 @@ def test_what_is_decided_stays_so_wherever_it_is_read(kind: str, text: str) -> N
             "directory",
         ),
         ("model.path=/gone/a", "model.path: there is no /gone/a"),
-        (
-            "model.path=a.gguf",
-            "model.path: {here}/a.gguf (given as 'a.gguf', relative to the working directory, "
-            "{here}) is a GGUF file, and models are read from Hugging Face folders with "
-            "safetensors: examples/smollm2/prepare.py",
-        ),
-        ("stages.sft.policy=hf:/a/b.gguf", "/a/b.gguf is a GGUF file"),
-        ("tokenizer.path=a/b.gguf", "tokenizer.path: {here}/a/b.gguf (given as"),
         ("tokenizer.path=a/b/c", "tokenizer.path: there is no {here}/a/b/c"),
         ("stages.sft.policy=hf:./gone", "there is no folder {here}/gone"),
         (

@@ -9,11 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from g2d_jax.commands.opening import last_policy, not_at_hand, opened, scored_by
-from g2d_jax.config import (
-    Config,
-    Sampling,
-    places,
-)
+from g2d_jax.config import Config, Sampling, places
 from g2d_jax.config.graph import plan
 from g2d_jax.data.splits import problem_id
 from g2d_jax.data.stops import cut
@@ -178,13 +174,13 @@ def _rewards(
     token_ids: Sequence[np.ndarray],
 ) -> list[str]:
     """Score each response: reward and verdict. It is "" without an answer, and for a reward of a
-    model, an endpoint or a function that is not at hand."""
+    model or a function that is not at hand."""
     rewards = session.config.rewards
     if session.reward is not_at_hand:
         del rewards["main"]
     places = []
     for i, problem in enumerate(problems):
-        is_cheap = problem.task in rewards and not rewards[problem.task].kind.not_tried
+        is_cheap = problem.task in rewards and rewards[problem.task].function != "model"
         if problem.answer is not None and is_cheap:
             places.append(i)
     shown = [""] * len(problems)

@@ -8,14 +8,7 @@ from typing import Any
 
 from g2d_jax import contents
 from g2d_jax.commands.opening import not_at_hand, opened, read_config, scored_by
-from g2d_jax.config import (
-    Config,
-    Evaluate,
-    Sft,
-    Source,
-    Split,
-    places,
-)
+from g2d_jax.config import Config, Evaluate, Sft, Source, Split, places
 from g2d_jax.config.io import identity
 from g2d_jax.config.policy_name import INIT, OF_RUN, PolicyName
 from g2d_jax.data import splits
@@ -29,9 +22,7 @@ from g2d_jax.session.problems import READ_FOR
 from g2d_jax.session.session import Session
 from g2d_jax.stages import evaluate as evaluation
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import (
-    absolute,
-)
+from g2d_jax.workdir import absolute
 
 
 def evaluate(
@@ -188,7 +179,7 @@ def _scoring(session: Session) -> Any:
     """
     for name, reward in session.config.rewards.items():
         # The file of one is known once it is loaded.
-        if reward.kind.is_function and not (name == "main" and session.reward is not None):
+        if reward.is_function and not (name == "main" and session.reward is not None):
             load_reward(reward.function, reward.folder)
     found = {}
     for name, reader in inputs.named(session).items():

@@ -11,9 +11,7 @@ from g2d_jax import config as settings
 from g2d_jax import run_stages
 from g2d_jax.card import WRITTEN_BY, base_named, card
 from g2d_jax.commands.opening import last_policy, opened, read_config
-from g2d_jax.config import (
-    places,
-)
+from g2d_jax.config import places
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.models import hf
@@ -23,10 +21,7 @@ from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.session import kept_inputs
 from g2d_jax.session.policies import base_path, base_revision, load_policy
 from g2d_jax.session.session import Session
-from g2d_jax.workdir import (
-    absolute,
-    packages,
-)
+from g2d_jax.workdir import absolute, packages
 
 
 def export(

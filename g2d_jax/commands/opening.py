@@ -11,14 +11,7 @@ import jax
 from etils import epath
 
 from g2d_jax.accounting import TRAINING, behind
-from g2d_jax.config import (
-    BestCheckpoint,
-    Config,
-    Mesh,
-    places,
-    prefix_of,
-    setting_of,
-)
+from g2d_jax.config import BestCheckpoint, Config, Mesh, places, prefix_of, setting_of
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.mesh import make_mesh, slices
@@ -27,14 +20,7 @@ from g2d_jax.runtime import flags, precision, processes, program_cache, storage
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session.problems import SPLITS
 from g2d_jax.session.session import Session
-from g2d_jax.workdir import (
-    absolute,
-    no_run,
-    settings_of,
-    stage_folders,
-    stage_steps,
-    where_to_look,
-)
+from g2d_jax.workdir import absolute, no_run, settings_of, stage_folders, stage_steps, where_to_look
 
 
 def read_config(workdir: epath.Path) -> Config:

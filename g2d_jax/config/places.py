@@ -24,14 +24,8 @@ from g2d_jax.config.policy_name import OF_MODEL, OF_RUN, PolicyName
 from g2d_jax.config.section import Place, Section
 from g2d_jax.runtime import storage
 
-FILES = (".jsonl", ".json", ".parquet", ".safetensors", ".gguf")
+FILES = (".jsonl", ".json", ".parquet", ".safetensors")
 """Endings by which a text is known to name a file."""
-
-NO_GGUF = (
-    "is a GGUF file, and models are read from Hugging Face folders with safetensors: "
-    "examples/smollm2/prepare.py converts one"
-)
-"""The end of a message about a model in a GGUF file."""
 
 _WITHOUT_PATH = ("sample", "archive")  # of rollouts
 _OF_NAMED_SET = re.compile(r"(\w+:)(?!//)(.+)", re.DOTALL)  # "math500:FILE"
@@ -287,8 +281,6 @@ def missing(text: str, kind: str, stages: Collection[str] = ()) -> str:
     next command.
     """
     found = parts(text, kind, stages)
-    if found is not None and kind in ("model", "policy") and is_gguf(found.place):
-        return f"{shown(found.place)} {NO_GGUF}"
     if found is None or not storage.is_local(found.place):
         return ""
     # A path that is sure, or looks like one, was not made absolute; else the text is a hub id, which
@@ -309,11 +301,6 @@ def missing(text: str, kind: str, stages: Collection[str] = ()) -> str:
     if kind == "path" or _exists(found.place):
         return ""
     return f"there is no {shown(found.place)}"
-
-
-def is_gguf(path: str) -> bool:
-    """Return whether a path names a GGUF file, by its ending."""
-    return path.lower().endswith(".gguf")
 
 
 def _exists(path: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import field
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from g2d_jax.config.section import (
     Bounds,
@@ -59,27 +59,6 @@ class RewardModel(Section):
     dtype: Dtype = "bfloat16"
 
 
-class RewardKind(NamedTuple):
-    """Holds what is known of the rewards that a `Reward.function` gives.
-
-    is_verifiable: they know right and wrong, else better and worse only. reads_answers: by the
-    rule of `Reward.answers`, else whole responses. is_function: a user's, which is given all
-    columns of the problems. not_tried: why a dry run and `g2d sample` ask for none, "" if they do.
-    """
-
-    is_verifiable: bool = True
-    reads_answers: bool = True
-    is_function: bool = False
-    not_tried: str = ""
-
-
-REWARD_KINDS = {
-    "verify": RewardKind(),
-    "model": RewardKind(False, False, not_tried="a reward model is loaded by the run alone"),
-}
-"""The values of reward.function that are words, not the name of a function."""
-
-
 class Reward(Section):
     """The scoring of responses. function: "verify" (math-verify against the reference answer),
     "model" (a reward model), or "package.module:function" (TRL's signature), also of a file
@@ -127,30 +106,28 @@ class Reward(Section):
     model: RewardModel = RewardModel()
 
     @property
-    def kind(self) -> RewardKind:
-        """Look up what is known of its function."""
-        return REWARD_KINDS.get(self.function, RewardKind(is_function=True))
+    def is_function(self) -> bool:
+        """True if it is a user's function, which is given all columns of the problems."""
+        return self.function not in ("verify", "model")
 
     @property
     def is_verifiable(self) -> bool:
         """True if its rewards know right and wrong."""
         if self.verifiable is None:
-            return self.kind.is_verifiable
+            return self.function != "model"
         return self.verifiable
 
     def conflicts(self) -> Iterator[ValueError]:
         """Refuse a kind of rewards that the function does not give, what is not its own, and a
         model without a name."""
-        kind = self.kind
-        if not kind.is_function and self.is_verifiable != kind.is_verifiable:
-            what = "better and worse only"
-            if kind.is_verifiable:
-                what = "right and wrong"
+        knows = {"verify": "right and wrong", "model": "better and worse only"}
+        if not self.is_function and self.is_verifiable != (self.function == "verify"):
             yield FieldError(
                 "verifiable",
-                f"is {self.verifiable}, but {self.function!r} knows {what}: leave it unset",
+                f"is {self.verifiable}, but {self.function!r} knows {knows[self.function]}: leave it "
+                "unset",
             )
-        if self.answers != "boxed" and not kind.reads_answers:
+        if self.answers != "boxed" and self.function == "model":
             yield FieldError(
                 "answers",
                 f"is {self.answers!r}, but {self.function!r} reads whole responses: leave it out",

@@ -23,8 +23,7 @@ class LoadReport:
 
     conflicts: those duplicates that differ from the first, which is kept, in what they should share
     (the answer).
-    without_answer: of those kept. errors: the first broken rows, each with its place and what is
-    wrong.
+    errors: the first broken rows, each with its place and what is wrong.
     filtered: rows that the data set's own filter leaves out, of every split, by reason.
     """
 
@@ -35,7 +34,6 @@ class LoadReport:
     conflicts: int = 0
     broken: int = 0
     other_split: int = 0
-    without_answer: int = 0
     errors: tuple[str, ...] = ()
     filtered: Mapping[str, int] = field(default_factory=dict)
 

@@ -114,9 +114,7 @@ def load_problems(
         problems = [
             dataclasses.replace(p, answer=p.answer and plain_answer(p.answer)) for p in problems
         ]
-    return problems, dataclasses.replace(
-        report, without_answer=sum(problem.answer is None for problem in problems)
-    )
+    return problems, report
 
 
 def _by_our_names(fields: Fields) -> Fields:

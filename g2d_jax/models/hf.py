@@ -259,7 +259,7 @@ def save(
     """Write a model folder that transformers and `load` read: safetensors, generation_config.json,
     config.json.
 
-    model: stacked; adapters are merged into it as `lora.merge` does, a layer at a time, when that
+    model: stacked; adapters are merged into it by `lora.merged`, a layer at a time, when that
     layer is written.
     dtype: "float32" or "bfloat16"; rows that are `exact` stay float32. Files beyond max_shard_bytes
     are split, with an index. generation_entries are added to generation_config.json. config.json is

@@ -52,13 +52,11 @@ def resolve(path_or_id: storage.PathLike, *, revision: str | None = None) -> epa
     (`places.is_path`) is never asked of the hub.
 
     Only JSON, safetensors and tokenizer files of the repository's top folder are fetched, into
-    Hugging Face's cache. Raises ValueError when neither a folder nor a readable hub repository, and
-    for a GGUF file; ImportError when an object store's driver is absent. `read_config` checks that
+    Hugging Face's cache. Raises ValueError when neither a folder nor a readable hub repository;
+    ImportError when an object store's driver is absent. `read_config` checks that
     a folder on an object store exists.
     """
     text = os.fspath(path_or_id)
-    if places.is_gguf(text):
-        raise ValueError(f"model: {text} {places.NO_GGUF}")
     if not storage.is_local(text):
         storage.check_driver(text)
         return epath.Path(text)

@@ -6,8 +6,7 @@ NAME_b beside NAME.
     combine(trained, rest)               the policy again; all policies of a run share one frozen tree
     to_sampler_params(policy, dtype)     the policy as the sampler reads it: adapters apart, as in training, since
                                          bfloat16 is too coarse for W + scale A B while B is small
-    merge(policy)                        a Decoder without adapters that computes the same; exports (models/hf.py) merge
-                                         a layer at a time
+    merged(value, adapter, scale)        W + scale A B of a parameter, which exports compute a layer at a time
 
 Without `lora` all parameters are trained: partition gives the model and None.
 """
@@ -73,20 +72,6 @@ def combine(trained: Decoder, rest: Decoder | None) -> Decoder:
         return trained
     return build(
         trained.config, lambda name, row: parameter(trained if row.adapter else rest, name)
-    )
-
-
-def merge(model: Decoder) -> Decoder:
-    """Put W + scale * A B in place of each adapted layer, float32; the rest stays. To be traced
-    under jit.
-
-    Of a quantised layer, W is what its codes stand for, float32 too where it has no adapter.
-    """
-    lora = model.config.lora
-    if lora is None:
-        return model
-    return build(
-        model.config.base, lambda name, _: merged(*weight_and_adapter(model, name), lora.scale)
     )
 
 

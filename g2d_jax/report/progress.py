@@ -66,7 +66,6 @@ def stage_states(workdir: epath.Path, config: Config, owner: str) -> list[StageS
         is_next = is_next and bool(manifest)
         state, remark = describe(name, folder, finished, partial(read_log, logged), running)
         stage = config.stages[name]
-        # Manifests of earlier versions have no peak.
         seconds, peak, note = number(manifest, "seconds"), number(manifest, "peak_memory_bytes"), ""
         if running and told:
             state = f"running {_reached(told, name)}"

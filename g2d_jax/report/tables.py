@@ -464,8 +464,7 @@ def compute_table(
 
 
 def _peak_memory(manifests: Iterable[Manifest]) -> str:
-    """Format the most memory that the processes of stages took at a time; unknown for those of
-    earlier versions."""
+    """Format the most memory that the processes of stages took at a time."""
     peaks = [number(manifest, "peak_memory_bytes") for manifest in manifests]
     if not peaks or any(map(math.isnan, peaks)):
         return UNKNOWN

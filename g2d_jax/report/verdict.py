@@ -233,7 +233,7 @@ def study_verdict(study: Study) -> str:
         if difference is not None:
             apart[row] = difference
     prices = _Prices(best, apart, "flops" if study.rates is None else "hours")
-    # Older stages do not say what they cost: none is cheap then.
+    # Without a known cost no policy is the cheaper one.
     if any(math.isnan(prices.of(row)) for row in apart):
         return ""
     cheaper = [row for row in settings if row in apart and prices.of(row) < prices.of(best)]

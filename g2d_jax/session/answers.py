@@ -18,7 +18,7 @@ def warn_of_answers(session: Session) -> None:
     """Warn of each task whose right answers would not be read, or be cut."""
     for task, settings in session.config.all_tasks.items():
         problems = problems_of(session, task)
-        if problems and not settings.reward.kind.not_tried and is_read_by_rule(session, task):
+        if problems and settings.reward.function != "model" and is_read_by_rule(session, task):
             asked = forms_asked_for(session, problems[0])
             if asked and not read_by_rule(session, task, asked):
                 _warn_of_form(session, task, asked[0])
@@ -31,7 +31,7 @@ def is_read_by_rule(session: Session, task: str) -> bool:
     if task == "main" and session.reward is not None:
         return False
     reward = session.config.all_tasks[task].reward
-    return not reward.kind.is_function or reward.answers != "boxed"
+    return not reward.is_function or reward.answers != "boxed"
 
 
 def forms_asked_for(session: Session, problem: Problem) -> list[Form]:

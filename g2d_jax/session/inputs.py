@@ -207,7 +207,7 @@ def _of_reward(reward: Reward, prefix: str) -> Readers:
 def _function_file(reward: Reward) -> Path | None:
     """Return the file of a user's reward function, None where it is none or lies in no file of its
     own."""
-    if not reward.kind.is_function:
+    if not reward.is_function:
         return None
     if reward.folder is not None:
         file = places.module_file(reward.function, Path(reward.folder))

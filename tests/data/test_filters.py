@@ -167,9 +167,9 @@ def test_wildchat_row(load):
         "header": {},
         "openai_moderation": [{}],
     }
-    (problem,), report = load("wildchat", row)
+    (problem,), _ = load("wildchat", row)
     assert problem.prompt == ({"role": "user", "content": "Write a poem."},)
-    assert (problem.answer, problem.source, report.without_answer) == (None, "wildchat", 1)
+    assert (problem.answer, problem.source) == (None, "wildchat")
     assert problem.columns == {
         "model": "gpt-4",
         "language": "English",

@@ -156,7 +156,7 @@ def test_logits_and_gradients_are_those_of_explicit_weights(policy: decoder.Deco
 
 
 def test_merged_computes_the_same(policy: decoder.Decoder, tmp_path: Path) -> None:
-    merged = jax.jit(lora.merge)(policy)
+    merged = jax.jit(plain.merge)(policy)
     assert merged.config == BASE
     assert not any(
         quantise.is_quantised(getattr(merged.blocks, name).get_value()) for name in LINEAR.values()

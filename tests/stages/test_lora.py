@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from alike import arrays, differences, redone
 from killed import Runs
+from plain import merge
 from safetensors.numpy import load_file
 
 from g2d_jax import commands
 from g2d_jax.card import card
-from g2d_jax.models import decoder, hf, lora
+from g2d_jax.models import decoder, hf
 from g2d_jax.records import SEGMENT_STRIDE
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import read_metrics
@@ -67,7 +68,7 @@ def test_export_merged_and_alone(whole, tmp_path):
         commands.export(whole, alone, adapters=True)
     with commands.opened(whole) as session:
         policy = load_policy(session, "dpo")
-        expected = jax.device_get(jax.jit(lora.merge)(policy))
+        expected = jax.device_get(jax.jit(merge)(policy))
         assert (
             decoder.count_trained(session.model_config)
             < decoder.count_params(session.model_config) / 4
