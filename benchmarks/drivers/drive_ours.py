@@ -3,7 +3,6 @@ use."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -199,19 +198,6 @@ def grpo(case: Case, clock: Clock) -> None:
         library.update(groups, 1)
         clock.part("training")
         clock.step(count)
-
-
-def plain_groups(case: Case) -> list[Group]:
-    """Make the groups of a GRPO update of drawn responses, with advantages of either sign."""
-    groups = []
-    for prompt, responses in case.draw(0):
-        group = Group(_ids(prompt), [Response(_ids(response)) for response in responses])
-        told = [
-            {"ref_logprob": np.zeros(len(ids), np.float32), "advantage": sign, "weight": 1 / 2048}
-            for ids, sign in zip(responses, itertools.cycle((1.0, -1.0)), strict=False)
-        ]
-        groups.append(_with(group, "token", told))
-    return groups
 
 
 def _with(group: Group, kind: str, values: Sequence[dict[str, Any]]) -> Group:

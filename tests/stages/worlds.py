@@ -3,7 +3,7 @@ supervised loss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,8 +18,6 @@ from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import Trainer, open_trainer
 from g2d_jax.session.training_programs import Training
 from g2d_jax.training import objectives
-
-Opened = Callable[..., Session]
 
 
 def only(config: ConfigDict, *names: str) -> ConfigDict:
