@@ -1,8 +1,13 @@
-"""Put the claims of two papers beside what the packed studies measured, as the table of
+"""Compare the claims of two papers with what the studies measured, as the table of
 docs/evidence.md.
 
-    python benchmarks/claims.py                 # half a minute; unpacks benchmarks/results/ by itself
-    python benchmarks/claims.py --folder DIR    # of archives unpacked before, DIR/NAME of NAME.tar.xz
+    python benchmarks/claims.py
+
+It reads two tables of benchmarks/results. policies.parquet has a row for each policy of a study's
+point, in the order of training: study, arm, setting, rate (of online training), seed, budget (online
+steps), policy, what its training cost (SFT left out), its mean accuracy on dev and test, and what
+the rollouts behind its pairs were like. verdicts.parquet has a row for each problem that a policy
+answered: the same first columns, split, problem, answers, correct.
 
 The papers: G2D, arXiv 2605.21266, and "Bridging Offline and Online Reinforcement Learning for
 LLMs", arXiv 2506.21495, table 1. A claim is one difference, or one at each K. Differences are
@@ -17,42 +22,41 @@ for how many there are. Rules, by the whole of each interval:
     best    agrees if it is above 0 at any K, disagrees if it is below 0 at every K
     level   agrees within 2 points (of a number of pairs: 20 %), disagrees beyond them
 
-All else cannot be told, and nothing of one seed, whose interval is over problems only. A study that
-was run since gets a line in SCALES: where an archive is not there its cells say that it is to come.
+Anything else is "cannot tell", and so is a difference of one seed, whose interval is over problems
+only.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
-import runpy
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
-from g2d_jax.report.paired_differences import difference, over_baseline
-from g2d_jax.report.read import read_study
 from g2d_jax.study import frontier, stats
 
 if TYPE_CHECKING:
-    from g2d_jax.report.policies import Array, Policy
-    from g2d_jax.report.rows import Row, Study
+    from numpy.typing import NDArray
+
     from g2d_jax.study.frontier import Interval
 
-HERE = Path(__file__).parent
+    Array = NDArray[np.float64]
+
+RESULTS = Path(__file__).parent / "results"
 LEVEL = 2.0
 """Points within which two accuracies count as level, as in benchmarks/tuned_alike.py."""
 
 SHARE = 20.0
 """Per cent within which a count counts as hardly changed."""
 
-Source = tuple[str, str]
-"""An archive of benchmarks/results/, and a study in it."""
+POINT = ["study", "arm", "setting", "seed"]
+RUN = ["study", "seed"]
+"""The columns that all K of one seed have in common: two studies may have the same seed."""
 
 
 @dataclass(frozen=True)
@@ -64,58 +68,34 @@ class Scale:
     """
 
     title: str
-    over_k: Sequence[Source]
-    tuned: Source | None = None
-    spectrum: Source | None = None
-    cause: Source | None = None
+    over_k: Sequence[str]
+    tuned: str = ""
+    spectrum: str = ""
+    cause: str = ""
 
 
 SCALES = (
     Scale(
         "0.14M, `slips`",
-        (("study-demo", "sweep-k-demo"), ("fresh-demo", "sweep-k-demo")),
-        tuned=("demo-study", "demo-study-judge"),
-        spectrum=("study-demo", "spectrum-demo"),
-        cause=("study-demo", "cause"),
+        ("sweep-k-demo", "sweep-k-demo-fresh"),
+        tuned="demo-study-judge",
+        spectrum="spectrum-demo",
+        cause="cause",
     ),
-    Scale("3.2M, `digits`", (("middle", "sweep-k-middle"),)),
+    Scale("3.2M, `digits`", ("sweep-k-middle",)),
     Scale(
         "135M, `stories` *",
-        (("smollm2-gpu", "smollm2-study"),),
-        tuned=("smollm2-stories", "smollm2-stories-judge"),
-        spectrum=("smollm2-stories", "smollm2-stories-spectrum"),
+        ("smollm2-study",),
+        tuned="smollm2-stories-judge",
+        spectrum="smollm2-stories-spectrum",
     ),
     Scale(
         "135M, `arithmetic`",
-        (("smollm2-arithmetic", "smollm2-arithmetic-judge"),),
-        tuned=("smollm2-arithmetic", "smollm2-arithmetic-judge"),
-        spectrum=("smollm2-arithmetic", "smollm2-arithmetic-spectrum"),
+        ("smollm2-arithmetic-judge",),
+        tuned="smollm2-arithmetic-judge",
+        spectrum="smollm2-arithmetic-spectrum",
     ),
 )
-
-
-@dataclass(frozen=True)
-class Point:
-    """G2D of one seed at one K, with GRPO alone of that seed. Accuracies are by problem, [N].
-
-    gain: what DPO added. own, best: what it has over GRPO for equal FLOPs, at the warm-up's rate
-    and at the rate that is best on dev; fourfold: over GRPO at the warm-up's rate for four times its
-    FLOPs. NaN where GRPO did not go on so far, None where it was not run at such rates.
-    """
-
-    archive: str
-    seed: int
-    policy: Policy
-    accuracy: Array
-    gain: Array | None
-    own: Array | None
-    best: Array | None
-    fourfold: Array | None
-
-    @property
-    def run(self) -> tuple[str, int]:
-        """What the K of one seed have in common: two archives may have the same seed."""
-        return self.archive, self.seed
 
 
 @dataclass(frozen=True)
@@ -130,75 +110,87 @@ class Found:
     seeds: int
 
 
-class Results:
-    """The unpacked archives, a folder each."""
+@functools.cache
+def read(*studies: str) -> pd.DataFrame:
+    """Read the points of studies: the row of each one's last policy.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.study = functools.cache(self._study)
-        self.points = functools.cache(self._points)
-
-    def _study(self, source: Source) -> Study | None:
-        archive, name = source
-        if not (self.folder / archive / "sweeps" / f"{name}.json").exists():
-            return None
-        return read_study(self.folder / archive, name)
-
-    def _points(self, sources: tuple[Source, ...], *, tuned: bool) -> dict[int, list[Point]]:
-        """Return K -> the seeds of all studies that are there; tuned: see `seeds_of`."""
-        points: dict[int, list[Point]] = {}
-        ids: list[str] = []
-        for source in sources:
-            study = self.study(source)
-            if study is None:
-                continue
-            ids = ids or study.problems
-            if study.problems != ids:
-                raise ValueError(f"{source}: was tested on other problems than the study before")
-            for k, row in chosen(study, "g2d").items():
-                points.setdefault(k, []).extend(seeds_of(row, study, source[0], tuned=tuned))
-        return dict(sorted(points.items()))
+    accuracy: by problem [N]. gain: what it added to the policy before it [N], NaN where that was
+    not judged. Problems are those of all these studies, ids ascending.
+    """
+    chosen = [("study", "in", studies)]
+    policies = pd.read_parquet(RESULTS / "policies.parquet", filters=chosen)
+    answers = pd.read_parquet(
+        RESULTS / "verdicts.parquet", filters=[*chosen, ("split", "==", "test")]
+    )
+    answers["accuracy"] = answers.correct / answers.answers
+    policy = [*POINT, "policy"]
+    by_problem = answers.astype(dict.fromkeys(["problem", *policy], "object")).pivot(
+        index=policy, columns="problem", values="accuracy"
+    )
+    policies["accuracy"] = [*by_problem.reindex(policies.set_index(policy).index).to_numpy()]
+    points = policies.drop_duplicates(POINT, keep="last").set_index(POINT)
+    earlier = policies[policies.duplicated(POINT, keep="last")]
+    start = earlier.drop_duplicates(POINT, keep="last").set_index(POINT)
+    points["gain"] = points.accuracy - start.accuracy
+    return points.reset_index()
 
 
-def chosen(study: Study, arm: str) -> dict[int, Row]:
-    """Return K, or steps of GRPO -> the row of an arm that is best on dev."""
-    rows: dict[int, Row] = {}
-    for row in study.rows:
-        if row.group.arm == arm:
-            steps = int(row.steps)
-            if steps not in rows or row.dev > rows[steps].dev:
-                rows[steps] = row
-    return rows
+def chosen(points: pd.DataFrame) -> pd.DataFrame:
+    """Keep, of each budget, the points at the setting that is best on dev, the first of equal
+    ones."""
+    dev = points.groupby(["budget", "setting"], sort=False).dev.mean()
+    # where dev was not judged there is one setting a budget
+    best = dev.fillna(0).groupby("budget").idxmax()
+    return points[points.setting.isin([setting for _, setting in best])]
 
 
-def seeds_of(row: Row, study: Study, archive: str, *, tuned: bool) -> list[Point]:
-    """Split a row into its seeds. tuned: GRPO's rates were chosen before, so that one a budget is
-    there; else rates are compared only where each budget has several, and the warm-up's rate only
-    where GRPO has it at every budget."""
-    grpo = chosen(study, "grpo")
-    own: list[Row] = []
-    for group in study.baselines:
-        # of several, each has the same steps of the same runs
-        is_whole = {int(other.steps) for other in group.rows} == set(grpo)
-        if row.group.goes_on_from(group) and is_whole and not own:
-            own = group.rows
-    best = [grpo[steps] for steps in sorted(grpo)]
-    rates = sum(len(group.rows) for group in study.baselines)
-    if not tuned and rates == len(grpo):
-        best = []
-    over_own = over_baseline(row, own, "flops")
-    over_best = over_baseline(row, best, "flops")
-    over_fourfold = over_baseline(row, own, "flops", times=4)
-    points = []
-    for policy, accuracy in zip(row.policies, row.accuracies, strict=True):
-        over = [found.get(policy.run.seed) for found in (over_own, over_best, over_fourfold)]
-        gain = policy.gain
-        if gain is None:
-            # its warm-up was judged as a point of GRPO alone
-            before = [other.by_seed.get(policy.run.seed) for other in own if other.k == row.k]
-            gain = accuracy - before[0] if before and before[0] is not None else None
-        points.append(Point(archive, policy.run.seed, policy, accuracy, gain, *over))
-    return points
+def over_grpo(point: Any, grpo: pd.DataFrame, times: float = 1) -> Array | float:
+    """Subtract what GRPO of a point's seed reaches for so many times its FLOPs, on a straight line
+    between two budgets that follow each other [N].
+
+    All are NaN where GRPO did not go on so far; one NaN where it has fewer than two budgets.
+    """
+    own = grpo[grpo.seed == point.seed].sort_values("budget")
+    if len(own) < 2:
+        return math.nan
+    reached = frontier.interpolate(
+        own.flops.to_numpy(), np.stack(own.accuracy), times * point.flops
+    )
+    if reached is None:
+        return np.full_like(point.accuracy, math.nan)
+    return point.accuracy - reached
+
+
+@functools.cache
+def against_grpo(studies: Sequence[str], *, tuned: bool) -> pd.DataFrame:
+    """Read the points of G2D at their chosen settings, with GRPO alone of the same seed.
+
+    own, best: what a point has over GRPO for equal FLOPs, at the warm-up's rate and at the rate that
+    is best on dev; fourfold: over GRPO at the warm-up's rate for four times its FLOPs. The warm-up's
+    rate counts only where GRPO has it at every budget. tuned: GRPO's rates were chosen before, so
+    that a budget has one; else rates are compared only where budgets have several.
+    """
+    points = read(*studies)
+    compared = []
+    for study in studies:
+        of_study = points[points.study == study]
+        grpo = of_study[of_study.arm == "grpo"]
+        best = chosen(grpo)
+        if not tuned and len(best) == len(grpo):
+            best = grpo[:0]
+        for point in chosen(of_study[of_study.arm == "g2d"]).itertuples():
+            own = grpo[grpo.rate == point.rate]
+            if {*own.budget} != {*grpo.budget}:
+                own = own[:0]
+            gain = point.gain
+            if np.isnan(gain).all():
+                # its warm-up was judged as a point of GRPO alone
+                (before,) = own[(own.budget == point.budget) & (own.seed == point.seed)].accuracy
+                gain = point.accuracy - before
+            over = {"own": over_grpo(point, own), "best": over_grpo(point, best)}
+            over["fourfold"] = over_grpo(point, own, times=4)
+            compared.append(point._asdict() | over | {"gain": gain})
+    return pd.DataFrame(compared)
 
 
 def in_points(interval: Interval, k: int | None = None) -> Found:
@@ -208,137 +200,107 @@ def in_points(interval: Interval, k: int | None = None) -> Found:
     return Found(k, mean, low, high, interval.seeds)
 
 
-def over_problems(differences: Sequence[Array], k: int | None = None) -> Found:
+def over_problems(differences: Iterable[Array], k: int | None = None) -> Found:
     """Average differences of seeds, each [N], with their interval over seeds and problems."""
-    return in_points(frontier.mean_interval(np.stack(differences), limits=(-1, 1)), k)
+    return in_points(frontier.mean_interval(np.stack([*differences]), limits=(-1, 1)), k)
 
 
-def over_seeds(numbers: Sequence[float], k: int | None = None) -> Found:
+def over_seeds(numbers: pd.Series, k: int) -> Found:
     """Average one number a seed, in points or per cent, with Student's t over seeds."""
-    values = np.array(numbers)
-    mean = float(values.mean())
-    half = stats.t_quantile(len(values)) * stats.std(values) / math.sqrt(len(values))
-    return Found(k, mean, mean - half, mean + half, len(values))
+    mean = float(numbers.mean())
+    half = stats.t_quantile(len(numbers)) * stats.std(numbers.to_numpy()) / math.sqrt(len(numbers))
+    return Found(k, mean, mean - half, mean + half, len(numbers))
 
 
-Points = Mapping[int, Sequence[Point]]
+def apart(points: pd.DataFrame, others: pd.DataFrame, column: str = "accuracy") -> pd.Series:
+    """Subtract a column of other points, seed by seed of a study, for the seeds that both have."""
+    own, other = points.set_index(RUN)[column], others.set_index(RUN)[column]
+    common = own.index.intersection(other.index)
+    return own[common] - other[common]
 
 
-def paired(points: Points, k: int, other: int) -> Found:
-    """Subtract accuracy at another K, seed by seed of a study."""
-    there = {point.run: point.accuracy for point in points[other]}
-    apart = [point.accuracy - there[point.run] for point in points[k] if point.run in there]
-    return over_problems(apart, k)
+def at(points: pd.DataFrame, k: int) -> pd.DataFrame:
+    """Take the points at one K."""
+    return points[points.budget == k]
 
 
-def added(points: Points) -> list[Found]:
-    """Say what DPO added at each K."""
-    found = []
-    for k, seeds in points.items():
-        gains = [point.gain for point in seeds if point.gain is not None]
-        found.append(over_problems(gains, k))
-    return found
+def budgets(points: pd.DataFrame) -> list[int]:
+    """List the K of points, ascending."""
+    return sorted({*points.budget})
 
 
-def weak_without(points: Points) -> list[Found]:
+def added(points: pd.DataFrame) -> list[Found]:
+    """Give what DPO added at each K."""
+    return [over_problems(at(points, k).gain, k) for k in budgets(points)]
+
+
+def weak_without(points: pd.DataFrame) -> list[Found]:
     """Compare K = 20, which every study has, with K = 0."""
-    return [paired(points, 20, 0)]
+    return [over_problems(apart(at(points, 20), at(points, 0)), 20)]
 
 
-def inner(points: Points) -> list[Found]:
+def inner(points: pd.DataFrame) -> list[Found]:
     """Compare every K between 0 and the largest with the largest."""
-    return [paired(points, k, max(points)) for k in list(points)[1:-1]]
+    _, *between, largest = budgets(points)
+    return [over_problems(apart(at(points, k), at(points, largest)), k) for k in between]
 
 
-def against(points: Points, name: str) -> list[Found]:
+def against(points: pd.DataFrame, name: str) -> list[Found]:
     """Compare with GRPO at every K, in the studies whose GRPO has reached the cost in every seed;
     NaN where none has."""
     found = []
-    for k, seeds in points.items():
-        over: dict[str, list[Array]] = {}
-        for point in seeds:
-            values = getattr(point, name)
-            if values is not None:
-                over.setdefault(point.archive, []).append(values)
-        inside: list[Array] = []
-        for of_study in over.values():
-            if not any(np.isnan(values).all() for values in of_study):
-                inside += of_study
-        if inside:
-            found.append(over_problems(inside, k))
-        elif over:
+    for k, seeds in points.dropna(subset=name).groupby("budget"):
+        is_beyond = np.array([np.isnan(values).all() for values in seeds[name]])
+        inside = seeds[~seeds.study.isin(seeds.study[is_beyond])]
+        if len(inside):
+            found.append(over_problems(inside[name], k))
+        else:
             found.append(Found(k, math.nan, math.nan, math.nan, 0))
     return found
 
 
-def taught(
-    points: Points, measure: Callable[[Policy], float], k: int, base: int, *, relative: bool
-) -> Found:
-    """Compare what the rollouts behind the pairs were at a K with another."""
-    first = {point.run: measure(point.policy) for point in points[base]}
-    changes = []
-    for point in points[k]:
-        if point.run in first:
-            before = first[point.run]
-            change = measure(point.policy) - before
-            changes.append(100 * change / before if relative else 100 * change)
-    return over_seeds(changes, k)
+def taught(points: pd.DataFrame, column: str, k: int, base: int) -> Found:
+    """Compare what the rollouts behind the pairs were at a K with another, in %."""
+    change = apart(at(points, k), at(points, base), column)
+    before = at(points, base).set_index(RUN)[column]
+    return over_seeds(100 * change / before[change.index], k)
 
 
-def pairs_by_k(points: Points) -> list[Found]:
+def pairs_by_k(points: pd.DataFrame) -> list[Found]:
     """Compare the number of pairs at K = 20 and at the largest with K = 0."""
-    return [taught(points, pairs, k, 0, relative=True) for k in (20, max(points))]
+    return [taught(points, "pairs", k, 0) for k in (20, max(points.budget))]
 
 
-def confidence(points: Points) -> list[Found]:
+def confidence(points: pd.DataFrame) -> list[Found]:
     """Compare the calibration error at the largest K with K = 20."""
-    return [taught(points, informative("ece"), max(points), 20, relative=False)]
+    largest = max(points.budget)
+    change = apart(at(points, largest), at(points, 20), "pairs_ece")
+    return [over_seeds(100 * change, largest)]
 
 
-def informative(name: str) -> Callable[[Policy], float]:
-    """Give the reader of a measure of a policy's rollouts."""
-    return lambda policy: float(policy.pairs_manifest["result"]["informativeness"][name])
+def arms_apart(points: pd.DataFrame, arm: str, other: str) -> list[Found]:
+    """Compare two arms of a spectrum."""
+    return [over_problems(apart(points[points.arm == arm], points[points.arm == other]))]
 
 
-def pairs(policy: Policy) -> float:
-    """Count its pairs."""
-    return float(policy.pairs_manifest["counts"]["pairs"])
+def rarely(points: pd.DataFrame) -> list[Found]:
+    """Compare the arm that synchronises every 50 updates with the one that always does; [] of a
+    study that has none."""
+    return arms_apart(points, "s50", "s1") if "s50" in {*points.arm} else []
 
 
-def arms_apart(study: Study, arm: str, other: str) -> list[Found]:
-    """Compare two arms of a spectrum; [] without a seed or the problems in common."""
-    rows = {row.group.arm: row for row in study.rows}
-    found = difference(rows[arm], rows[other])
-    return [in_points(found)] if found else []
+def offline_added(points: pd.DataFrame) -> list[Found]:
+    """Give what offline DPO added to the policy it started from."""
+    return [over_problems(points[points.arm == "offline"].gain)]
 
 
-def rarely(study: Study) -> list[Found]:
-    """Compare the arm that synchronises every 50 or 100 updates with the one that always does; [] of
-    a study that has none."""
-    arms = {group.arm for group in study.groups}
-    return [
-        found for arm in ("s50", "s100") if arm in arms for found in arms_apart(study, arm, "s1")
-    ]
-
-
-def offline_added(study: Study) -> list[Found]:
-    """Say what offline DPO added to the policy it started from."""
-    (row,) = (row for row in study.rows if row.group.arm == "offline")
-    return [in_points(row.gain)] if row.gain else []
-
-
-def hard_less_easy(study: Study) -> list[Found]:
+def hard_less_easy(points: pd.DataFrame) -> list[Found]:
     """Compare pairs of easy prompts with those of hard ones, from many and from few prompts."""
-    by_arm: dict[str, list[Row]] = {"hard": [], "easy": []}
-    for row in study.rows:
-        if row.group.arm in by_arm:
-            by_arm[row.group.arm].append(row)
     found = []
-    for arm in by_arm.values():
-        arm.sort(key=lambda row: -int(row.group.values["stages.pool.prompts"]))
-    for easy, hard in zip(by_arm["easy"], by_arm["hard"], strict=True):
-        if less := difference(hard, easy):
-            found.append(in_points(less))
+    for hard, easy in (("2048", "4096"), ("448", "896")):
+        of_hard = points[(points.arm == "hard") & (points.setting == f"pool.prompts={hard}")]
+        of_easy = points[(points.arm == "easy") & (points.setting == f"pool.prompts={easy}")]
+        found.append(over_problems(apart(of_hard, of_easy)))
     return found
 
 
@@ -355,9 +317,9 @@ class Claim:
     unit: str = ""
 
 
-def rollouts(name: str) -> Callable[[Points], list[Found]]:
+def rollouts(name: str) -> Callable[[pd.DataFrame], list[Found]]:
     """Make the finder of the relative change of a measure of the rollouts."""
-    return lambda points: [taught(points, informative(name), max(points), 0, relative=True)]
+    return lambda points: [taught(points, name, max(points.budget), 0)]
 
 
 CLAIMS = (
@@ -401,14 +363,19 @@ CLAIMS = (
         " %",
     ),
     Claim(
-        "G2D", "rollouts' token entropy falls with K", "over_k", "less", rollouts("entropy"), " %"
+        "G2D",
+        "rollouts' token entropy falls with K",
+        "over_k",
+        "less",
+        rollouts("pairs_entropy"),
+        " %",
     ),
     Claim(
         "G2D",
         "so do distinct answers a prompt",
         "over_k",
         "less",
-        rollouts("distinct_answers"),
+        rollouts("pairs_distinct_answers"),
         " %",
     ),
     Claim(
@@ -431,14 +398,14 @@ CLAIMS = (
         "online DPO is better than offline",
         "spectrum",
         "more",
-        lambda study: arms_apart(study, "s1", "offline"),
+        lambda points: arms_apart(points, "s1", "offline"),
     ),
     Claim(
         "Bridging",
         "s = 10 is as good as online",
         "spectrum",
         "level",
-        lambda study: arms_apart(study, "s10", "s1"),
+        lambda points: arms_apart(points, "s10", "s1"),
     ),
     Claim(
         "Bridging",
@@ -452,7 +419,7 @@ CLAIMS = (
         "GRPO is as good as online DPO",
         "spectrum",
         "level",
-        lambda study: arms_apart(study, "grpo", "s1"),
+        lambda points: arms_apart(points, "grpo", "s1"),
     ),
 )
 
@@ -486,91 +453,67 @@ def text(found: Found, unit: str, seeds: int = 0) -> str:
     return f"{k}{found.mean:+.1f}{unit} [{found.low:+.1f}, {found.high:+.1f}]{fewer}"
 
 
-def measured(claim: Claim, scale: Scale, results: Results) -> list[Found] | None:
-    """Return the differences of a claim at a scale, ascending; None where no study of it is
-    there."""
+def measured(claim: Claim, scale: Scale) -> list[Found] | None:
+    """Return the differences of a claim at a scale, ascending; None where it has no study."""
     source = getattr(scale, claim.source)
     if not source:
         return None
-    read: Points | Study | None
-    if claim.source in ("over_k", "tuned"):
-        tuned = claim.source == "tuned"
-        read = results.points((source,) if tuned else source, tuned=tuned)
+    if claim.source == "over_k":
+        points = against_grpo(source, tuned=False)
+    elif claim.source == "tuned":
+        points = against_grpo((source,), tuned=True)
     else:
-        read = results.study(source)
-    if not read:
-        return None
-    found = claim.find(read)
+        points = read(source)
+    found = claim.find(points)
     # those out of range last
     return sorted(found, key=lambda each: (math.isnan(each.mean), each.mean))
 
 
-def cell(claim: Claim, scale: Scale, found: Sequence[Found] | None, seeds: int) -> str:
+def cell(claim: Claim, found: Sequence[Found] | None, seeds: int) -> str:
     """Write the verdict, the least and the greatest difference, and for how many seeds, where these
     are not the column's."""
-    if found is None:
-        return "to come" if getattr(scale, claim.source) else "no study"
     if not found:
         return "no study"
     inside = [each for each in found if not math.isnan(each.mean)]
     if not inside:
         return "out of range"
-    # All intervals of one number of seeds that is not the column's: said once.
+    # All intervals may be of another number of seeds than the column: it is written once.
     counts = {each.seeds for each in inside}
     fewer = ""
     if len(counts) == 1 and seeds not in counts:
         fewer = f" ({inside[0].seeds} seeds)"
         seeds = inside[0].seeds
     shown = dict.fromkeys((inside[0], inside[-1]))
-    told = "; ".join(text(each, claim.unit, seeds) for each in shown)
+    ends = "; ".join(text(each, claim.unit, seeds) for each in shown)
     beyond = sorted({each.k for each in found if each.k is not None} - {each.k for each in inside})
     if beyond:
-        told += f"; K={', '.join(map(str, beyond))} out of range"
+        ends += f"; K={', '.join(map(str, beyond))} out of range"
     if min(counts) == 1:
-        # over problems only, which says nothing of another seed
-        return f"one seed: {told}"
-    return f"**{verdict(claim.rule, found, claim.unit)}** {told}{fewer}"
+        # over problems only, which is no evidence on another seed
+        return f"one seed: {ends}"
+    return f"**{verdict(claim.rule, found, claim.unit)}** {ends}{fewer}"
 
 
-def table(folder: Path, paper: str) -> list[str]:
-    """Write the table of a paper's claims, of archives that are unpacked in a folder. A scale of
-    which nothing is there has no column."""
-    results = Results(folder)
+def table(paper: str) -> list[str]:
+    """Write the table of a paper's claims. A scale without a study of them has no column."""
     claims = [claim for claim in CLAIMS if claim.paper == paper]
     lines = [f"| {claim.text} |" for claim in claims]
     heads = [f"| {paper} |"]
     for scale in SCALES:
-        found = [measured(claim, scale, results) for claim in claims]
+        found = [measured(claim, scale) for claim in claims]
         there = [each for each in found if each]
         if there:
             seeds = max(each[0].seeds for each in there)
             heads.append(f" {scale.title}, {seeds} seed{'s' * (seeds > 1)} |")
             for place, (claim, each) in enumerate(zip(claims, found, strict=True)):
-                lines[place] += f" {cell(claim, scale, each, seeds)} |"
+                lines[place] += f" {cell(claim, each, seeds)} |"
     return ["".join(heads), "|" + "---|" * len(heads), *lines]
 
 
-def tables(folder: Path) -> str:
+def tables() -> str:
     """Write both tables."""
-    return "\n\n".join("\n".join(table(folder, paper)) for paper in ("G2D", "Bridging"))
-
-
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--folder", type=Path, help="where the archives are unpacked")
-    arguments = parser.parse_args()
-    if arguments.folder:
-        print(tables(arguments.folder))
-        return
-    unpack = runpy.run_path(str(HERE / "results.py"))["unpack"]
-    with tempfile.TemporaryDirectory() as folder:
-        for archive in sorted((HERE / "results").glob("*.tar.xz")):
-            unpack(archive, Path(folder) / archive.name.removesuffix(".tar.xz"))
-        print(tables(Path(folder)))
+    return "\n\n".join("\n".join(table(paper)) for paper in ("G2D", "Bridging"))
 
 
 if __name__ == "__main__":
-    main()
+    print(tables())

@@ -10,8 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from g2d_jax.config_load import resolve
@@ -20,7 +18,6 @@ from g2d_jax.sweep.points import points
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 TUNED = runpy.run_path(str(BENCHMARKS / "tuned_alike.py"))
-RESULTS = runpy.run_path(str(BENCHMARKS / "results.py"))
 NAN = float("nan")
 STEPS, RATE = "stages.warmup.steps", "stages.dpo.optimizer.learning_rate"
 ONLINE = "stages.warmup.optimizer.learning_rate"
@@ -43,21 +40,14 @@ def write_study(folder, dev):
         stage = f"dev-{arm}-{rate}-{seed}"
         values = {STEPS: "5", RATE if arm == "g2d" else ONLINE: rate}
         listed.append({"arm": arm, "seed": seed, "values": values, "stages": {"dev": stage}})
-        listed[-1]["label"] = f"{arm},{rate},seed={seed}"
         if mean is not None:
             own = folder / "stages" / stage
             own.mkdir(parents=True)
-            policy = {"mean": mean, "rollouts": "rollouts.parquet"}
-            answers = pa.table({"problem_id": ["a"], "verdict": ["correct"], "text": ["1"]})
-            pq.write_table(answers, own / policy["rollouts"])
-            content = {"result": {"policies": [policy]}}
+            content = {"result": {"policies": [{"mean": mean}]}}
             (own / "manifest.json").write_text(json.dumps(content))
-        point = folder / "points" / "tune" / listed[-1]["label"]
-        point.mkdir(parents=True)
-        (point / "config.json").write_text("{}")
     config = {"stages": {"warmup": {"optimizer": {"learning_rate": 5e-5}}}}
     (folder / "sweeps").mkdir()
-    plan = {"points": listed, "config": config, "trajectories": {}}
+    plan = {"points": listed, "config": config}
     (folder / "sweeps" / "tune.json").write_text(json.dumps(plan))
 
 
@@ -226,17 +216,6 @@ def test_arithmetic_has_every_problem_once():
         first, word, second = row["problem"].removeprefix("What is ").rstrip("?").split()
         assert row["answer"] == str(compute[word](int(first), int(second)))
     assert len({row["problem"] for row in rows}) == len(rows) == 19 * 19 + 190 + 121
-
-
-def test_seeds_that_are_not_finished_are_left_out_of_what_is_packed(tmp_path, capsys):
-    write_study(tmp_path, DEV | {("g2d", "1e-4", 1): None})
-    files = dict(RESULTS["packed"](tmp_path, None, only_finished=True))
-    plan = json.loads(files["sweeps/tune.json"])
-    assert {point["seed"] for point in plan["points"]} == {0}
-    assert {name for name in files if name.endswith("manifest.json")} == {
-        f"stages/dev-{arm}-{rate}-0/manifest.json" for arm, rate, seed in DEV if seed == 0
-    }
-    assert "seeds [0] are packed, [1] are not finished" in capsys.readouterr().out
 
 
 @pytest.mark.slow
