@@ -90,10 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _print(line: object) -> None:
     """Print a line to standard output, as `terminal.shown`."""
-    text = terminal.shown(str(line))
-    if columns := terminal.columns_of(sys.stdout):
-        text = terminal.wrapped(text, columns)
-    print(text, flush=True)
+    print(terminal.shown(str(line)), flush=True)
 
 
 def _exited(error: SystemExit) -> str:

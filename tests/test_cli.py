@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import termios
 import threading
 import unicodedata
 from collections.abc import Callable
@@ -402,24 +401,6 @@ def test_a_terminal_that_is_closed_stops_a_run_where_it_can_be_continued(
         os.close(ours)
         assert process.wait(20) == 75
     assert (tmp_path / "saved").read_text() == "SIGHUP"
-
-
-def test_a_message_on_a_terminal_is_broken_at_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 40))
-    path = "/a/folder/of/more/columns/than/the/terminal/has"
-    with open(theirs, "w") as terminal:
-        monkeypatch.setattr(sys, "stderr", terminal)
-        processes.say(f"there is no run in {path}: give the work directory that g2d run printed")
-        lines = os.read(ours, 1000).decode().splitlines()
-    os.close(ours)
-    assert lines == [
-        "g2d: there is no run in",
-        f"  {path}:",  # whole, to be copied
-        "  give the work directory that g2d run",
-        "  printed",
-    ]
 
 
 def test_sighup_is_heard_unless_it_is_ignored_as_under_nohup(tmp_path: Path) -> None:

@@ -84,107 +84,40 @@ def test_an_object_store(bucket: epath.Path):
         assert compiled() == (fresh, [HITS])
 
 
-DAMAGED = "is damaged or cut off: it is compiled anew"
-
-
-@pytest.fixture(params=["zlib", "zstandard"])
-def compression(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX compresses with either, by whether the package is there; only zlib writes a checksum."""
-    package = None if request.param == "zlib" else pytest.importorskip("zstandard")
-    unofficial.compress_with(package, monkeypatch)
-
-
-def replaced(folder: epath.Path, damage: Callable[[bytes], bytes]) -> None:
-    """An entry that was damaged is compiled anew, which is said once, and whole afterwards."""
-    with program_cache.cached(os.fspath(folder)):
+def damaged(folder: Path, damage: Callable[[bytes], bytes]) -> None:
+    """Check that a damaged entry is compiled again, with a warning, at each start."""
+    with program_cache.cached(str(folder)):
         fresh, _ = compiled()
-        (entry,) = entries(folder)
+        (entry,) = entries(epath.Path(folder))
         whole = entry.read_bytes()
-        entry.write_bytes(damaged := damage(whole))
-        assert damaged != whole
-        with pytest.warns(UserWarning, match=DAMAGED) as told:
-            assert compiled() == (fresh, [MISSES])
-        assert len(told) == 1
+        entry.write_bytes(damage(whole))
+        assert entry.read_bytes() != whole
+        for _ in range(2):
+            with pytest.warns(UserWarning, match="Error reading persistent compilation cache"):
+                assert compiled() == (fresh, [MISSES])
+        entry.unlink()
+        assert compiled() == (fresh, [MISSES])
         assert compiled() == (fresh, [HITS])
-        assert len(entries(folder)) == 1
 
 
-@pytest.mark.parametrize("left", [0, 1, 31, 32, 33, 0.5, 0.99])
-def test_an_entry_that_is_cut_off_is_compiled_anew_and_replaced(
-    tmp_path: Path, left: float, compression: None
+@pytest.mark.parametrize("left", [0, 1, 2, 32, 0.5, 0.99])
+def test_an_entry_that_is_cut_off_is_compiled_again(tmp_path: Path, left: float) -> None:
+    damaged(tmp_path, lambda data: data[: left if isinstance(left, int) else int(left * len(data))])
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 4, 0.2, 0.4, 0.6, 0.8, -5, -1])
+def test_a_flipped_byte_is_never_executed(
+    tmp_path: Path, place: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replaced(
-        epath.Path(tmp_path),
-        lambda data: data[: left if isinstance(left, int) else int(left * len(data))],
-    )
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_a_flipped_bit_is_never_executed(tmp_path: Path, seed: int, compression: None) -> None:
-    rng = np.random.default_rng(seed)
+    """Also where zstandard is installed, which JAX would compress with: it writes no checksum."""
+    unofficial.prefer_zstandard(monkeypatch)
 
     def flip(data: bytes) -> bytes:
         changed = bytearray(data)
-        for place in rng.integers(len(data), size=1 + seed % 3):
-            changed[place] ^= 1 << int(rng.integers(8))
+        changed[place if isinstance(place, int) else int(place * len(data))] ^= 0xFF
         return bytes(changed)
 
-    replaced(epath.Path(tmp_path), flip)
-
-
-def test_a_damaged_entry_of_an_object_store_is_replaced(bucket: epath.Path) -> None:
-    replaced(bucket, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
-
-
-def test_an_entry_in_another_ones_place_is_not_used(tmp_path: Path) -> None:
-    with program_cache.cached(str(tmp_path)):
-        fresh, _ = compiled()
-        (entry,) = entries(epath.Path(tmp_path))
-        jax.jit(lambda x: x - 1)(np.ones((4, 6), np.float32))
-        (other,) = {*entries(epath.Path(tmp_path))} - {entry}
-        entry.write_bytes(other.read_bytes())
-        with pytest.warns(UserWarning, match=DAMAGED):
-            assert compiled() == (fresh, [MISSES])
-        assert compiled() == (fresh, [HITS])
-
-
-def test_entries_without_a_digest_are_misses_that_stay(tmp_path: Path) -> None:
-    """Of JAX by itself, as earlier versions had them: those programs find them still."""
-    folder = tmp_path / program_cache.machine()
-    jax.config.update(program_cache.CACHE, str(folder))
-    compilation_cache.reset_cache()
-    fresh, seen = compiled()
-    assert seen == [MISSES]
-    for setting in (str(tmp_path), None):  # None: the folder that JAX was told
-        with program_cache.cached(setting), warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert compiled() == (fresh, [HITS if setting is None else MISSES])
-            assert compiled() == (fresh, [HITS])
-    assert compiled() == (fresh, [HITS])
-    assert len(entries(epath.Path(tmp_path))) == 2
-
-
-def test_an_entry_that_another_start_completes_meanwhile_stays(tmp_path: Path) -> None:
-    """One sees the part that the other has written so far; when it has compiled itself, the other
-    one is through."""
-    with program_cache.cached(str(tmp_path)):
-        fresh, _ = compiled()
-        (entry,) = entries(epath.Path(tmp_path))
-        whole = entry.read_bytes()
-        entry.write_bytes(whole[:50])
-
-        def complete(event: str, **_: object) -> None:
-            if event == MISSES:  # before it is written
-                entry.write_bytes(whole)
-
-        jax.monitoring.register_event_listener(complete)
-        try:
-            with pytest.warns(UserWarning, match=DAMAGED):
-                assert compiled() == (fresh, [MISSES])
-        finally:
-            jax.monitoring.unregister_event_listener(complete)
-        assert entry.read_bytes() == whole
-        assert compiled() == (fresh, [HITS])
+    damaged(tmp_path, flip)
 
 
 def test_which_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

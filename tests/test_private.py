@@ -1,6 +1,6 @@
 """The day a library moves one of the names in private.py, these tests say which."""
 
-import os
+import zlib
 from pathlib import Path
 
 import pytest
@@ -25,24 +25,21 @@ def test_jax_has_a_record_of_its_processes_and_a_store() -> None:
     assert used <= set(dir(_jax.DistributedRuntimeClient))
 
 
-def test_jax_executes_and_keeps_programs_through_what_is_named_here(tmp_path: Path) -> None:
-    from jax._src import compilation_cache, compiler, lru_cache
+def test_jax_executes_and_keeps_programs_through_what_is_named_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from jax._src import compilation_cache, compiler
     from jax._src.interpreters import pxla
 
     assert {"name", "device_list", "backend"} <= set(pxla.UnloadedMeshExecutable.__slots__)
     assert (
         callable(pxla.UnloadedMeshExecutable.build_unsafe_call) and compiler.compile_or_get_cached
     )
-    with private.programs_kept_by(lambda cache: [cache]):
-        (kept,), folder = compilation_cache.get_file_cache(str(tmp_path))
-    assert isinstance(kept, lru_cache.LRUCache) and os.fspath(kept._path) == folder == str(tmp_path)
-    for value in (b"one", b"two"):
-        kept.put("key", value)
-        assert kept.get("key") == b"one"
-    private.forget_program(kept, "key")
-    private.forget_program(kept, "key")
-    assert kept.get("key") is None
-    assert isinstance(compilation_cache.get_file_cache(str(tmp_path))[0], lru_cache.LRUCache)
+    unofficial.prefer_zstandard(monkeypatch)
+    with private.programs_compressed_by_zlib():
+        assert compilation_cache.compress_executable(b"program") == zlib.compress(b"program")
+    with pytest.raises(AttributeError):
+        compilation_cache.compress_executable(b"program")
 
 
 def test_a_pod_of_its_own_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import math
 import os
 import re
@@ -22,8 +21,8 @@ from rich.cells import cell_len
 
 from g2d_jax import config_load, dryrun, pipeline
 from g2d_jax.report.tables import FIRST
-from g2d_jax.runtime import storage, table_layout
-from g2d_jax.runtime.terminal import clean, folded, wrapped
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.terminal import clean
 from g2d_jax.runtime.tracking import Screen, Tracker, read_metrics, require_wandb
 
 
@@ -248,12 +247,7 @@ def test_messages_are_neither_markup_nor_control_codes(file):
     screen = Screen(out := file())
     screen.say("[red]sum[/red] [/] :smile: \x1b]0;title\x07 [link=http://x]y" + " word" * 100)
     shown = "[red]sum[/red] [/] :smile: \\x1b]0;title\\x07 [link=http://x]y" + " word" * 100 + "\n"
-    if file is Terminal:  # lines are broken at spaces
-        lines = out.getvalue().splitlines()
-        assert len(lines) > 2 and max(map(len, lines)) <= 200
-        assert " ".join(out.getvalue().split()) == shown.strip()
-    else:
-        assert out.getvalue() == shown
+    assert out.getvalue() == shown
 
 
 def test_a_narrow_encoding_is_escaped():
@@ -344,9 +338,8 @@ def test_progress_on_a_terminal_is_a_bar_with_messages_above():
     ("columns", "metrics"),
     [
         (100, "loss 0.1  reward 0.500  entropy 1.000  length 33.3"),
-        (84, "loss 0.1  reward 0.500  length 33.3"),
-        (80, "loss 0.1  reward 0.500"),
-        (56, "loss 0.1"),
+        (80, "loss 0.1  reward 0.500  entropy 1…"),
+        (56, "loss 0.1 …"),
     ],
 )
 def test_a_bar_keeps_to_one_line(monkeypatch, columns, metrics):
@@ -359,27 +352,6 @@ def test_a_bar_keeps_to_one_line(monkeypatch, columns, metrics):
     last = drawn(out).splitlines()[-1]
     assert len(last.rstrip()) <= columns
     assert re.fullmatch(r"warmup of a policy ━+ 20/20 0:00:00 " + re.escape(metrics), last.strip())
-
-
-def test_logs_of_libraries_come_above_the_bar(monkeypatch):
-    """Their handlers were opened before the bar: what they write past it would tear it."""
-    out = Terminal()
-    monkeypatch.setattr(sys, "stderr", out)
-    logger = logging.getLogger("g2d_jax.of_a_library")
-    handler = logging.StreamHandler()
-    logger.addHandler(handler)
-    screen = Screen(out)
-    try:
-        with screen.progress("sft", total=20) as bar:
-            bar.update(7)
-            logger.warning("a log line")
-            bar.update(8)
-        assert handler.stream is out
-    finally:
-        logger.removeHandler(handler)
-    lines = [line.strip() for line in re.split("[\r\n]", drawn(out))]
-    assert "a log line" in lines
-    assert lines[-2].startswith("sft ━") or lines[-1].startswith("sft ━")
 
 
 # Tables that fit a terminal. Wide characters take two columns, combining ones none.
@@ -401,43 +373,22 @@ def tables(draw):
     return heads, draw(st.lists(row, max_size=4))
 
 
-@given(tables(), st.integers(table_layout.NARROWEST, 130), st.data())
-def test_a_table_is_never_wider_than_the_terminal(table, columns, data):
+@given(tables(), st.integers(30, 130), st.data())
+def test_a_table_fits_any_terminal(table, columns, data):
     heads, rows = table
     first = data.draw(st.lists(st.sampled_from(heads), unique=True))
-    lines = on_terminal(columns, "title " * 20, heads, rows, first)
+    lines = on_terminal(columns, "title", heads, rows, first)
     assert max(map(cell_len, lines)) <= columns
-    # The frame is whole: every line between its edges is as wide as they are.
-    framed = [line for line in lines if line[:1] in "╭│├╰" and line]
+    framed = [line for line in lines if line[:1] in "╭│├╰"]
     assert len({cell_len(line) for line in framed}) == 1
-    shown = list(table_layout.fit(heads, rows, columns, first))
-    assert shown == sorted(shown) and shown[0] == 0
-    # No column is left out for one that matters less.
-    order = sorted(range(1, len(heads)), key=lambda i: heads[i] not in first)
-    order.sort(key=lambda i: first.index(heads[i]) if heads[i] in first else len(first))
-    assert {*order[: len(shown) - 1]} == {*shown[1:]}
-    # What is shown is shown whole, broken into lines.
+    # The columns that are shown are whole, folded into lines: the first one and the next in order.
+    order = [0, *[i for i in map(heads.index, first) if i]]
+    order += [i for i in range(len(heads)) if i not in order]
     inside = [line.strip("│").split("│") for line in framed if line[0] == "│"]
-    for place, i in enumerate(shown):
+    for place, i in enumerate(sorted(order[: len(inside[0])])):
         text = "".join(cells[place] for cells in inside)
         expected = heads[i] + "".join(row[i] for row in rows)
         assert text.replace(" ", "") == expected.replace(" ", "")
-
-
-@given(TEXTS, st.integers(2, 40))
-def test_a_cell_is_broken_into_lines_and_loses_nothing(text, columns):
-    lines = folded(text, columns)
-    assert max(map(cell_len, lines)) <= columns
-    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
-
-
-@given(st.lists(TEXTS, max_size=4), st.integers(10, 90))
-def test_a_message_is_broken_at_spaces_alone(texts, columns):
-    text = "\n".join(texts)
-    broken = wrapped(text, columns)
-    assert broken.split() == text.split()  # no word is cut
-    for line in broken.split("\n"):
-        assert cell_len(line) <= columns or len(line.split()) <= 1
 
 
 RESULT = [
@@ -454,7 +405,7 @@ ROW = [
     ("columns", "left_out"),
     [
         (60, [*RESULT[2:4], *RESULT[5:9], "time"]),
-        (80, ["greedy change", "made by", "generated", "trained"]),
+        (80, ["pass@4 %", "greedy change", "made by", "generated", "trained"]),
         (100, ["made by", "generated", "trained"]),
         (140, []),
     ],
@@ -467,7 +418,7 @@ def test_a_result_shows_what_came_out_and_its_cost(columns, left_out):
     assert cells == [cell for head, cell in zip(RESULT, ROW, strict=True) if head not in left_out]
     note = " ".join(lines[lines.index(next(line for line in lines if line[:1] == "╰")) + 1 :])
     named = f"left out to fit: {'; '.join(left_out)} (report.html shows them)"
-    assert note == (named if left_out else "")
+    assert " ".join(note.split()) == (named if left_out else "")
 
 
 def test_a_file_has_the_whole_table_whatever_the_terminal(monkeypatch):
@@ -493,36 +444,6 @@ def compile_for(seconds, name="train_step"):
     jax.jit(function).trace(1.0)
 
 
-def seconds_left(line):
-    """The estimate of a line, in seconds, None for none."""
-    match = re.search(r"(\d+):(\d\d):(\d\d) left", line)
-    return None if match is None else 3600 * int(match[1]) + 60 * int(match[2]) + int(match[3])
-
-
-@pytest.mark.parametrize(("start", "first_told"), [(0, 100), (500, 550), (990, 992)])
-def test_no_time_left_is_said_before_a_tenth_of_the_work_is_done(start, first_told):
-    screen = Screen(out := io.StringIO(), every=0.0)
-    with screen.progress("sft", total=1000, start=start) as bar:
-        for done in range(start, 1000):
-            bar.update(done)
-    told = [line for line in out.getvalue().splitlines() if seconds_left(line) is not None]
-    assert told[0].startswith(f"sft {first_told}/1000  ") and len(told) == 1000 - first_told
-
-
-def test_the_time_left_knows_neither_compiling_nor_what_is_done_once():
-    screen = Screen(out := io.StringIO(), every=0.0)
-    with screen.progress("sft", total=20) as bar:
-        time.sleep(1.0)  # loading: as a step's pace it would be 18 s
-        bar.update(1)
-        time.sleep(0.01)
-        bar.update(2)
-        compile_for(1.0)
-        bar.update(3)
-    first, *others = out.getvalue().splitlines()
-    assert first == "sft 1/20"
-    assert [seconds_left(line) < 5 for line in others] == [True, True]
-
-
 def test_steps_that_end_together_took_their_time_together():
     screen = Screen(out := io.StringIO(), every=0.0)
     with screen.progress("evaluate", total=40) as bar:
@@ -532,20 +453,19 @@ def test_steps_that_end_together_took_their_time_together():
         for done in range(1, 11):
             bar.update(done)
     *_, last = out.getvalue().splitlines()
-    assert 3 <= seconds_left(last) <= 6  # ten in a second: thirty in three
+    assert re.fullmatch(r"evaluate 10/40  0:00:0[34] left", last)  # ten a second
 
 
-def test_what_an_earlier_process_did_is_no_pace():
+def test_the_work_of_an_earlier_process_is_no_pace():
     screen = Screen(out := io.StringIO(), every=0.0)
     with screen.progress("evaluate", total=1000) as bar:
-        bar.skip(980)
-        bar.begin()
         bar.skip(990)
+        bar.begin()
         time.sleep(1.0)
         bar.update(991)
-    lines = out.getvalue().splitlines()
-    assert [seconds_left(line) for line in lines[:2]] == [None, None]
-    assert 9 <= seconds_left(lines[2]) <= 18
+    before, after = out.getvalue().splitlines()
+    assert before == "evaluate 990/1000"
+    assert re.fullmatch(r"evaluate 991/1000  0:00:(09|1\d) left", after)
 
 
 def test_what_compiles_long_is_said_once_in_a_file():
@@ -586,9 +506,3 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
         bar.update(1)
     screen.table("t", ["a"], [["b"]])
     assert not screen.interactive and "\x1b" not in out.getvalue()
-
-
-def test_a_command_in_a_message_stays_whole_for_copying() -> None:
-    command = "g2d sweep --config mine.py --workdir runs/a --seeds 3,4"
-    broken = wrapped(f"two points are not finished and left out: {command}", 40)
-    assert broken.split("\n") == ["two points are not finished and left", "  out:", f"  {command}"]

@@ -23,7 +23,7 @@ def pretend_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-def compress_with(package: ModuleType | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have JAX compress the programs that it keeps with zstandard, as where that is installed;
-    None: with zlib."""
-    monkeypatch.setattr(compilation_cache, "zstandard", package)
+def prefer_zstandard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have JAX use the package zstandard for the programs that it keeps, as where that is
+    installed. Its functions are not there."""
+    monkeypatch.setattr(compilation_cache, "zstandard", ModuleType("zstandard"))

@@ -55,31 +55,16 @@ def before_shared_programs(platform: str, call: Callable[[str, tuple[int, ...]],
 
 
 @contextlib.contextmanager
-def programs_kept_by(wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """Have JAX keep compiled programs by wrap(its own cache) in this block, within others of this
-    too.
+def programs_compressed_by_zlib() -> Iterator[None]:
+    """Have JAX compress the programs that it keeps in this block by zlib, which has a checksum."""
+    from jax._src import compilation_cache
 
-    JAX makes a cache when it compiles for the first time, and after
-    compilation_cache.reset_cache(), which is the caller's to call. Both have get(key), which
-    returns bytes or None, put(key, bytes), and _path, the folder.
-    """
-    from jax._src import compilation_cache, lru_cache
-
-    before = compilation_cache.LRUCache
-
-    def make(path: str, *, max_size: int) -> Any:
-        return wrap(lru_cache.LRUCache(path, max_size=max_size))
-
-    compilation_cache.LRUCache = make  # type: ignore[misc, assignment]
+    before = compilation_cache.zstd, compilation_cache.zstandard
+    compilation_cache.zstd = compilation_cache.zstandard = None  # type: ignore[assignment]
     try:
         yield
     finally:
-        compilation_cache.LRUCache = before  # type: ignore[misc]
-
-
-def forget_program(cache: Any, key: str) -> None:
-    """Delete an entry of JAX's own cache, which else keeps the first that it was given."""
-    (cache.path / f"{key}-cache").unlink(missing_ok=True)
+        compilation_cache.zstd, compilation_cache.zstandard = before
 
 
 def precision(value: Any) -> int:

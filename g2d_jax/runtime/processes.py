@@ -162,8 +162,6 @@ def say(message: str) -> None:
     """Print a line about this process to standard error, as `terminal.shown`; further ones are
     indented: text from elsewhere that has them cannot pass for a message of its own."""
     text = "g2d: " + re.sub(r"\n(?=\S)", "\n  ", terminal.shown(message))
-    if columns := terminal.columns_of(sys.stderr):
-        text = terminal.wrapped(text, columns)
     print(text, file=sys.stderr, flush=True)
 
 

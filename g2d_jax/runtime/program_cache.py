@@ -3,7 +3,6 @@
     Jitted, CompileAhead   ─► other threads compile what comes next; the first call waits for what is under way
     Programs        ─► what is made from equal settings is compiled once in a process
     cached(setting) ─► JAX's persistent compilation cache, in a folder of the user's own unless told otherwise
-    Checked         ─► what it keeps has a digest: an entry that is not what was written is compiled anew, and replaced
 
 A program that is read back gives the bits of the one that was compiled, also on another number of
 cores: seen on CPU with training and scoring. A CPU's programs hold its instructions: there a folder
@@ -11,9 +10,9 @@ has a part for each kind of processor. Starts at the same time may share a folde
 or an object store: an entry that is cut off, since its writer was killed or is not done, is not
 used.
 
-What JAX itself finds of a damaged entry depends on the package it compresses with: zlib has a
-checksum, zstandard, which it takes where it is installed, writes none. XLA loads such a program,
-which then gives wrong numbers.
+JAX keeps programs compressed by zlib here, whose checksum finds a damaged entry: JAX then warns, and
+compiles again. Where zstandard is installed JAX would use that. It writes no checksum, and XLA loads
+a damaged program, which then gives wrong numbers.
 """
 
 from __future__ import annotations
@@ -119,61 +118,6 @@ class Programs:
         return entry[1]  # type: ignore[no-any-return]
 
 
-class Checked:
-    """A cache of JAX's whose entries begin with a digest of their key and content; a damaged one is
-    a miss.
-
-    Its keys are its own: entries without a digest, of an earlier version or of other programs, are
-    misses that stay.
-    """
-
-    def __init__(self, kept: Any) -> None:
-        self._kept, self._path = kept, kept._path
-        self._damaged: set[str] = set()
-
-    def get(self, key: str) -> bytes | None:
-        """Return what was put there; None if that is nothing, or is damaged, which is warned of
-        once."""
-        content, damaged = self._read(key)
-        if damaged and key not in self._damaged:
-            self._damaged.add(key)
-            warnings.warn(
-                f"the compiled program {key} in {self._path} is damaged or cut off: it is "
-                "compiled anew",
-                stacklevel=2,
-            )
-        return content
-
-    def put(self, key: str, content: bytes) -> None:
-        """Keep content, in the place of what is damaged there; what is whole stays."""
-        if self._read(key)[1]:
-            private.forget_program(self._kept, _own(key))
-        self._kept.put(_own(key), _digest(key, content) + content)
-
-    def _read(self, key: str) -> tuple[bytes | None, bool]:
-        """Return an entry's content if it is whole, and whether it is there and damaged."""
-        entry = self._kept.get(_own(key))
-        if entry is None:
-            return None, False
-        content = entry[_DIGEST:]
-        if entry[:_DIGEST] != _digest(key, content):
-            return None, True
-        return content, False
-
-
-_DIGEST = hashlib.sha256().digest_size
-
-
-def _own(key: str) -> str:
-    return f"{key}-sha256"
-
-
-def _digest(key: str, content: bytes) -> bytes:
-    """Return the digest of an entry, of its key too: one that was copied over another is
-    damaged."""
-    return hashlib.sha256(key.encode() + b"\0" + content).digest()
-
-
 @contextmanager
 def cached(setting: str | None, shared: epath.Path | None = None) -> Iterator[None]:
     """Keep the programs compiled in this block, and take those kept before. Touches the devices.
@@ -193,7 +137,7 @@ def cached(setting: str | None, shared: epath.Path | None = None) -> Iterator[No
     else:
         folder = _folder(setting)
     try:
-        with private.programs_kept_by(Checked):
+        with private.programs_compressed_by_zlib():
             _use(folder)
             yield
     finally:
@@ -246,7 +190,6 @@ def _folder(setting: str | None) -> str | None:
 
 
 def _use(folder: str | None) -> None:
-    """Let JAX use another folder, or another kind of cache, from now on: what it found before is
-    forgotten."""
+    """Let JAX use another folder from now on: what it found before is forgotten."""
     jax.config.update(CACHE, folder)
     compilation_cache.reset_cache()

@@ -2,21 +2,18 @@
 end.
 
 All that a command prints goes through here: its lines (`processes.say`, `cli`), what a run says and
-its tables (`tracking.Screen`, laid out by `table_layout`), and the tracebacks of errors that nobody
-expected (`clean_tracebacks`).
+its tables (`tracking.Screen`), and the tracebacks of errors that nobody expected
+(`clean_tracebacks`).
 """
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 import threading
 import traceback
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
-from typing import TextIO
 
 MOST = 10_000
 """Characters of a message, at most."""
@@ -25,10 +22,6 @@ MOST_TRACED = 50_000
 """Characters of a traceback, at most."""
 
 _UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control, format (text direction), surrogates, separators
-
-
-_BREAKS = ",;:/=_|-"
-"""Characters behind which a word that is too long for its cell is broken."""
 
 
 def clean(text: str, *, newlines: bool = True) -> str:
@@ -54,103 +47,6 @@ def shortened(text: str, most: int = MOST) -> str:
 def shown(text: str, most: int = MOST) -> str:
     """Clean a text and shorten it to about so many characters."""
     return shortened(clean(shortened(text, most)), most)
-
-
-def columns_of(stream: TextIO | None) -> int | None:
-    """Return the columns of the terminal that a stream writes to, None where it writes to none, or
-    to one that does not tell."""
-    chosen = os.environ.get("COLUMNS", "")
-    try:
-        if stream is None or not stream.isatty():
-            return None
-        if chosen.isdecimal() and len(chosen) < 6:
-            return int(chosen) or None
-        return os.get_terminal_size(stream.fileno()).columns or None
-    except (OSError, ValueError):  # closed, or no file of the system's
-        return None
-
-
-def wrapped(text: str, columns: int) -> str:
-    """Break lines that are wider than a terminal at spaces; what goes on is indented by two more.
-
-    What has no spaces, such as a path, stays whole, and so does a command, "g2d …" behind a colon:
-    both can be copied.
-    """
-    lines: list[str] = []
-    for line in text.split("\n"):
-        bare = line.lstrip(" ")
-        start = line[: len(line) - len(bare)]
-        words = re.findall("(?<=:) g2d .+| *[^ ]+", bare)
-        lines += _packed(words, columns, start, f"{start}  ")
-    return "\n".join(lines)
-
-
-def folded(text: str, columns: int) -> list[str]:
-    """Break a text into lines of at most so many cells, two or more: at spaces, words that are
-    longer also behind punctuation or anywhere."""
-    lines: list[str] = []
-    for line in text.split("\n"):
-        parts: list[str] = []
-        for word in re.findall(" *[^ ]+", line):
-            parts += _parts(word, columns)
-        lines += _packed(parts, columns)
-    return lines
-
-
-def _parts(word: str, columns: int) -> Iterator[str]:
-    """Yield a word, with the spaces before it, in parts of at most so many cells."""
-    from rich.cells import cell_len
-
-    bare = word.lstrip(" ")
-    if cell_len(bare) <= columns:
-        yield word
-        return
-    part, used = word[: len(word) - len(bare)], 0
-    for char in _with_marks(bare):
-        size = cell_len(char)
-        if used + size > columns:
-            yield part
-            part, used = "", 0
-        part += char
-        used += size
-        if char[0] in _BREAKS:
-            yield part
-            part, used = "", 0
-    yield part
-
-
-def _with_marks(text: str) -> list[str]:
-    """Split a text into characters, each with the marks that are drawn over it."""
-    chars: list[str] = []
-    for char in text:
-        if chars and unicodedata.category(char).startswith("M"):
-            chars[-1] += char
-        else:
-            chars.append(char)
-    return chars
-
-
-def _packed(words: list[str], columns: int, start: str = "", indent: str = "") -> list[str]:
-    """Put words, each with the spaces before it, on as few lines as they take; at least one.
-
-    start, indent: the spaces before the first line, and before the others.
-    """
-    # Here, as in `_parts`: most that reads this module prints to no terminal.
-    from rich.cells import cell_len
-
-    lines: list[str] = []
-    line, used = start, len(start)
-    for word in words:
-        size = cell_len(word)
-        if used + size > columns:
-            if line.strip():
-                lines.append(line)
-                line, used = indent, len(indent)
-            word = word.lstrip(" ")
-            size = cell_len(word)
-        line += word
-        used += size
-    return [*lines, line]
 
 
 def clean_tracebacks() -> Callable[[], None]:

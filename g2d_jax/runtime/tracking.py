@@ -18,27 +18,25 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import logging
 import math
 import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import Any, Literal, NamedTuple, Self, TextIO, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TextIO
 
 from etils import epath
 from rich import box
 from rich import progress as bars
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderResult
-from rich.measure import Measurement
+from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from g2d_jax.runtime import failures, table_layout
+from g2d_jax.runtime import failures
 from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.storage import (
     Appender,
@@ -49,7 +47,7 @@ from g2d_jax.runtime.storage import (
     read_segments,
     write_json,
 )
-from g2d_jax.runtime.terminal import clean, folded, shortened, wrapped
+from g2d_jax.runtime.terminal import clean, shortened
 from g2d_jax.runtime.threads import repeating
 
 SHOWN = {
@@ -60,14 +58,11 @@ SHOWN = {
     "entropy": ("entropy", ".3f"),
     "completions/mean_length": ("length", ".1f"),
 }
-"""Metrics beside a progress bar: label and format; NaN is a dash. num_tokens is shown as tokens a
+"""Metrics next to a progress bar: label and format; NaN is a dash. num_tokens is shown as tokens a
 second."""
 
-LEAST_SHOWN = ("margin", "entropy", "length", "tok/s", "accuracy", "reward")
-"""Labels of what a narrow terminal leaves out beside a bar, in this order; the files have all."""
-
-_Parts: TypeAlias = Sequence[tuple[str, str]]
-"""Metrics beside a bar: label and text of each."""
+WHOLE = 20
+"""Characters of a cell that stays on one line of a terminal."""
 
 MOST_SAID = 200_000
 """Characters of one message on the screen, at most."""
@@ -116,16 +111,14 @@ class Screen:
         """Print a message, above the bar if there is one. style: rich's, as in "yellow"; seen on a
         terminal alone.
 
-        On a terminal lines are broken at spaces. Of a message of more than MOST_SAID characters the
-        middle is left out.
+        Lines are not broken, so that paths and commands can be copied. Of a message of more than
+        MOST_SAID characters the middle is left out.
         """
         self._print(shortened(text, MOST_SAID), style)
 
     def _print(self, text: str, style: str = "") -> None:
         encoding = getattr(self.console.file, "encoding", None) or "utf-8"
         shown = clean(text).encode(encoding, "backslashreplace").decode(encoding)
-        if self.terminal:
-            shown = wrapped(shown, self.console.width)
         self.console.print(Text(shown, style), soft_wrap=True)
 
     def table(
@@ -141,8 +134,8 @@ class Screen:
         right-aligned.
 
         On a terminal it is as wide as that at most: the columns that matter least are left out, and
-        a line says which. first: heads of those that matter most, in this order; the others follow
-        as they stand. rest: what shows them all. Elsewhere a table is whole.
+        a line names them. first: heads of those that matter most, in this order; the others follow
+        as they are. rest: what shows them all. Elsewhere a table is whole.
         """
         heads = list(map(clean, columns))
         cells: list[list[str]] = []
@@ -151,24 +144,26 @@ class Screen:
         is_number: list[bool] = []
         for i in range(len(heads)):
             is_number.append(bool(rows) and not any(isinstance(row[i], str) for row in rows))
+        room = [min(max(map(cell_len, x)), WHOLE) for x in zip(heads, *cells, strict=True)]
         if not self.interactive:  # as wide as it is: a file has no width to wrap to
-            table = _table(heads, cells, is_number, {i: None for i in range(len(heads))}, False)
+            table = _table(heads, cells, is_number, room, range(len(heads)), box.MARKDOWN)
             text = io.StringIO()
             Console(file=text, width=1_000_000, force_terminal=False).print(table)
             lines = filter(str.strip, [clean(title), *text.getvalue().splitlines()])
             self._print("\n".join(map(str.rstrip, lines)))
             return
-        width = max(self.console.width, table_layout.NARROWEST)
-        shown = table_layout.fit(heads, cells, width, list(map(clean, first)))
-        parts: list[Any] = []
+        # The first column has the rows' names, and is always there.
+        order = [heads.index(head) for head in map(clean, first) if head in heads]
+        shown = list(dict.fromkeys([0, *order, *range(len(heads))]))
+        while len(shown) > 1 and sum(room[i] + 3 for i in shown) >= self.console.width:
+            shown.pop()
         if title:
-            parts.append(Text("\n".join(folded(clean(title), width)), "bold"))
-        parts.append(_table(heads, cells, is_number, shown, True))
-        left_out = [head for i, head in enumerate(heads) if i not in shown]
+            self.console.print(Text(clean(title), "bold"))
+        self.console.print(_table(heads, cells, is_number, room, sorted(shown), box.ROUNDED))
+        left_out = "; ".join(head for i, head in enumerate(heads) if i not in shown)
         if left_out:
-            note = f"left out to fit: {'; '.join(left_out)} ({rest} shows them)"
-            parts.append(Text("\n".join(folded(note, width)), "dim"))
-        self.console.print(Group(*parts))
+            note = f"left out to fit: {left_out} ({rest} shows them)"
+            self.console.print(Text(note, "dim"))
 
     @contextlib.contextmanager
     def progress(self, stage: str, total: int, start: int = 0) -> Iterator[Progress]:
@@ -217,197 +212,125 @@ def _table(
     heads: Sequence[str],
     cells: Sequence[Sequence[str]],
     is_number: Sequence[bool],
-    widths: Mapping[int, int | None],
-    framed: bool,
+    room: Sequence[int],
+    shown: Iterable[int],
+    lines: box.Box,
 ) -> Table:
-    """Build rich's table of some columns: each broken into lines of its width, or None for as wide
-    as it is."""
-    table = Table(box=box.ROUNDED if framed else box.MARKDOWN)
-
-    def laid(text: str, width: int | None) -> Text:
-        return Text(text if width is None else "\n".join(folded(text, width)))
-
-    for i, width in widths.items():
+    """Build rich's table of the columns that are shown; those with less room than WHOLE are not
+    made narrower."""
+    table = Table(box=lines)
+    for i in shown:
         justify: Literal["left", "right"] = "right" if is_number[i] else "left"
-        table.add_column(laid(heads[i], width), justify=justify, width=width, no_wrap=True)
+        whole = room[i] < WHOLE
+        table.add_column(Text(heads[i]), justify=justify, no_wrap=whole, overflow="fold")
     for row in cells:
-        table.add_row(*[laid(row[i], width) for i, width in widths.items()])
+        table.add_row(*[Text(row[i]) for i in shown])
     return table
-
-
-def _working_seconds() -> float:
-    """Return the clock without the seconds that this thread compiled."""
-    return time.monotonic() - compiling.seconds()
 
 
 def _compiling(program: str, seconds: float) -> str:
     return f"compiling {program.replace('_', ' ')} ({seconds:.0f} s)"
 
 
-def _beside(metrics: _Parts) -> _Parts:
-    """Return what stands beside a bar: its metrics, or which program compiles, if one does for a
-    second or more."""
+def _with_compiling(metrics: str) -> str:
+    """Return the metrics next to a bar, or which program compiles, if one does for a second or
+    more."""
     busy = compiling.under_way()
     if busy and busy[1] >= 1:
-        return [("", clean(_compiling(*busy)))]
+        return clean(_compiling(*busy))
     return metrics
 
 
-class _Metrics:
-    """The metrics beside a bar, on one line: those of LEAST_SHOWN are left out first where they do
-    not all fit."""
-
-    def __init__(self, parts: _Parts) -> None:
-        """parts: label and text of each."""
-        self._parts = parts
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(0, min(cell_len(self._line(())), options.max_width))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        line = self._line(())
-        for count in range(1, len(LEAST_SHOWN) + 1):
-            if cell_len(line) > options.max_width:
-                line = self._line(LEAST_SHOWN[:count])
-        yield Text(line, no_wrap=True, overflow="ellipsis")
-
-    def _line(self, without: Sequence[str]) -> str:
-        return "  ".join(text for label, text in self._parts if label not in without)
-
-
 class _Note(bars.ProgressColumn):
-    """The metrics beside a bar; while a program compiles, which and for how long."""
+    """The metrics next to a bar; while a program compiles, which and for how long."""
 
-    def render(self, task: bars.Task) -> Any:
-        return _Metrics(_beside(task.fields["note"]))
-
-
-@contextlib.contextmanager
-def _logs_moved(before: TextIO, now: TextIO) -> Iterator[None]:
-    """Have logs that go to one stream go to another: what a handler was opened with is not what a
-    live bar has put into its place, and a line written past the bar tears it."""
-    moved: list[tuple[logging.StreamHandler[Any], Any]] = []
-    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
-        # A name that no logger has yet has no handlers.
-        for handler in getattr(logger, "handlers", ()):
-            if isinstance(handler, logging.StreamHandler) and handler.stream is before:
-                moved.append((handler, handler.setStream(now)))
-    try:
-        yield
-    finally:
-        for handler, stream in moved:
-            handler.setStream(stream)
+    def render(self, task: bars.Task) -> Text:
+        return Text(_with_compiling(task.fields["note"]), no_wrap=True, overflow="ellipsis")
 
 
 class Progress:
     """The progress of one stage; made by `Screen.progress`.
 
-    The time left is said once a tenth of what this process has to do is done. It comes from what
-    this process did: from its first step's end on, since that has what is done once (loading, say),
-    or from `begin` on. Compiling is left out. What `skip` shows as done counts neither as work nor
-    as time.
+    rich estimates the time left, from the steps that this process did: from its first step's end
+    on, since that has what is done once (loading, say), or from `begin` on.
     """
 
     def __init__(self, screen: Screen, stage: str, total: int, start: int) -> None:
         self.stage, self.total, self.done = stage, total, start
         self._screen, self._printed_at = screen, -math.inf
-        self._to_do, self._did = total - start, 0  # by this process
-        # where the pace is measured from: steps done, `_working_seconds`
-        self._began: tuple[int, float] | None = None
-        self._note: _Parts = []
-        self._line = self._ahead = ""  # that is not printed yet; the time left
+        self._note = self._line = ""  # _line: that is not printed yet
         self._tokens: tuple[float, float] | None = None  # num_tokens first seen, and when
-        self._live: bars.Progress | None = None
-        if screen.interactive:
-            self._live = bars.Progress(
-                bars.TextColumn("{task.description}", markup=False),
-                bars.BarColumn(12, table_column=Column(no_wrap=True)),
-                bars.MofNCompleteColumn(table_column=Column(no_wrap=True)),
-                bars.TextColumn(
-                    "{task.fields[left]}", markup=False, table_column=Column(no_wrap=True)
-                ),
-                _Note(table_column=Column()),  # the one that a narrow window makes narrower
-                console=screen.console,
-            )
-            self._task = self._live.add_task(
-                clean(stage), total=total, completed=start, note=[], left="-:--:--"
-            )
-            self._logs = contextlib.ExitStack()
-            before = sys.stderr
-            self._live.start()
-            self._logs.enter_context(_logs_moved(before, sys.stderr))
+        self._bars = bars.Progress(
+            bars.TextColumn("{task.description}", markup=False),
+            bars.BarColumn(12, table_column=Column(no_wrap=True)),
+            bars.MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            bars.TimeRemainingColumn(table_column=Column(no_wrap=True)),
+            _Note(table_column=Column()),  # the one that a narrow window makes narrower
+            console=screen.console,
+            disable=not screen.interactive,
+            speed_estimate_period=math.inf,  # a step may take longer than any period
+        )
+        self._task = self._bars.add_task(clean(stage), total=total, completed=start, note="")
+        self._bars.start()
 
     @property
     def state(self) -> Underway:
         """The state that the bar shows."""
-        note = "  ".join(text for _, text in _beside(self._note))
-        return Underway(self.stage, self.done, self.total, note, self._ahead)
+        note = _with_compiling(self._note)
+        return Underway(self.stage, self.done, self.total, note, self._left())
 
     def begin(self) -> None:
         """Measure the pace from here on, where steps are under way together and the first one's end
         says little."""
-        if self._began is None:
-            self._began = self._did, _working_seconds()
+        self._bars.advance(self._task, 0)
 
     def skip(self, done: int) -> None:
         """Show that `done` of the steps are done, the last of them by an earlier process."""
-        self._to_do -= done - self.done
-        self.done = done
+        self._bars.reset(self._task, completed=done)
         self.update(done)
 
     def update(self, done: int, metrics: Mapping[str, float] | None = None) -> None:
         """Show that `done` of the steps are done, with the metrics of `SHOWN` that are there."""
-        left = self._ahead = self._left(done)
+        self.done = done
         if metrics is not None:
             self._note = self._describe(metrics)
-        if self._live is not None:
-            ahead = left.removesuffix(" left") or ("-:--:--" if done < self.total else "0:00:00")
-            self._live.update(self._task, completed=done, note=self._note, left=ahead)
+        self._bars.update(self._task, completed=done, note=self._note)
+        if self._screen.interactive:
             return
-        texts = [text for _, text in self._note]
-        self._line = "  ".join(filter(None, [f"{self.stage} {done}/{self.total}", *texts, left]))
+        parts = [f"{self.stage} {done}/{self.total}", self._note, self._left()]
+        self._line = "  ".join(filter(None, parts))
         if time.monotonic() - self._printed_at >= self._screen.every:
             self._screen.say(self._line)
             self._printed_at, self._line = time.monotonic(), ""
 
-    def _left(self, done: int) -> str:
-        """Estimate the time that the rest will take, "0:12:34 left"; "" if there is none or it is
+    def _left(self) -> str:
+        """Return the time that the rest will take, "0:12:34 left"; "" if there is none or it is
         not known."""
-        # The pace is that of steps after the first, which has what is done once; and it is not told
-        # before a tenth is done, since a few steps say little of the rest.
-        self._did += done - self.done
-        self.done, now = done, _working_seconds()
-        if self._began is None and self._did > 0:
-            self._began = self._did, now
-        did, began = self._began or (self._did, now)
-        paced = self._did - did
-        if done >= self.total or paced <= 0 or 10 * self._did < self._to_do:
+        seconds = self._bars.tasks[0].time_remaining
+        if not seconds:
             return ""
-        seconds = (self.total - done) * (now - began) / paced
-        return f"{timedelta(seconds=round(seconds))} left"
+        return f"{timedelta(seconds=seconds)} left"
 
-    def _describe(self, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-        """List the metrics of `SHOWN` that are there, and tokens a second: label and text."""
-        parts: list[tuple[str, str]] = []
+    def _describe(self, metrics: Mapping[str, float]) -> str:
+        """Write the metrics of `SHOWN` that are there, and tokens a second."""
+        parts: list[str] = []
         for name, (label, spec) in SHOWN.items():
             if name in metrics:
                 value = float(metrics[name])
                 shown = "–" if math.isnan(value) else format(value, spec)
-                parts.append((label, f"{label} {shown}"))
+                parts.append(f"{label} {shown}")
         if "num_tokens" in metrics:
             now, tokens = time.monotonic(), float(metrics["num_tokens"])
             self._tokens = self._tokens or (tokens, now)
             if now > self._tokens[1]:
                 rate = (tokens - self._tokens[0]) / (now - self._tokens[1])
-                parts.append(("tok/s", f"{rate:,.0f} tok/s"))
-        return parts
+                parts.append(f"{rate:,.0f} tok/s")
+        return "  ".join(parts)
 
     def close(self) -> None:
-        """Stop drawing, the last state shown."""
-        if self._live is not None:
-            self._logs.close()
-            self._live.stop()
-        elif self._line:
+        """Stop the bar, with the last state shown."""
+        self._bars.stop()
+        if self._line:
             self._screen.say(self._line)
 
 
