@@ -69,22 +69,8 @@ def test_whatever_a_kill_leaves_of_a_checkpoint_only_whole_ones_count(seen):
 
 @slow
 @from_outside
-def test_runs_continue_from_whatever_a_kill_leaves_of_a_checkpoint(runs, seen, tmp_path):
-    """From copies of what was on disk, at places all over the writing of checkpoints."""
-    states = {digest(state / "01-sft"): state for state in sorted((seen / "kept").iterdir())}
-    spread = list(states.values())[:: len(states) // 5]
-    for state in spread:
-        before, newest = steps_logged(state), checkpoints(state).latest() or 0
-        runs(state, until="sft")
-        assert differences(seen / "run", state) == [], state.name
-        check_redone(state, newest, max((step for _, step in before), default=0))
-
-
-@slow
-@from_outside
-@pytest.mark.parametrize("share", [0.45, 0.62, 0.95])
-def test_kill_9_while_checkpoints_are_written(runs, seen, tmp_path, share):
-    number = round(share * len(list((seen / "kept").iterdir())))
+def test_kill_9_while_checkpoints_are_written(runs, seen, tmp_path):
+    number = round(0.62 * len(list((seen / "kept").iterdir())))
     workdir = tmp_path / "run"
     killed = runs(workdir, -9, until="sft", change=["01-sft/checkpoints/*", number])
     assert killed["changes"] == number

@@ -17,7 +17,6 @@ from g2d_jax import commands
 from g2d_jax.card import card
 from g2d_jax.models import decoder, hf, lora
 from g2d_jax.records import SEGMENT_STRIDE
-from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.session.policies import load_policy
 from g2d_jax.training.checkpoint import Checkpoints
@@ -78,21 +77,6 @@ def test_export_merged_and_alone(whole, tmp_path):
     theirs = written["base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"]
     np.testing.assert_array_equal(theirs, np.asarray(policy.blocks.down_b[1]).T)
     assert json.loads((alone / "adapter_config.json").read_text())["r"] == 2
-
-
-@pytest.mark.slow
-def test_a_base_in_bfloat16_and_another_runs_adapters(runs, whole, tmp_path):
-    narrow = [*ADAPTERS, "config.lora.base_dtype=bfloat16"]
-    start = f"config.stages.warmup.policy=run:{whole}#sft"
-    told = runs(tmp_path / "refused", 1, overrides=[*narrow, start], until="warmup")
-    assert "its adapters are not beside this run's model" in told["text"]
-    runs(tmp_path / "narrow", overrides=narrow, until="sft")
-    with commands.opened(tmp_path / "narrow") as session:
-        policy = load_policy(session, "sft")
-        assert policy.blocks.q.dtype == "bfloat16" and policy.blocks.q_a.dtype == "float32"
-    runs(tmp_path / "taken", overrides=[*ADAPTERS, start], until="warmup")
-    manifest = storage.finished(next((tmp_path / "taken").glob("*-warmup")))
-    assert manifest is not None and manifest["counts"]["steps"] == 3
 
 
 @pytest.mark.slow
