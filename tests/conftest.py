@@ -56,12 +56,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The slow tests are those so marked, and the properties with all of their examples."""
-    usual = "not slow" in config.option.markexpr
     if not config.getoption("--hypothesis-profile"):
-        hypothesis.settings.load_profile("third" if usual else "full")
-    if config.option.markexpr == "slow":
-        config.option.markexpr = "slow or hypothesis"
+        hypothesis.settings.load_profile("third")
 
 
 # bytes that a process of tests may grow by before it forgets what it compiled

@@ -1,12 +1,11 @@
-"""How many examples a property is tried with: a third in the usual tests, all of them in the slow
-ones.
+"""How many examples a property is tried with: a third of them.
 
---hypothesis-profile=long tries ten times as many, for a run by hand.
+--hypothesis-profile=long tries thirty times as many, for a run by hand.
 """
 
 from hypothesis import settings
 
-for profile, share in (("third", 33), ("full", 100), ("long", 1000)):
+for profile, share in (("third", 33), ("long", 1000)):
     settings.register_profile(profile, max_examples=share, deadline=None)
 
 

@@ -209,39 +209,17 @@ def test_functions_that_pages_name_with_their_file_exist() -> None:
             found += 1
             if not re.search(rf"^ *(def |class )?{name}( =|:|\(|\[)", source, flags=re.MULTILINE):
                 missing.append((page.name, file, name))
-    assert found > 10 and missing == []
+    assert found > 0 and missing == []
 
 
-def slowness(file: Path) -> dict[str, str]:
-    """How much of each test of a file is left to `-m slow`: "slow", "partly slow" or ""."""
-    module = ast.parse(file.read_text())
-    names = {"pytest.mark.slow", "slow"}
-    of_all = [
-        ast.unparse(node.value)
-        for node in module.body
-        if "pytestmark" in ast.unparse(node).partition(" = ")[0]
-    ]
-    shares = {}
-    for node in ast.walk(module):
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-            decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
-            whole = names & {*decorators} or any("mark.slow" in marks for marks in of_all)
-            partly = any(re.search(r"\b(slow|some)\b", decorator) for decorator in decorators)
-            shares[node.name] = "slow" if whole else "partly slow" if partly else ""
-    return shares
-
-
-def test_every_promise_names_tests_that_exist() -> None:
-    """And says of each how much of it is run by -m slow."""
+def test_every_promise_names_the_file_that_tests_it() -> None:
     text = (ROOT / "docs" / "reliability.md").read_text()
     promises = text.partition("## Promises")[2].partition("\n## ")[0]
     rows = [line for line in promises.splitlines() if line.startswith("- ")]
     assert len(rows) > 30
     for row in rows:
-        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`(?: \(((?:partly )?slow)\))?", row)
-        assert named, f"a promise without a test: {row}"
-        for file, name, share in named:
-            assert slowness(ROOT / file).get(name) == share, (file, name)
+        (file,) = re.findall(r"`(tests/[\w/]+\.py)`$", row)
+        assert (ROOT / file).exists(), row
 
 
 def test_the_config_in_the_readme_is_one(tmp_path: Path) -> None:

@@ -212,14 +212,3 @@ def test_a_store_that_ignores_the_condition_is_refused(start):
         "create only"
     )
     assert refused in done.stderr
-
-
-@pytest.mark.slow  # the driver tries for half a minute
-def test_no_store_there_is_one_clear_error(start):
-    with gs_server() as variables:
-        pass
-    done = start(HOLD, variables, f"gs://{BUCKET}/run")
-    done.wait(120)
-    assert done.stderr.splitlines()[-1].startswith(
-        f"g2d_jax.runtime.storage.StoreUnavailable: cannot lock gs://{BUCKET}/run: "
-    )

@@ -136,36 +136,3 @@ def test_the_dry_run_tries_the_problems_that_there_are(
     assert said.count("reference answer: ") == 2 and "is not tried" not in said
     assert len(re.findall(r"\| right \| \S+ +\| +1\.0 \| correct", said)) == 2
     assert "stages.evaluate.sampling.stop has '}', which ends 4 of 4 right responses early" in said
-
-
-@pytest.mark.slow
-def test_the_dry_run_and_the_run_list_every_split_of_every_task(
-    config: ConfigDict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    only(config, "warmup")
-    config.stages.warmup.update(policy="init", steps=0, keep=())
-    save_rows(tmp_path / "mine.jsonl", NUMBERS)
-    config.data.train.limit = 12
-    unnamed(config, "dev")
-    chat(config, train=settings.source(str(tmp_path / "mine.jsonl"), limit=5))
-    config.tasks.chat.reward.function = "tiny:even"
-    expected = [
-        ["main", "train", "procedural:chains, its train part, the first 12", "12"],
-        ["main", "dev", "none", "0"],
-        ["main", "test", "procedural:chains, its test part, the first 16", "16"],
-        ["chat", "train", f"{tmp_path}/mine.jsonl, the first 5", "5"],
-        ["chat", "dev", "none", "0"],
-        ["chat", "test", "none", "0"],
-    ]
-    config.lock()
-    dryrun.show(config)
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in capsys.readouterr().out.splitlines()
-    ]
-    assert [row for row in rows if row[:1] in (["main"], ["chat"])] == expected
-    pipeline.run(config, tmp_path / "work", until="warmup")
-    said = capsys.readouterr().out
-    for task, split, source, count in expected:
-        problems = "no problems" if source == "none" else f"{count} problems from {source}"
-        assert f"{task}, {split}: {problems}\n" in said

@@ -151,32 +151,6 @@ assert grown(began, dump("aabbcc")) and not grown(began, dump("aabbaa"))
     call(gs, code)
 
 
-@pytest.mark.slow
-def test_two_processes_share_a_study(gs, start, call, tmp_path):
-    (tmp_path / "only_sft.py").write_text(
-        "import tiny\n"
-        "def get_config(arg=''):\n"
-        "    config = tiny.get_config()\n"
-        "    for name in ('warmup', 'collect', 'dpo', 'evaluate'):\n"
-        "        del config.stages[name]\n"
-        "    config.stages.sft.steps = 2\n"
-        "    return config\n"
-    )
-    workdir = f"gs://{BUCKET}/study"
-    arguments = ("sweep", "--config", str(tmp_path / "only_sft.py"), "--workdir", workdir)
-    values = ("--product", "stages.sft.steps=1,2")
-    both = [start(gs, G2D, *arguments, *values) for _ in range(2)]
-    assert [process.wait() for process in both] == [0, 0], [process.stderr for process in both]
-    taken = [
-        line.split()[1]
-        for process in both
-        for line in process.stdout.splitlines()
-        if line.startswith("[")
-    ]
-    assert len(taken) == len(set(taken)) == 2, taken
-    assert call(gs, G2D, "status", "--workdir", workdir).stdout
-
-
 @pytest.mark.parametrize(
     ("package", "extra", "arguments", "message"),
     [

@@ -26,7 +26,6 @@ from g2d_jax.data.arithmetic import tokenizer
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.report.prompts import run_tokenizer
 from g2d_jax.session import init_params
 from g2d_jax.sweep.points import points, with_axes
 from g2d_jax.workdir import settings_of
@@ -454,29 +453,6 @@ def test_a_base_that_moved_is_that_of_the_settings(tmp_path: Path) -> None:
     assert init_params.base_policy(config, "sft", {"sft": stage}) == f"hf:{tmp_path}"
     (stage / init_params.BASE).write_text(json.dumps(f"hf:{stage}"))
     assert init_params.base_policy(config, "sft", {"sft": stage}) == f"hf:{stage}"
-
-
-@pytest.mark.slow
-def test_a_report_asks_nobody_for_the_tokenizer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(socket.socket, "connect", connected)
-    monkeypatch.delenv("HF_HUB_OFFLINE")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    for path in (
-        "models/private",
-        "owner/not-downloaded",
-        "/nowhere/model",
-        "gs://bucket/model",
-        "bare-name",
-    ):
-        with pytest.raises(ValueError, match="tokenizer"):
-            run_tokenizer({"model": {"path": path}})
-    moved = tmp_path / "new"
-    PromptTokenizer(tokenizer()).save(moved / "model")
-    (moved / "run").mkdir()
-    (moved / "run" / "config.json").write_text(json.dumps({"workdir": "/old/run"}))
-    assert run_tokenizer({"model": {"path": "/old/model"}}, moved / "run").vocab_size
 
 
 @pytest.mark.slow

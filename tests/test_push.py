@@ -9,7 +9,6 @@ from pathlib import Path
 import datasets
 import pytest
 from hub_server import Hub, client_settings, serving
-from matrix import slow
 
 from g2d_jax import cli, commands
 from g2d_jax.push import push
@@ -38,7 +37,7 @@ def require_public(files: dict[str, bytes], workdir: Path) -> None:
     assert getpass.getuser() == "root" or getpass.getuser().encode() not in files["README.md"]
 
 
-@pytest.mark.parametrize("what", ["pairs", *slow("model")])
+@pytest.mark.parametrize("what", ["pairs", pytest.param("model", marks=pytest.mark.slow)])
 def test_what_a_run_made_is_pushed_with_a_card(
     what: str, finished: Path, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

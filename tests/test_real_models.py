@@ -15,7 +15,6 @@ import pandas
 import pytest
 import toys as toy
 from etils import epath
-from matrix import some
 from ml_collections import ConfigDict
 
 from g2d_jax import commands, dryrun, pipeline, recipes
@@ -358,7 +357,7 @@ SUITES = [
 ]
 
 
-@pytest.mark.parametrize("spec", some(SPECS[::4], SPECS))
+@pytest.mark.parametrize("spec", SPECS[::4])
 def test_dry_run(spec: str, toys: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train, test, count = SUITES[SPECS.index(spec) % len(SUITES)]
     config = at_toy_size(spec, toys, train, test)
@@ -381,10 +380,6 @@ def test_dry_run(spec: str, toys: Path, capsys: pytest.CaptureFixture[str]) -> N
     [
         ("qwen2.5-7b:method=g2d,k=2,lora=4", "gsm8k", "amc23", 2),
         ("llama-3.1-8b:method=grpo,k=1", "numinamath", "math500", 4),
-        ("smollm3-3b:method=g2d,k=2", "math", "math500", 2),
-        ("gemma-3-1b:method=g2d,k=2", "math", "math500", 2),
-        ("olmo-3-7b:method=g2d,k=2", "math", "math500", 2),
-        ("phi-4-mini:method=g2d,k=2,lora=4", "math", "math500", 2),
         ("qwen3.5-0.8b:method=g2d,k=2", "math", "math500", 2),
     ],
 )

@@ -7,7 +7,6 @@ the synchronisation, the rewards and the templates are those of the config (test
 
 import json
 import math
-import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -284,10 +283,8 @@ def run(toys: Path, process: ProcessPoolExecutor) -> Callable[[str], Run]:
 
     def run(spec: str) -> Run:
         if spec not in done:
-            head, start, earlier = spec.partition(",start=")
-            whole = f"{head},start=run:{run(earlier)[0]}#best" if start else head
             workdir = toys / f"run-{len(done)}"
-            config = shrunk(whole, toys, RUNS[spec])
+            config = shrunk(spec, toys)
             done[spec] = workdir, process.submit(pipeline.run, config, str(workdir)).result()
         return done[spec]
 
@@ -325,24 +322,21 @@ def updates(workdir: Path) -> list[dict[str, float]]:
     return [row["metrics"] for row in rows]
 
 
-# Each row that differs from the others in more than a number, with the model's family.
-RUNS = {
-    **{f"bridging-math:method={m}": "llama" for m in ("offline", "s5", "s1", "grpo", "group_dpo")},
-    **{f"bridging-math:method={m}": "llama" for m in ("combined", "entropy")},
-    "bridging-math:method=nll": "qwen",
-    **{f"bridging-chat:method={m}": "llama" for m in ("offline", "s5", "s1", "grpo")},
-    "bridging-mixed:row=both": "llama",
-    "bridging-mixed:row=chat-to-math,start=bridging-chat:method=s1": "llama",
-    "bridging-mixed:row=math-to-chat,start=bridging-math:method=s1": "llama",
-}
+# Rows that differ from one another in more than a number.
+RUNS = (
+    "bridging-math:method=s1",
+    "bridging-math:method=combined",
+    "bridging-chat:method=grpo",
+    "bridging-mixed:row=both",
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", list(RUNS))
+@pytest.mark.parametrize("spec", RUNS)
 def test_a_row_runs(spec: str, run: Callable[[str], Run]) -> None:
     workdir, manifests = run(spec)
     assert list(manifests) == ["train", "best", "evaluate"]
-    loss, every, *_ = ROWS[re.sub("start=.*", "start=hf:x/y", spec)]
+    loss, every, *_ = ROWS[spec]
     assert (
         manifests["train"]["counts"]["steps"] == 3
         and manifests["train"]["counts"]["rollouts"] == 3 * 3 * 4
@@ -361,7 +355,7 @@ def test_a_row_runs(spec: str, run: Callable[[str], Run]) -> None:
         assert scored == {1 / 3}  # two of maths and one of chat in every batch
         assert all(step["tasks/chat/reward_std"] > 0 for step in steps) and judged
     else:
-        chat = "bridging-chat" in spec.partition(",start")[0] or "math-to-chat" in spec
+        chat = "bridging-chat" in spec
         assert scored == {1.0 if chat else 0.0} and bool(judged) != chat
     if loss == "dpo":
         check_dpo(spec, steps, every)
@@ -385,26 +379,30 @@ def check_dpo(spec: str, steps: list[dict[str, float]], every: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "text"),
+    ("spec", "family", "text"),
     [
         (
             "bridging-math:method=s1",
+            "llama",
             f"<|bos|><|start|>user<|end|>\n\n{PAPER}<|eot|><|start|>assistant<|end|>\n\n",
         ),
-        ("bridging-math:method=nll", f"<|start|>user\n{PAPER}<|eot|>\n<|start|>assistant\n"),
+        (
+            "bridging-math:method=nll",
+            "qwen",
+            f"<|start|>user\n{PAPER}<|eot|>\n<|start|>assistant\n",
+        ),
         (
             "bridging-chat:method=s1",
+            "llama",
             "<|bos|><|start|>user<|end|>\n\n{}<|eot|><|start|>assistant<|end|>\n\n",
         ),
     ],
 )
 def test_prompts_are_those_of_the_papers_figures(
-    spec: str, text: str, toys: Path, tmp_path: Path
+    spec: str, family: str, text: str, toys: Path, tmp_path: Path
 ) -> None:
     with Tracker(None, tensorboard=False) as tracker:
-        session = Session(
-            Config.of(shrunk(spec, toys, RUNS[spec])), epath.Path(tmp_path), tracker, {}
-        )
+        session = Session(Config.of(shrunk(spec, toys, family)), epath.Path(tmp_path), tracker, {})
         for problem in session.problems.train:
             said = (
                 problem.prompt if isinstance(problem.prompt, str) else problem.prompt[0]["content"]

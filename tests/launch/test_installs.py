@@ -73,19 +73,3 @@ def test_a_checkout_that_cannot_be_built_costs_no_slice(tmp_path: Path) -> None:
     done = slice_of_two(tmp_path, bare(tmp_path, "0", BUILD_FAILS="1"))
     assert done.returncode == 69 and "G2D_PACKAGE" in done.stderr
     assert calls(tmp_path) == []
-
-
-@pytest.mark.slow
-def test_other_extras_and_another_package(tmp_path: Path) -> None:
-    assert (
-        slice_of_two(tmp_path, bare(tmp_path, "1", G2D_EXTRAS="tpu,hub,gcs,wandb")).returncode == 1
-    )
-    assert installed(tmp_path)[-1].startswith(
-        "./g2d_jax-0.1.0-py3-none-any.whl[tpu,hub,gcs,wandb] "
-    )
-    package = "g2d-jax[tpu,hub,gcs] @ git+https://host/repository"
-    (tmp_path / "python3").unlink()
-    assert slice_of_two(tmp_path, bare(tmp_path, "1", G2D_PACKAGE=package)).returncode == 1
-    assert installed(tmp_path)[-1] == f"{package} "
-    # nothing is built that nobody asked for
-    assert "wheel" not in (tmp_path / "python3").read_text()

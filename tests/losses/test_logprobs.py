@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from matrix import slow
 
 from g2d_jax.losses.logprobs import (
     chunk_of,
@@ -80,16 +79,14 @@ def test_literal_values() -> None:
     np.testing.assert_allclose(logprobs, np.log([0.9, 0.5]), atol=1e-6)
 
 
-@pytest.mark.parametrize("share", [0.5, *slow(0.0, 0.1, 1.0)])
 @pytest.mark.parametrize(
-    ("n", "chunk", "temperature"),
-    [(1, 8, 1.0), (20, 19, 1.0), (N, 8, 0.6), (N, 1024, 0.6), *slow((9, 1, 0.6), (N, 36, 1.0))],
+    ("n", "chunk", "temperature"), [(1, 8, 1.0), (20, 19, 1.0), (N, 8, 0.6), (N, 1024, 0.6)]
 )
-def test_equals_full_softmax(n: int, chunk: int, temperature: float, share: float) -> None:
-    """In values and gradients; share: of the tokens that count. The others are 0 and have no
+def test_equals_full_softmax(n: int, chunk: int, temperature: float) -> None:
+    """In values and gradients; half of the tokens count. The others are 0 and have no
     gradient."""
     hidden, head, targets = inputs(n)
-    counted = jnp.asarray(np.random.default_rng(2).random(n) < share)
+    counted = jnp.asarray(np.random.default_rng(2).random(n) < 0.5)
 
     def chunked(hidden: jax.Array, head: jax.Array) -> Any:
         return token_logprobs(hidden, head, targets, counted, temperature=temperature, chunk=chunk)

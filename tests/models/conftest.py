@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matrix import some
 
 VOCAB = 131
 SIZES = {
@@ -278,8 +277,13 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]
     return References(tmp_path_factory)
 
 
-@pytest.fixture(params=some(FAMILIES.keys() - {*SLOW}, FAMILIES))
+@pytest.fixture(params=[name for name in FAMILIES if name not in SLOW])
 def reference(request: pytest.FixtureRequest, references: dict[str, Reference]) -> Reference:
+    return references[request.param]
+
+
+@pytest.fixture(params=SLOW)
+def another(request: pytest.FixtureRequest, references: dict[str, Reference]) -> Reference:
     return references[request.param]
 
 

@@ -14,7 +14,6 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from matrix import slow
 from plain import attend
 
 from g2d_jax.models.attention import (
@@ -131,37 +130,29 @@ def packed_ids(length: int) -> jax.Array:
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", *slow("bfloat16")])
-@pytest.mark.parametrize(
-    ("length", "block", "window"),
-    [(200, 64, 25), (198, 64, None), *slow((200, 32, None), (37, 64, None))],
-)
-def test_blocks_equal_the_whole_in_value_and_gradient(
-    length: int, block: int, window: int | None, dtype: str
-) -> None:
+@pytest.mark.parametrize(("length", "window"), [(200, 25), (198, None)])
+def test_blocks_equal_the_whole_in_value_and_gradient(length: int, window: int | None) -> None:
     """Lengths that blocks divide and that they do not; rows of several groups, responses of one,
     padding."""
     keys = jax.random.split(jax.random.key(0), 4)
     heads = (6, 2, 2, 6)
     q, k, v, w = (
-        jax.random.normal(key, (2, length, h, 8), dtype) for key, h in zip(keys, heads, strict=True)
+        jax.random.normal(key, (2, length, h, 8)) for key, h in zip(keys, heads, strict=True)
     )
     ids: Segments = packed_ids(length)
     if window:
         ids = windowed(ids, jnp.arange(2 * length).reshape(2, length) % 80, window)
 
     def total(run: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
-        return jnp.sum(w.astype(jnp.float32) * run(*arrays).astype(jnp.float32))
+        return jnp.sum(w * run(*arrays))
 
-    ours = partial(packed_attention, segment_ids=ids, block=block)
+    ours = partial(packed_attention, segment_ids=ids, block=64)
     theirs = partial(attend, mask=visible(ids, ids))
-    wide = [x.astype(jnp.float32) for x in (q, k, v)]
-    near = {"atol": 2e-5 if dtype == "float32" else 0.05, "rtol": 0 if dtype == "float32" else 0.02}
-    np.testing.assert_allclose(ours(q, k, v).astype(float), theirs(*wide), **near)
+    np.testing.assert_allclose(ours(q, k, v), theirs(q, k, v), atol=2e-5, rtol=0)
     grads = jax.jit(jax.grad(partial(total, ours), (0, 1, 2)))(q, k, v)
-    expected = jax.jit(jax.grad(partial(total, theirs), (0, 1, 2)))(*wide)
+    expected = jax.jit(jax.grad(partial(total, theirs), (0, 1, 2)))(q, k, v)
     for one, other in zip(grads, expected, strict=True):
-        np.testing.assert_allclose(one.astype(float), other, **near)
+        np.testing.assert_allclose(one, other, atol=2e-5, rtol=0)
 
 
 def test_what_no_row_sees_is_not_read() -> None:

@@ -4,7 +4,6 @@ more is read; interpreted on the CPU and compiled for TPUs."""
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import os
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
-from matrix import slow, some
 
 from g2d_jax import mesh as meshes
 from g2d_jax.models import decode, decoder
@@ -69,36 +67,17 @@ def live(x: jax.Array, earlier: jax.Array) -> np.ndarray:
     return np.where(np.asarray(earlier)[:, None, None, None] < 0, 0, np.asarray(x, float))
 
 
-# width, the newest column, tokens before it: rows of one token and at rest, over the ring's end, a
-# full ring
-CASES = [
-    (768, 0, [0, 1, -1, 255, 767]),
-    (768, 300, [-1, 44, 45, 301, 767]),
-    (768, 767, [0, 511, 512, 766, 767]),
-    (768, 511, [-1, -1, -1, -1, -1]),
-    (768, 127, [0, -1, 0, 640, -1]),
-    (48, 7, [0, 6, -1, 8, 47]),
-    (208, 207, [0, 6, -1, 100, 207]),
-]
-
-
 @pytest.mark.parametrize(
-    ("kv_heads", "repeats", "dim", "dtype"),
+    ("width", "column", "lengths"),
     [
-        (4, 3, 64, "bfloat16"),
-        *slow(
-            (2, 1, 8, "float32"),
-            (2, 3, 128, "float32"),
-            (1, 7, 128, "bfloat16"),
-            (8, 4, 256, "bfloat16"),
-        ),
+        (768, 300, [-1, 44, 45, 301, 767]),
+        pytest.param(768, 127, [0, -1, 0, 640, -1], marks=pytest.mark.slow),
+        pytest.param(208, 207, [0, 6, -1, 100, 207], marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize(("width", "column", "lengths"), some(CASES[1:2], CASES))
-def test_every_row_attends_to_what_it_sees(
-    width: int, column: int, lengths: list[int], kv_heads: int, repeats: int, dim: int, dtype: str
-) -> None:
-    q, keys, values = inputs(len(lengths), kv_heads, repeats, width, dtype, dim)
+def test_every_row_attends_to_what_it_sees(width: int, column: int, lengths: list[int]) -> None:
+    """Rows of one token and at rest, over the ring's end."""
+    q, keys, values = inputs(len(lengths), 4, 3, width, "bfloat16", 64)
     earlier, at = jnp.array(lengths, jnp.int32), jnp.int32(column)
     plain = attend_cached(
         q, keys[LAYER], values[LAYER], seen(column, earlier, width), by_sums=False
@@ -112,15 +91,14 @@ def test_every_row_attends_to_what_it_sees(
         np.testing.assert_allclose(
             live(one, earlier),
             live(plain, earlier),
-            atol=1e-5 if dtype == "float32" else 0.02,
+            atol=0.02,
         )
 
 
-@pytest.mark.parametrize(("dim", "dtype"), [(64, "bfloat16"), *slow((128, "float32"))])
-def test_a_row_reads_its_own_pieces_alone(dim: int, dtype: str) -> None:
+def test_a_row_reads_its_own_pieces_alone() -> None:
     """Pieces of 128 columns of which a row sees none hold NaN, which times a weight of 0 would be
     NaN."""
-    q, keys, values = inputs(5, 4, 3, 768, dtype, dim)
+    q, keys, values = inputs(5, 4, 3, 768, "bfloat16", 64)
     earlier, column = jnp.array([-1, 44, 45, 300, 700], jnp.int32), 300
     reached = seen(column, earlier, 768).reshape(5, 6, 128).any(axis=2).repeat(128, axis=1)
     read = [0, 128, 256, 384, 768]
@@ -172,7 +150,7 @@ def test_over_groups_of_rows_and_cores(cores: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "kv_heads", "repeats", "dim", "width"),
-    [(96, 1, 7, 128, 3072), (24, 4, 7, 128, 3072), (16, 2, 6, 64, 9216), (8, 8, 4, 128, 9216)],
+    [(24, 4, 7, 128, 3072), (16, 2, 6, 64, 9216)],
 )
 def test_shapes_of_recipes_with_random_ages(
     rows: int, kv_heads: int, repeats: int, dim: int, width: int
@@ -237,13 +215,8 @@ for case in sys.argv[2:]:
     print(case, compiled.as_text().count('custom_call_target="tpu_custom_call"'))
 """
 
-CHIPS = ["v5e:2x2", "tpu7x:2x2x1", *slow("v6e:2x2", "v5p:2x2x1")]
 # Rows, key heads, query heads of one, head_dim, width.
 COMPILED = ["bfloat16,64,1,7,128,3072", "bfloat16,64,4,7,64,256"]
-MATRIX = [
-    f"bfloat16,64,{heads},7,{dim},{width}"
-    for heads, dim, width in itertools.product((1, 2, 4, 8), (64, 128, 256), (256, 3072, 9216))
-]
 ODD = [
     "bfloat16,77,1,7,128,208",
     "bfloat16,5,3,4,80,48",
@@ -253,8 +226,17 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.parametrize("cases", [COMPILED, *slow(*((MATRIX[i::6],) for i in range(6)), (ODD,))])
+@pytest.mark.parametrize(
+    ("chip", "cases"),
+    [
+        ("v5e:2x2", COMPILED),
+        ("tpu7x:2x2x1", COMPILED),
+        *(
+            pytest.param(chip, [*COMPILED, *ODD], marks=pytest.mark.slow)
+            for chip in ("v6e:2x2", "v5p:2x2x1")
+        ),
+    ],
+)
 def test_it_compiles_for_a_tpu(chip: str, cases: list[str]) -> None:
     """In a process of its own: libtpu reads the environment when it is loaded."""
     if importlib.util.find_spec("libtpu") is None:

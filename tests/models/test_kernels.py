@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from matrix import slow
 from plain import attend
 from unofficial import pretend_cudnn
 
@@ -122,7 +121,6 @@ PACKED = [
 ]
 SPREAD = [spans(128, (M, 40), (M + 1, 30), (M + 2, 30)), spans(128, (M, 5), (M + 1, 123))]
 BY_POSITION = [[*range(70), *range(40, 70), *[0] * 28], [*range(128)]]  # of SPREAD
-SEQUENCE = [spans(384, (0, 200), (M, 184)), spans(384, (0, 383), (M, 1))]
 
 
 def windowed(ids: jax.Array, positions: list[list[int]], window: int) -> Windowed:
@@ -154,7 +152,6 @@ def both(
     ("layout", "segments", "kv_heads", "sizes"),
     [
         ("packed", PACKED, 1, (1, 1, 1)),
-        *slow(("sequence", SEQUENCE, 1, (1, 1, 1))),
         # the tensor axis divides the query heads: the key head is repeated for it
         (
             "packed",
@@ -162,7 +159,6 @@ def both(
             1,
             (1, 2, 2),
         ),
-        *slow(("packed", SPREAD, 2, (1, 2, 2))),  # and shared out
     ],
 )
 def test_splash_is_xla_in_value_and_gradient(

@@ -15,12 +15,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import huggingface_hub
 import jax
 import numpy as np
 import pytest
 from etils import epath
-from hub_server import Hub, client_settings, serving
 from unofficial import let_every_process_write_programs
 
 from g2d_jax import cli, run_stages
@@ -40,8 +38,7 @@ from g2d_jax.session.reward_manager import RewardManager
 from g2d_jax.session.session import Session
 from g2d_jax.workdir import check_token, claim
 
-if "FIRST_WRITES" not in os.environ:  # as it is outside of tests
-    let_every_process_write_programs()
+let_every_process_write_programs()
 
 
 def compile_slowly(event: str, duration: float, **fields: str | int) -> None:
@@ -137,18 +134,6 @@ def export(*arguments: str) -> int:
     return cli.main(["export", *arguments])
 
 
-def push(folder: str, *arguments: str) -> int:
-    """To a hub of each process's own, of which it prints what it has afterwards."""
-    os.environ["HF_TOKEN"] = "hf_token"
-    with serving(Hub(token="hf_token")) as hub:
-        for name, value in client_settings(hub, Path(folder)).items():
-            setattr(huggingface_hub.constants, name, value)
-        status = cli.main(["push", *arguments])
-        for name in hub.repositories:
-            print(name, *sorted(hub.files(name)))
-    return status
-
-
 def stages(config_file: str, reference: str, workdir: str) -> None:
     """Every stage by itself, on what another run has of those before it."""
     processes.initialise()
@@ -175,7 +160,9 @@ def score(peer_timeout: str, hang_timeout: str) -> None:
     with watched(peer_timeout=float(peer_timeout), hang_timeout=float(hang_timeout)):
         processes.note_progress("scoring")
         print("scoring", flush=True)
-        print(scorers([Problem("a", "1+1", "2")] * 4, ["ab"] * 4, [np.zeros(1, np.int32)] * 4))
+        # a problem each: responses to one problem are scored by one process
+        problems = [Problem(name, "1+1", "2") for name in "abcd"]
+        print(scorers(problems, ["ab"] * 4, [np.zeros(1, np.int32)] * 4))
 
 
 def loads(folder: str, output: str) -> None:

@@ -3,8 +3,7 @@ wrong.
 
 SLOW: seconds that a call of the reward takes. HANGS, DIFFERS, STOPPED: index of the process in
 which it never returns, of the one with another seed, and of the one that gets SIGTERM while it
-reads this config. DISK: a folder that has, by index, what each process has at one and the same
-path.
+reads this config.
 """
 
 import os
@@ -32,10 +31,6 @@ def get_config(arg: str = "") -> ConfigDict:
         os.kill(os.getpid(), signal.SIGTERM)
     config.seed = int(os.environ.get("DIFFERS") == index)
     config.reward.function = "small:even"
-    if "DISK" in os.environ:
-        os.chdir(f"{os.environ['DISK']}/{index}")
-        config.reward.folder = "/proc/self/cwd"
-        config.reward.function = "mine:fair"
     config.stages.warmup.update(dynamic_sampling=1, stop="budget", budget={"amount": 1e30})
     config.stages.evaluate.update(policies=("warmup", "dpo"))
     return config

@@ -62,15 +62,3 @@ def test_an_error_in_the_midst_of_writing_ends_all(
     for process in launched.running:
         assert "cannot write: File too large" in process.stderr, launched.told()
     assert not (tmp_path / "two" / "config.json").exists()
-
-
-@pytest.mark.slow
-def test_two_processes_push_together_and_the_first_one_publishes(
-    workdir: Path, launch: Launch, tmp_path: Path
-) -> None:
-    command = ["push", tmp_path, workdir, "--repo", "me/model", "--what", "adapters"]
-    launched = launch(2, 2, *command)
-    assert launched.statuses() == [0, 0], launched.told()
-    first, second = (process.stdout for process in launched.running)
-    assert "README.md adapter_config.json adapter_model.safetensors" in first
-    assert "models/me/model" not in second

@@ -84,18 +84,6 @@ def test_a_run_is_followed_while_it_lives_and_its_page_says_how_it_ended(
     assert re.search(r"3 online updates and DPO on their rollouts: \d+\.\d % of 16", done.stdout)
 
 
-@pytest.mark.slow
-def test_a_run_that_ends_where_it_was_asked_to_leaves_no_page_that_renews_itself(
-    forks: Forks, tmp_path: Path
-) -> None:
-    """Also where all its stages are done, the last of which it was asked to end with."""
-    (tmp_path / "seen").mkdir()
-    done = run(forks, tmp_path, "look", "--until=evaluate")
-    assert done.returncode == 0, done.stderr
-    page = (tmp_path / "work" / "report.html").read_text()
-    assert "data-written" not in page and "Preference pairs" in page
-
-
 class Slow:
     """A cell whose text is there when it may be: a page with it takes as long."""
 
@@ -169,21 +157,6 @@ def test_a_run_that_fails_says_so_on_its_page_and_renews_it_no_more(
     assert "This run stopped before its end by an error: stages.warmup" in page
     assert "the judge is &lt;b&gt;out" in page and "No process works on it" in page
     assert "data-written" not in page and not (tmp_path / "work" / PROGRESS).exists()
-
-
-@pytest.mark.slow
-def test_a_page_that_cannot_be_written_is_a_warning(forks: Forks, tmp_path: Path) -> None:
-    begun = run(forks, tmp_path, "look", "--until=sft")
-    assert begun.returncode == 0, begun.stderr
-    page = tmp_path / "work" / "report.html"
-    assert "This run ended where --until asked it to (not begun: collect" in page.read_text()
-    page.unlink()
-    page.mkdir()
-    (tmp_path / "seen").mkdir()
-    done = run(forks, tmp_path, "look")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("WARNING: the run is not followed: IsADirectoryError") == 1
-    assert (tmp_path / "work" / "05-evaluate" / "manifest.json").exists()
 
 
 HOSTILE = "<script>alert(1)</script>"

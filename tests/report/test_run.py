@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from matrix import some
 from overlaps import charts, overlaps
 from reports import HOSTILE, STEERING, Page
 
@@ -339,13 +338,7 @@ def test_in_a_browser_the_filters_appear_and_hostile_text_does_nothing(tmp_path)
     assert "<title>Safe: G2D report</title>" in done.stdout
 
 
-PARTS = ["01-sft", "03-collect", "05-evaluate", "metrics", *(f"0*/{name}" for name in
-         ("manifest.json", "rollouts", "preferences", "problems.json", "informativeness*"))]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "missing", some(["03-collect", "metrics", "0*/manifest.json", "0*/rollouts"], PARTS)
-)
+@pytest.mark.parametrize("missing", ["03-collect", "metrics", "0*/manifest.json", "0*/rollouts"])
 def test_any_part_may_be_missing(read, own_run, missing):
     """A stage, what was logged, and any artefact of all stages."""
     for path in own_run.glob(missing):

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from matrix import slow
 
 from g2d_jax.records import Verdict
 from g2d_jax.rewards.pool import VerifierPool
@@ -72,7 +71,11 @@ def judged_otherwise(pool: VerifierPool, cases: list[Case]) -> list[tuple[Case, 
 
 
 @pytest.mark.parametrize(
-    ("suite", "step"), [("golds", 25), ("hostile", 4), *slow(("golds", 1), ("hostile", 1))]
+    ("suite", "step"),
+    [
+        *(("golds", 25), ("hostile", 4)),
+        *(pytest.param(suite, 1, marks=pytest.mark.slow) for suite in ("golds", "hostile")),
+    ],
 )
 def test_right_answers_are_paid_and_no_others(pool: VerifierPool, suite: str, step: int) -> None:
     assert judged_otherwise(pool, SUITES[suite][::step]) == []

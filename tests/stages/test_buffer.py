@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 from alike import steady
-from matrix import slow, some
 from ml_collections import ConfigDict
 from worlds import bits, only, run
 
@@ -194,11 +193,10 @@ def test_never_synchronised_is_collect_and_offline_dpo(train, tmp_path, opened):
         np.testing.assert_allclose(x, y, atol=2e-5)
 
 
-@pytest.mark.parametrize("loss", ["dpo", *slow("group_dpo")])
 def test_a_synchronised_reference_is_the_policy_at_the_start_of_each_interval(
-    train, tmp_path, opened, loss
+    train, tmp_path, opened
 ):
-    train.stages.train.update(loss=loss, sync_every=2, reference_sync=True)
+    train.stages.train.update(loss="dpo", sync_every=2, reference_sync=True)
     train.compute.row_length = 0
     run(opened(train, tmp_path))
     losses = [metrics["loss"] for metrics in metrics_of(tmp_path)]
@@ -224,26 +222,21 @@ def test_several_updates_on_a_batch(train, tmp_path, opened):
     assert abs(metrics[0]["ratio"] - 1) < 1e-5 < abs(metrics[1]["ratio"] - 1)
 
 
+SLOW = ("importance", "combined")
 CASES = {
-    "sync": {"sync_every": 3, "loss": "dpo", "reference_sync": True},
     "dynamic_sampling": {"sync_every": 2, "dynamic_sampling": 2, "loss": "dpo"},
     "importance": {
         "importance_cap": 2.0,
         "beta": 0.01,
         "sync_every": 2,
     },
-    "gspo": {
-        "importance_sampling_level": "sequence",
-        "loss_type": "grpo",
-        "sync_every": 4,
-        "num_iterations": 2,
-    },
-    "drop_solved": {"drop_solved": {"after": 1, "revisit": 2}},
     "combined": {"loss": "group_dpo", "grpo_coef": 0.01, "entropy_coef": 1e-3, "sync_every": 2},
 }
 
 
-@pytest.mark.parametrize("case", some(["dynamic_sampling"], CASES))
+@pytest.mark.parametrize(
+    "case", ["dynamic_sampling", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+)
 def test_a_stage_that_goes_on_after_any_checkpoint_ends_the_same(train, tmp_path, opened, case):
     train.stages.train.update(CASES[case])
     train.compute.row_length = 0

@@ -84,31 +84,6 @@ def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compil
     assert len({len(row.rollout.token_ids) for file in files for row in read_rollouts(file)}) > 10
 
 
-@pytest.mark.slow
-def test_the_same_settings_once_more_compile_no_program_again(
-    config, opened, tmp_path, compiled_by
-):
-    """As the next point of a sweep does, in a context of its own."""
-    order, again = graph.plan(Config.of(config)), Counter[str]()
-    contexts = [opened(config, tmp_path / folder) for folder in ("one", "two")]
-    contexts[1].programs = contexts[0].programs
-    for name in ("sft", "warmup"):
-        run_stages.run_stage(contexts[0], name, order)
-        before = len(compiled_by)
-        run_stages.run_stage(contexts[1], name, order)
-        again.update(program for _, program in compiled_by[before:])
-    jitted = {
-        "prefill",
-        "insert",
-        "decode_chunk",
-        "view",
-        "score_logprobs",
-        "optimizer_state",
-        "train_step",
-    }
-    assert jitted.isdisjoint(again), again
-
-
 def test_stages_whose_numbers_differ_share_their_programs(config, opened, tmp_path, compiled_by):
     """Rates, lengths, decay and betas, as in a study: what trains is compiled once for each kind of
     loss."""

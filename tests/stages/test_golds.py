@@ -10,14 +10,11 @@ import numpy as np
 import pytest
 from worlds import only
 
-from g2d_jax import commands, dryrun, pipeline
 from g2d_jax import config as settings
 from g2d_jax.config_load import resolve
 from g2d_jax.records import Verdict
-from g2d_jax.report.read import read_run
 from g2d_jax.rollouts import external as external_rollouts
 from g2d_jax.runtime import processes, storage
-from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.session import golds
 
 PROSE, SENTENCE = "about 72 apples I think", "It is seven, since 3 + 4 = 7."
@@ -268,48 +265,3 @@ def test_the_setting_is_the_verifiers_and_part_of_the_identity():
         settings.Config.of(config)
     config.reward.function = "verify"
     assert settings.Config.of(config).reward.unreadable == "equal_text"
-
-
-@pytest.mark.slow
-def test_a_run_draws_none_of_them_and_its_report_tells(asking, tmp_path, capsys):
-    asking.stages.warmup.update(steps=1, keep=(), prompts_per_step=4)
-    with asking.stages.unlocked():
-        asking.stages.evaluate = settings.evaluate(
-            policies=("init",), pass_at=(1,), sampling=settings.sampling(8)
-        )
-    asking.stages.evaluate.num_generations = 2
-    asking.tokenizer.path = "procedural:slips"
-    asking.data.train.path = problems(
-        tmp_path / "more.jsonl", 0, "1", NO_FORMULA, "3", PROSE, "5", "x+1"
-    )
-    asking.lock()
-    work = tmp_path / "work"
-    dryrun.show(asking, workdir=work)
-    told = said(capsys)
-    assert "train: the verifier cannot read 2 of 6 reference answers" in told and not work.exists()
-    result = pipeline.run(asking, work)
-    manifest = result["evaluate"]
-    assert (
-        manifest["counts"]["problems"] == 2 and manifest["result"]["policies"][0]["problems"] == 2
-    )
-    assert [entry["problems"] for entry in manifest["unreadable"]] == [2, 1, 1]
-    rows = [row for file in work.glob("01-warmup/**/*.parquet") for row in read_rollouts(file)]
-    assert rows and {row.score.verdict for row in rows} <= {
-        Verdict.CORRECT,
-        Verdict.INCORRECT,
-        Verdict.NO_ANSWER,
-    }
-    warnings = read_run(work).warnings
-    assert [warning.partition(",")[0] for warning in warnings[:3]] == [
-        "train: the verifier cannot read 2 of 6 reference answers",
-        "dev: the verifier cannot read 1 of 2 reference answers",
-        "test: the verifier cannot read 1 of 3 reference answers",
-    ]
-    assert "cannot read 2 of 6 reference answers" in (work / "report.md").read_text()
-    kept = (work / "golds" / "read.jsonl").read_bytes()
-    capsys.readouterr()
-    dryrun.show(asking, workdir=work)
-    other = problems(tmp_path / "other.jsonl", 90, "x+7", NO_FORMULA, "]][(")
-    evaluated = commands.evaluate(work, "init", problems=other)
-    assert evaluated["counts"]["problems"] == 1
-    assert (work / "golds" / "read.jsonl").read_bytes().startswith(kept)

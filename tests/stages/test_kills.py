@@ -69,22 +69,8 @@ def test_whatever_a_kill_leaves_of_a_checkpoint_only_whole_ones_count(seen):
 
 @slow
 @from_outside
-def test_runs_continue_from_whatever_a_kill_leaves_of_a_checkpoint(runs, seen, tmp_path):
-    """From copies of what was on disk, at places all over the writing of checkpoints."""
-    states = {digest(state / "01-sft"): state for state in sorted((seen / "kept").iterdir())}
-    spread = list(states.values())[:: len(states) // 5]
-    for state in spread:
-        before, newest = steps_logged(state), checkpoints(state).latest() or 0
-        runs(state, until="sft")
-        assert differences(seen / "run", state) == [], state.name
-        check_redone(state, newest, max((step for _, step in before), default=0))
-
-
-@slow
-@from_outside
-@pytest.mark.parametrize("share", [0.45, 0.62, 0.95])
-def test_kill_9_while_checkpoints_are_written(runs, seen, tmp_path, share):
-    number = round(share * len(list((seen / "kept").iterdir())))
+def test_kill_9_while_checkpoints_are_written(runs, seen, tmp_path):
+    number = round(0.62 * len(list((seen / "kept").iterdir())))
     workdir = tmp_path / "run"
     killed = runs(workdir, -9, until="sft", change=["01-sft/checkpoints/*", number])
     assert killed["changes"] == number
@@ -118,9 +104,7 @@ def test_kill_9_before_and_after_each_manifest(runs, finished, tmp_path):
         runs(workdir, -9, after=[f"{stage}/manifest.json"])
         done.append(stage)
         assert [name for name in STAGES if storage.finished(workdir / name)] == done
-    assert not (workdir / "report.html").exists()
     runs(workdir)
-    assert (workdir / "report.html").exists()
     assert differences(finished, workdir) == []
     assert redone(workdir) == 0
 
@@ -131,7 +115,7 @@ STOPS = {
     "training, Ctrl-C": ("Trainer.update", 0, "sft", 1),
     "training": ("Trainer.update", 1, "sft", 3),
     "between stages": ("finish", 0, "warmup", 0),
-    "generation": ("_Session._refill", 1, "warmup", 0),
+    "generation": ("_Call._refill", 1, "warmup", 0),
     "scoring, Ctrl-C": ("even", 0, "warmup", 0),
     "training online, SIGHUP": ("Trainer.update", 1, "warmup", 2),
     "log-probabilities of the reference": ("reference_logprobs", 0, "", 0),

@@ -102,27 +102,6 @@ def test_skips_in_a_row_end_the_run_and_leave_the_batch(only_sft, tmp_path, open
     )
 
 
-@pytest.mark.slow
-def test_beside_a_quantised_base_training_goes_on(only_sft, tmp_path, opened):
-    """The codes are trainer again at every start, and the checkpoint holds adapters alone."""
-    pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
-    only_sft.lora.update(rank=2, targets=("q_proj",), quantise="nf4")
-    whole, stopped = (opened(only_sft, tmp_path / name) for name in ("whole", "stopped"))
-    with training(whole, "sft", 6) as trainer:
-        for _ in range(2):
-            trainer.update(groups(whole), {})
-        expected = bits(trainer.state)
-    with training(stopped, "sft", 6) as trainer:
-        trainer.update(groups(stopped), {})
-        trainer.save_if_new()
-        assert len(jax.tree.leaves(trainer.state.params)) == 2
-    again = opened(only_sft, tmp_path / "stopped")
-    with training(again, "sft", 6) as trainer:
-        assert trainer.step == 1
-        trainer.update(groups(again), {})
-        assert bits(trainer.state) == expected
-
-
 def test_a_sick_policy_is_not_sampled_from(only_sft, tmp_path, opened):
     session = opened(only_sft, tmp_path)
     params = load_policy(session, "init")

@@ -5,7 +5,6 @@ import json
 import jax
 import numpy as np
 import pytest
-from matrix import slow
 from worlds import run
 
 from g2d_jax import config as settings
@@ -140,24 +139,17 @@ def test_the_dry_run_warns_of_every_kind_of_stage(short, tmp_path, capsys):
     assert "the model is made for" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("names", [["sft"], *slow(["sft", "collect", "dpo", "evaluate"])])
-def test_a_run_warns_once_and_its_report_tells(short, tmp_path, opened, capsys, names):
+def test_a_run_warns_once_and_its_report_tells(short, tmp_path, opened, capsys):
     with short.unlocked():
-        short.stages = {name: short.stages[name] for name in names}
+        short.stages = {"sft": short.stages.sft}
     short.stages.sft.steps = 2
     short.stages.sft.optimizer.warmup_steps = 0
-    for name, field in (("collect", "policy"), ("dpo", "policy"), ("evaluate", "policies")):
-        if name in names:
-            short.stages[name][field] = ("sft",) if field == "policies" else "sft"
     work = tmp_path / "work"
     write_json(work / "config.json", {"config": to_dict(short)})
     session = opened(short, work)
-    manifests = {name: run(session, name) for name in names}
+    manifest = run(session, "sft")
     said, page = capsys.readouterr().out, markdown(report(read_run(work)))
-    for name, manifest in manifests.items():
-        (text,) = [one["text"] for one in manifest["warnings"] if one["cause"] == "positions"]
-        assert (
-            said.count(f"WARNING: {text}\n") == 1
-            and page.count(f"- Warning: {text.partition(' (')[0]}") == 1
-        )
-        assert text.startswith(f"{name}: prompt and response can have ")
+    (text,) = [one["text"] for one in manifest["warnings"] if one["cause"] == "positions"]
+    assert said.count(f"WARNING: {text}\n") == 1
+    assert page.count(f"- Warning: {text.partition(' (')[0]}") == 1
+    assert text.startswith("sft: prompt and response can have ")

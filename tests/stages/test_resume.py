@@ -43,28 +43,6 @@ def test_a_run_killed_at_every_stage_ends_like_one_that_never_was(runs, finished
     assert before == {path: path.stat().st_mtime_ns for path in again.rglob("*.parquet")}
 
 
-@pytest.mark.slow
-def test_a_run_on_a_dump_killed_again_and_again_ends_like_one_that_never_was(
-    runs, finished, tmp_path
-):
-    """A dump's groups are scored anew for a step whose shard is not there, and read back for one
-    whose is."""
-    overrides = [
-        f"stages.warmup.rollouts={finished / '02-warmup' / 'rollouts'}",
-        "stages.warmup.importance_cap=2",
-    ]
-    job = {"overrides": overrides, "until": "warmup"}
-    runs(tmp_path / "whole", **job)
-    for pattern in (
-        "02-warmup/rollouts/step-000001.parquet",
-        "02-warmup/checkpoints/1",
-        "02-warmup/checkpoints/2",
-    ):
-        runs(tmp_path / "broken", -9, file=[pattern, 0.0], **job)
-    runs(tmp_path / "broken", **job)
-    assert differences(tmp_path / "whole", tmp_path / "broken") == []
-
-
 def kill_and_continue(runs: Runs, whole: Path, folder: Path, names: list[str]) -> None:
     rng = random.Random(0)
     for name in names:

@@ -19,7 +19,6 @@ from examples import examples
 from forks import Forks
 from hypothesis import given
 from hypothesis import strategies as st
-from matrix import slow
 
 from g2d_jax import mesh as meshes
 from g2d_jax.config import Optimizer
@@ -74,7 +73,7 @@ def assert_same(left: Any, right: Any) -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("devices", [1, *slow(4), 8])
+@pytest.mark.parametrize("devices", [1, 8])
 def test_round_trip_onto_other_device_counts(tmp_path: Path, devices: int):
     saved_on = min(8, jax.device_count())
     if devices > saved_on:
@@ -385,7 +384,6 @@ WRITER = """
 import os
 import signal
 import sys
-import time
 import jax
 from g2d_jax.training.checkpoint import Checkpoints
 
@@ -396,15 +394,13 @@ checkpoints = Checkpoints(sys.argv[1])
 checkpoints.save(1, tree(1), {"step": 1})
 checkpoints.wait()
 checkpoints.save(2, tree(2), {"step": 2})
-time.sleep(float(sys.argv[2]))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("delay", [0.0, *slow(0.15)])
-def test_kill_in_the_middle_of_a_save(tmp_path: Path, delay: float, forks: Forks):
-    """A process saves step 1, begins to save step 2, and is killed so many seconds later."""
-    assert forks.run(tmp_path, delay, code=WRITER).returncode == -signal.SIGKILL
+def test_kill_in_the_middle_of_a_save(tmp_path: Path, forks: Forks):
+    """A process saves step 1, begins to save step 2, and is killed."""
+    assert forks.run(tmp_path, code=WRITER).returncode == -signal.SIGKILL
     expected = {
         step: {"params": {"w": jax.random.bits(jax.random.key(step), (2048, 4096))}}
         for step in (1, 2)

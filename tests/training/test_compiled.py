@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from matrix import slow
 
 from g2d_jax import mesh as meshes
 from g2d_jax.config import OnlineDPO, Optimizer
@@ -95,7 +94,7 @@ def computations(hlo: str) -> list[str]:
     ("loss", "where"),
     [
         ("sft", "tensor"),
-        *slow(("group_dpo", "fsdp"), ("grpo", "fsdp"), ("dpo", "tensor")),
+        pytest.param("grpo", "fsdp", marks=pytest.mark.slow),
     ],
 )
 def test_no_step_holds_the_logits_of_all_tokens_and_the_head_is_gathered_once(
