@@ -75,7 +75,7 @@ def test_fresh_adapters_change_nothing(base: decoder.Decoder) -> None:
 )
 def test_merged_computes_the_same(base: decoder.Decoder, adapters: Lora) -> None:
     made = policy(base, adapters)
-    merged = jax.jit(lora.merge)(made)
+    merged = jax.jit(merge)(made)
     assert merged.config == BASE
     q, a, b = (getattr(made.blocks, name)[0] for name in ("q", "q_a", "q_b"))
     scale = 5.0 / 2**0.5 if adapters.rslora else 2.0
@@ -107,7 +107,7 @@ def test_an_export_that_merges_layer_by_layer_has_the_bits_of_the_whole(
             made, decoder.shardings(made.config, meshes.make_mesh(fsdp=2, tensor=2, data=-1))
         )
     hf.save(made, tmp_path / "merging", dtype=dtype, max_shard_bytes=20_000)
-    hf.save(jax.jit(lora.merge)(made), tmp_path / "whole", dtype=dtype, max_shard_bytes=20_000)
+    hf.save(jax.jit(merge)(made), tmp_path / "whole", dtype=dtype, max_shard_bytes=20_000)
     files = {path.name: path.read_bytes() for path in (tmp_path / "merging").iterdir()}
     assert len(files) > 4 and files == {
         path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()
@@ -181,7 +181,7 @@ def test_gradients_are_those_of_the_merged_layer(base: decoder.Decoder) -> None:
         return jnp.sum(jnp.sin(logits(model, TOKENS)))
 
     found = jax.jit(jax.grad(lambda p: loss(lora.combine(p, rest))))(trained)
-    full = jax.jit(jax.grad(loss))(jax.jit(lora.merge)(made))
+    full = jax.jit(jax.grad(loss))(jax.jit(merge)(made))
     for name in LINEAR.values():
         a, b = (getattr(made.blocks, f"{name}_{side}")[...] for side in "ab")
         a, b = a.reshape(2, -1, 3), b.reshape(2, 3, -1)
