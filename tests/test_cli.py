@@ -264,7 +264,9 @@ def test_what_only_informs_never_blocks(work: Path, tmp_path: Path, g2d: G2D) ->
     ]
     assert any("evaluate is left out: " in line for line in warnings)
     (hurt / "04-dpo" / "manifest.json").write_bytes(b'{"done": true}')  # what decides stays strict
-    assert "has no kind" in g2d("export", hurt, "--output", tmp_path / "other", refused=True)
+    assert "is not what its stage wrote" in g2d(
+        "export", hurt, "--output", tmp_path / "other", refused=True
+    )
     (hurt / "04-dpo" / "manifest.json").write_bytes(b"\xff")
     assert "is not valid JSON" in g2d("export", hurt, "--output", tmp_path / "other", refused=True)
 

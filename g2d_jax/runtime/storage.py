@@ -327,9 +327,7 @@ def unfinish(stage_dir: PathLike) -> None:
 def finished(stage_dir: PathLike) -> dict[str, Any] | None:
     """Return the manifest of a finished stage, None if it is not finished.
 
-    Raises ValueError for a damaged manifest, such as one whose checksum is that of other content;
-    one of an earlier version has none, but says what kind of stage it is of, and how long that
-    took.
+    Raises ValueError for a damaged manifest, such as one whose checksum is that of other content.
     """
     path = epath.Path(stage_dir) / MANIFEST
     try:
@@ -338,18 +336,11 @@ def finished(stage_dir: PathLike) -> dict[str, Any] | None:
         return None
     if not isinstance(manifest, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(manifest).__name__}")
-    checksum = manifest.pop(CHECKSUM, None)
-    if checksum is not None and checksum != fingerprint(manifest):
+    if manifest.pop(CHECKSUM, None) != fingerprint(manifest):
         raise ValueError(
             f"{path} is not what its stage wrote (its checksum is that of other content): it was "
             "edited or damaged. "
             "Put back a copy of it, or delete it: the stage then ends anew from what else it wrote"
-        )
-    if manifest.get("done") is not True:
-        return None
-    if checksum is None and (lacking := {"kind", "seconds"} - manifest.keys()):
-        raise ValueError(
-            f"{path} has no {' and no '.join(sorted(lacking))}: it was edited or damaged"
         )
     return manifest
 

@@ -385,8 +385,8 @@ def test_status_says_how_long_both_waited(tmp_path: Path) -> None:
         "for requests 12 %"
     )
     figures = {"share": 0.4, "server_idle": 0.03}
-    manifest = {"kind": "online", "done": True, "seconds": 9.0, "generation": figures}
-    storage.write_json(tmp_path / "01-train/manifest.json", manifest)
+    manifest = {"kind": "online", "seconds": 9.0, "generation": figures}
+    storage.finish(tmp_path / "01-train", manifest)
     assert said() == (
         "the trainer waited for the server 40 % of the time, and the server for requests 3 %"
     )
