@@ -155,6 +155,7 @@ def run(job: dict[str, Any], server: socket.socket, stack: ExitStack) -> int:
     from g2d_jax.runtime import processes
 
     signal.signal(signal.SIGINT, processes.on_interrupt)  # as the g2d command does
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a suite under nohup ignores it
     processes.initialise()
     config = resolve(job.get("config", str(HERE.parent / "tiny.py")), job.get("overrides", ()))
     pipeline.run(config, workdir, until=job.get("until"))
