@@ -63,6 +63,7 @@ def run(forks: Forks, folder: Path, reward: str, *more: str):
     return forks.run("run", "--config", config, "--workdir", "work", *settings, cwd=folder)
 
 
+@pytest.mark.slow
 def test_a_run_is_followed_while_it_lives_and_its_page_says_how_it_ended(
     forks: Forks, tmp_path: Path
 ) -> None:
