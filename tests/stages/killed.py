@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from types import FrameType
@@ -100,13 +100,19 @@ def watch(job: dict[str, Any], child: int, ours: socket.socket) -> int:
             if not fnmatch(relative, pattern):
                 continue
             if "keep" in job:
-                shutil.copytree(workdir, f"{rest[0]}/{found:04d}")
+                shutil.copytree(workdir, f"{rest[0]}/{found:04d}", copy_function=copy_if_there)
             if "change" in job and found == rest[0]:
                 os.kill(child, signal.SIGKILL)
                 break
             over = "after" in job
             found += 1
     return found
+
+
+def copy_if_there(source: str, target: str) -> None:
+    """Another thread may be deleting the file: its call was let through before."""
+    with suppress(FileNotFoundError):
+        shutil.copy2(source, target)
 
 
 def work(job: dict[str, Any], said: Path, server: socket.socket) -> None:
@@ -149,6 +155,7 @@ def run(job: dict[str, Any], server: socket.socket, stack: ExitStack) -> int:
     from g2d_jax.runtime import processes
 
     signal.signal(signal.SIGINT, processes.on_interrupt)  # as the g2d command does
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a suite under nohup ignores it
     processes.initialise()
     config = resolve(job.get("config", str(HERE.parent / "tiny.py")), job.get("overrides", ()))
     pipeline.run(config, workdir, until=job.get("until"))

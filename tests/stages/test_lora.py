@@ -117,7 +117,7 @@ def test_a_quantised_base_is_exported_as_what_its_codes_stand_for(runs, tmp_path
     pytest.importorskip("qwix", reason="qwix is not installed: the extra quant")
     runs(tmp_path / "run", overrides=[*ADAPTERS, "config.lora.quantise=nf4"], until="sft")
     exported = commands.export(tmp_path / "run", tmp_path / "exported", policy="sft")
-    assert "held as nf4 codes" in (exported / "README.md").read_text()
+    assert "as nf4 codes" in (exported / "README.md").read_text()
     with commands.opened(tmp_path / "run") as session:
         policy = load_policy(session, "sft")
     assert policy.blocks.gate.get_value().qvalue.dtype == "uint4" and np.any(policy.blocks.q_b[...])
