@@ -151,6 +151,17 @@ def logits_of(
     return (hidden @ decoder.head_matrix(model, dtype)).astype(jnp.float32)
 
 
+ROWS = 20, 216  # no fewer than any call has, so that one program serves all
+
+
+def assert_likeliest(model: decoder.Decoder, greedy: Rollout) -> None:
+    first, size = len(greedy.prompt_ids), len(greedy.token_ids)
+    tokens = np.zeros(ROWS, np.int32)
+    tokens[0, : first + size] = np.concatenate([greedy.prompt_ids, greedy.token_ids])
+    logits = np.asarray(logits_of(model, jnp.asarray(tokens)))[0, first - 1 : first + size - 1]
+    np.testing.assert_array_equal(greedy.token_ids, logits.argmax(-1))
+
+
 def assert_drawn(
     model: decoder.Decoder, rollouts: list[Rollout], requests: list[Request] = REQUESTS
 ) -> None:
@@ -160,7 +171,7 @@ def assert_drawn(
     Their uniform lies in the token's step of the distribution function (64 words: one block), up to
     rounding.
     """
-    rows, length = 20, 216  # no fewer than any call has, so that one program serves all
+    rows, length = ROWS
     temperatures = {r.problem_id: r.params.temperature for r in requests}
     tokens, data = np.zeros((rows, length), np.int32), np.zeros((rows, 2), np.uint32)
     for row, r in enumerate(rollouts):
@@ -594,9 +605,7 @@ def test_filters_and_greedy_beside_plain_requests(sampler, model, base):
         np.testing.assert_array_equal(rollout.token_ids, best.token_ids)
         np.testing.assert_allclose(rollout.logprobs, 0.0, atol=1e-6)
     assert all((r.entropies <= np.log(9) + 1e-5).all() for r in by_name["nucleus"])
-    tokens = jnp.asarray(np.concatenate([prompt, best.token_ids]))[None]
-    likeliest = jnp.argmax(logits_of(model, tokens)[0], axis=-1)
-    np.testing.assert_array_equal(best.token_ids, likeliest[len(prompt) - 1 : -1])
+    assert_likeliest(model, best)
 
 
 def test_a_greedy_sample_shares_its_prompt(sampler, model, base):
@@ -608,9 +617,7 @@ def test_a_greedy_sample_shares_its_prompt(sampler, model, base):
     *others, best = sorted(run(sampler, model, [greedy]), key=lambda rollout: rollout.sample)
     assert sampler.usage.prefilled == before + len(REQUESTS[2].prompt_ids)
     assert_same(model, drawn, others)
-    alone = dataclasses.replace(REQUESTS[2].params, temperature=0.0)
-    (expected,) = run(sampler, model, [Request("alone", REQUESTS[2].prompt_ids, alone)])
-    np.testing.assert_array_equal(best.token_ids, expected.token_ids)
+    assert_likeliest(model, best)
     assert best.sample == 4 and not best.logprobs.any()
 
 
