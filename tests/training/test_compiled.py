@@ -116,6 +116,7 @@ def test_no_step_holds_the_logits_of_all_tokens_and_the_head_is_gathered_once(
     ]
 
 
+@pytest.mark.slow
 def test_weights_are_sent_and_not_the_rows_of_all_devices():
     """Two micro-batches of 8 x 4,096 tokens, whose hidden states are 12.6 MB. Left to itself XLA
     sends 1,300 MB."""
