@@ -150,6 +150,7 @@ def test_a_window_longer_than_memory_is_read_back(train, tmp_path, opened, monke
                 np.testing.assert_equal(same.token, response.token)
 
 
+@pytest.mark.slow
 def test_never_synchronised_is_collect_and_offline_dpo(train, tmp_path, opened):
     """The same prompts in the same order, one pair a prompt: the same pairs and the same
     updates."""
