@@ -62,13 +62,15 @@ def merge(model: decoder.Decoder) -> decoder.Decoder:
 def noisy(tree: Any, size: float = 0.1) -> Any:
     """The tree with noise in every array: norms start as ones, biases and adapters' B as zeros, and
     would not tell."""
+
+    @jax.jit  # one program is compiled sooner than one of every shape
+    def add(leaves: list[jax.Array]) -> list[jax.Array]:
+        keys = jax.random.split(jax.random.key(1), len(leaves))
+        pairs = zip(leaves, keys, strict=True)
+        return [x + size * jax.random.normal(key, x.shape, x.dtype) for x, key in pairs]
+
     leaves, structure = jax.tree.flatten(tree)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    noise = [
-        x + size * jax.random.normal(key, x.shape, x.dtype)
-        for x, key in zip(leaves, keys, strict=True)
-    ]
-    return jax.tree.unflatten(structure, noise)
+    return jax.tree.unflatten(structure, add(leaves))
 
 
 def assert_near(found: Any, expected: Any, share: float) -> None:

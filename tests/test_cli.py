@@ -14,12 +14,10 @@ import subprocess
 import sys
 import threading
 import unicodedata
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from chat_templates import WITHOUT_HEADER
@@ -31,7 +29,7 @@ from hypothesis import strategies as st
 from toys import make_tokenizer, their_logits_and_ours
 
 from g2d_jax import cli, commands, pipeline
-from g2d_jax.config import Config, Mesh
+from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
 from g2d_jax.data import arithmetic
 from g2d_jax.records import Problem, Rollout
@@ -63,6 +61,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def work(folder: Path, finished: Path) -> Path:
     """A whole run of one's own."""
     return Path(shutil.copytree(finished, folder / "some" / "work"))
+
+
+@pytest.fixture(autouse=True)
+def hangs_up() -> Iterator[None]:
+    """A suite under nohup ignores SIGHUP, and a process that it starts would too."""
+    before = signal.signal(signal.SIGHUP, lambda *_: None)  # what is started has the default
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture
@@ -129,11 +135,6 @@ FEW_SHOT = "--config.tokenizer.prompt_template=1+1=?2####2{problem}"
     [
         ([FEW_SHOT], r"\| right \| #### -?\d+ +\| +1.0 \| correct", None),
         (
-            [FEW_SHOT, "--config.reward.answers=hash"],
-            r"\| right \| #### -?\d+ +\| +1.0 \| correct",
-            None,
-        ),
-        (
             [FEW_SHOT, "--config.reward.answers=last_line"],
             r"\| right, as asked \| #### -?\d+ +\| +0.0 \| no_answer",
             "asks for #### x, where main reads answers by the rule 'last_line', by which that is "
@@ -156,16 +157,6 @@ def test_dry_run_tries_the_form_that_the_prompt_shows(
     assert len(re.findall(paid, shown)) == 2, shown
     assert ("WARNING" in shown) == (warned is not None)
     assert warned is None or warned in shown
-
-
-def test_manifests_tell_the_kernels_of_attention(work: Path) -> None:
-    """Which nobody is told of as a run begins."""
-    manifest = storage.read_json(epath.Path(work / "02-warmup" / "manifest.json"))
-    assert manifest["attention"] == {
-        "prompts": "xla",
-        "decode": "xla",
-        "packed rows of 64 tokens": "xla",
-    }
 
 
 def test_status_and_report_tell_a_run_at_work_from_one_that_died(
@@ -228,14 +219,6 @@ def test_what_only_informs_never_blocks(work: Path, tmp_path: Path, g2d: G2D) ->
     assert (tmp_path / "model" / "config.json").exists() and (
         tmp_path / "model" / "README.md"
     ).exists()
-    g2d("report", hurt)
-    warnings = [
-        line
-        for line in (hurt / "report.md").read_text().splitlines()
-        if line.startswith("- Warning: ")
-    ]
-    assert any(f"{count} damaged lines or files of " in line for line in warnings)
-    assert any("environment.json is not valid JSON" in line for line in warnings)
     assert [row[2] for row in cells(g2d("status", hurt))] == ["done"] * 5
     for name in ("metrics/00009.jsonl", "environment.json"):
         (hurt / name).unlink(missing_ok=True)
@@ -261,6 +244,7 @@ def test_what_only_informs_never_blocks(work: Path, tmp_path: Path, g2d: G2D) ->
         if line.startswith("- Warning: ")
     ]
     assert any("evaluate is left out: " in line for line in warnings)
+    assert any("environment.json" in line for line in warnings)
     (hurt / "04-dpo" / "manifest.json").write_bytes(b'{"done": true}')  # what decides stays strict
     assert "edited or damaged" in g2d("export", hurt, "--output", tmp_path / "other", refused=True)
     (hurt / "04-dpo" / "manifest.json").write_bytes(b"\xff")
@@ -324,25 +308,16 @@ sys.exit(cli.main(sys.argv[1:]))
     assert not (tmp_path / "work" / "01-sft").exists()
 
 
-WHERE = {
-    "a user's function": "while True: time.sleep(0.01)",
-    # Locked twice it waits for ever, and unlike sleep returns to Python at no signal: as a program
-    # that compiles.
-    "foreign code": (
-        "lock = ctypes.CDLL(None).pthread_mutex_lock; mutex = bytes(64); lock(mutex); lock(mutex)"
-    ),
-}
-
-
-@pytest.mark.parametrize("waiting", WHERE.values(), ids=WHERE)
-def test_ctrl_c_while_nothing_can_be_saved_is_heard_and_the_next_ends_at_once(waiting: str) -> None:
-    code = f"""
+def test_ctrl_c_while_nothing_can_be_saved_is_heard_and_the_next_ends_at_once() -> None:
+    """A mutex that is locked twice waits for ever, and unlike sleep returns to Python at no signal:
+    as a program that compiles."""
+    code = """
 import ctypes, signal, sys, time
 from g2d_jax.runtime import processes, heartbeat
 signal.signal(signal.SIGINT, processes.on_interrupt)
 with heartbeat.watched(peer_timeout=60, hang_timeout=60):
     print("waiting", file=sys.stderr, flush=True)
-    {waiting}
+    lock = ctypes.CDLL(None).pthread_mutex_lock; mutex = bytes(64); lock(mutex); lock(mutex)
 """
     with subprocess.Popen(
         [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True
@@ -384,14 +359,10 @@ print("went on", flush=True)
 """
 
 
-@pytest.mark.parametrize(
-    "doing", ["waits", "prints"]
-)  # what is being printed fails before the signal
-def test_a_terminal_that_is_closed_stops_a_run_where_it_can_be_continued(
-    tmp_path: Path, doing: str
-) -> None:
+def test_a_terminal_that_is_closed_stops_a_run_where_it_can_be_continued(tmp_path: Path) -> None:
+    """What is being printed fails before the signal."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", HANGING_UP, str(tmp_path / "saved"), "3000000", doing]
+    command = [sys.executable, "-c", HANGING_UP, str(tmp_path / "saved"), "3000000", "prints"]
     with subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
     ) as process:
@@ -454,35 +425,6 @@ with heartbeat.watched(peer_timeout=60, hang_timeout=60):
     assert done.returncode == 130 and "stopped by Ctrl-C" in done.stderr
 
 
-def test_where_ctrl_c_is_ignored_a_forked_process_still_ends_at_sigterm_and_sighup() -> None:
-    """As in the background job of a script, which launch/workstation.sh starts."""
-    code = """
-import multiprocessing, os, signal, time
-from g2d_jax.runtime import processes, heartbeat
-assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-with heartbeat.watched(peer_timeout=60, hang_timeout=60):
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
-    child.start()
-    time.sleep(0.2)
-    child.terminate()
-    child.join(10)
-    assert child.exitcode == -signal.SIGTERM, child.exitcode
-    child = os.fork()
-    if not child:
-        signal.alarm(10)
-        time.sleep(60)
-    time.sleep(0.2)
-    os.kill(child, signal.SIGHUP)
-    assert os.waitpid(child, 0)[1] == signal.SIGHUP
-    os.kill(os.getpid(), signal.SIGTERM)  # the parent hears it as before
-    processes.check_stop()
-"""
-    ignoring = "trap '' INT; exec \"$@\""
-    command = ["sh", "-c", ignoring, "sh", sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 75, done.stderr
-
-
 def test_ctrl_c_in_a_program_of_the_users_own_is_python_s_again_afterwards() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -515,11 +457,6 @@ def test_other_settings_are_refused_for_the_same_workdir(work: Path, g2d: G2D) -
             0.5,
             0.0,
             "so a right answer to .* \\(0.5\\), a right answer to .* counts as the opposite",
-        ),
-        (
-            1.0,
-            0.6,
-            "so a wrong answer to .* \\(0.6\\), a wrong answer to .* counts as the opposite",
         ),
         (1.0, 0.0, ""),
     ],
@@ -635,36 +572,17 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
             ["--config.model.path=MODEL", "--config.tokenizer.path=procedural:slips"],
             "holds only pickled weights",
         ),
-        (
-            ["--config.reward.function=model", "--config.reward.model.path=MODEL"],
-            "holds only pickled weights",
-        ),
         (["--config.compute.row_length=8"], "compute.row_length is 8 but a group can need"),
-        (["--config.mesh.tensor=3"], "mesh"),
-        (["--config.compute.sampling_tensor=3"], "sampling_tensor"),
         (["--config.stages.dpo.preferences=MODEL"], "MODEL"),
         (["--config.stages.collect.rollouts=MODEL/mine.jsonl"], "mine.jsonl, line 1: "),
         (
             ["--config.stages.collect.rollouts=MODEL/single.jsonl"],
             "has one response to each of its 2 prompts, and a pref",
         ),
-        (["--config.stages.warmup.keep=-1"], "keep must be at least 0, got -1"),
         (["--config.data.train.path=."], "is a folder: give a file in it that ends in .jsonl"),
         (
             ["--config.stages.collect.num_generations=1"],
             "num_generations is 1, and a preference pair takes two respon",
-        ),
-        (
-            ["--config.stages.evaluate.num_generations=1"],
-            "pass_at has 2, and num_generations is 1: pass@2 takes at",
-        ),
-        (
-            ["--config.stages.evaluate.pass_at=(1,64,8)"],
-            "Set pass_at to (1,), or num_generations to 64 or more",
-        ),
-        (
-            ["--config.stages.evaluate.pass_at=(0,1)"],
-            "pass_at must be at least 1, got 0",
         ),
         (["--config.reward.function=test_cli:broken"], "test_cli.py, line"),
     ],
@@ -820,26 +738,12 @@ def test_what_is_no_setting_becomes_no_work_directory(
         ),
     ],
 )
-@pytest.mark.parametrize("value", ["3", "You are", "(1, 2)"])
 def test_settings_of_a_finished_run_are_refused_by_name(
-    command: str, value: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        cli.parse([*command.split(), f"--config.stages.warmup.keep={value}"])
-    assert "--config.stages.warmup.keep: settings belong to the run" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["run", "plan", "sweep"])
-def test_help_says_how_settings_are_written(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        cli.parse([command, "--help"])
-    shown = capsys.readouterr().out
-    assert (
-        "--config.FIELD=VALUE" in shown.splitlines()[0]
-        and f"examples:\n  g2d {command} --config " in shown
-    )
+        cli.parse([*command.split(), "--config.stages.warmup.keep=3"])
+    assert "--config.stages.warmup.keep: settings belong to the run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("end", [[""], []], ids=["empty", "eof"])
@@ -997,13 +901,11 @@ def test_status_of_a_study_and_of_its_points(study: Path, g2d: G2D) -> None:
 
 
 def test_report_of_a_run_a_point_and_a_study(work: Path, study: Path, g2d: G2D) -> None:
-    for folder in (work, study / "points" / "mine" / "K=1"):
-        names = ("report.html", "report.md", "report.csv")
-        assert g2d("report", folder).split() == [str(folder / name) for name in names]
-    for arguments in ([], ["--study", "mine"]):
-        printed = g2d("report", study, *arguments)
-        names = ("mine.html", "mine.md", "mine.csv")
-        assert printed.split()[-3:] == [str(study / name) for name in names]
+    folder = study / "points" / "mine" / "K=1"
+    names = ("report.html", "report.md", "report.csv")
+    assert g2d("report", folder).split() == [str(folder / name) for name in names]
+    names = ("mine.html", "mine.md", "mine.csv")
+    assert g2d("report", study).split()[-3:] == [str(study / name) for name in names]
     assert "no study 'nope'" in g2d("report", study, "--study", "nope", refused=True)
     assert "holds no studies" in g2d("report", work, "--study", "mine", refused=True)
     for option in ("--price=2", "--topology=v5e-16", "--response=600"):
@@ -1068,11 +970,6 @@ def test_sample(work: Path, folder: Path, forks: Forks) -> None:
     problems = re.findall("^problem: (.*)$", done.stdout, re.M)
     assert len(problems) == 2
     assert not [line for line in done.stdout.splitlines() if line.startswith("|") and "=?" in line]
-    done = forks.run("sample", "some/work", "--policy", "nope", cwd=folder)
-    assert (
-        done.returncode == 1
-        and "no such stage; this run has sft, warmup, dpo, and 'init'" in done.stderr
-    )
 
 
 class Terminal(io.StringIO):
@@ -1082,29 +979,11 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.slow
-def test_on_a_terminal_answers_stand_below_their_problem(
-    work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from g2d_jax import commands
-
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    texts = commands.sample(work, policy="sft", prompts="1+2+3=?", count=2)
-    shown = re.sub(r"\x1b\[[\d;]*m", "", sys.stdout.getvalue())  # type: ignore[attr-defined]
-    assert shown.count("1+2+3=?") == 1 and "policy sft" in shown
-    for text in texts:
-        assert f"\n  {text[:78].strip()}" in shown
-    assert len(re.findall(r"\d+ tokens( · cut at the limit)? · mean log-prob -\d", shown)) == 2
-    assert max(map(len, shown.splitlines())) <= 80
-
-
 def test_what_is_shown_of_answers_is_told_from_the_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long ones are wrapped, and none can pretend to be a line about it, or steer."""
-    from g2d_jax.commands import answers
+    from g2d_jax import commands
 
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
@@ -1114,18 +993,18 @@ def test_what_is_shown_of_answers_is_told_from_the_answers(
     problem = Problem("p", [{"role": "user", "content": "x | y\nproblem: z"}], "7")
     shown = {}
     for show, out in (
-        (answers._show_on_terminal, Terminal()),
-        (answers._show_as_table, io.StringIO()),
+        (commands._show_on_terminal, Terminal()),
+        (commands._show_as_table, io.StringIO()),
     ):
         with Tracker(tmp_path, tensorboard=False, screen=Screen(out)) as tracker:
             show(tracker, problem, [(rollout, evil, "0 incorrect")])
         shown[show] = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
-    lines = [line.rstrip() for line in shown[answers._show_on_terminal].splitlines()]
+    lines = [line.rstrip() for line in shown[commands._show_on_terminal].splitlines()]
     start = lines.index("0 incorrect · 3 tokens · cut at the limit · mean log-prob -0.50")
     assert lines[:start] == ["", "x | y", "problem: z", "reference answer: 7", ""]
     assert all(line.startswith("  ") for line in lines[start + 1 :])
     assert max(map(len, lines)) <= 80 and "\x1b" not in "".join(lines)
-    blank, asked, head, _, row = shown[answers._show_as_table].splitlines()
+    blank, asked, head, _, row = shown[commands._show_as_table].splitlines()
     assert (blank, asked) == ("", r"problem: x | y\nproblem: z")
     assert [cell.strip() for cell in head.strip("|").split("|")] == [
         "response", "answer", "reward", "stop", "mean log-prob"
@@ -1154,30 +1033,24 @@ def test_evaluate_elsewhere(work: Path, folder: Path, forks: Forks) -> None:
     assert manifest is not None and manifest["result"]["policies"][0]["name"] == "warmup@1"
     before = {file: file.stat().st_mtime_ns for file in place.rglob("*.parquet")}
     assert forks.run(*command, "--num-generations", "1", cwd=folder).returncode == 0
-    assert {
-        file: file.stat().st_mtime_ns for file in place.rglob("*.parquet")
-    } == before  # asked again: reused
-    done = forks.run(*command, "--num-generations", "1", "--limit", "2", cwd=folder)
-    assert done.returncode == 0 and "on 2 problems, 1 answer" in done.stdout, done.stderr
-    done = forks.run(*command[:4], "warmup@7", cwd=folder)
-    assert done.returncode == 1 and "no checkpoint of that step" in done.stderr
+    assert {file: file.stat().st_mtime_ns for file in place.rglob("*.parquet")} == before
 
 
 def test_samples_are_drawn_as_the_stage_that_runs_first_draws() -> None:
     """The order of a run is not that of names: there `best` precedes `train`."""
+    from g2d_jax import commands
     from g2d_jax import config as settings
-    from g2d_jax.commands import answers
 
     config = settings.base()
     config.data.train = config.data.test = settings.source("procedural:chains")
     drawn = settings.sampling(1024, stop=("x",))
     config.stages.train = settings.online(policy="init", sampling=drawn)
     config.stages.best = settings.best_checkpoint(policy="train")
-    assert answers.first_sampling(Config.of(config)).max_new_tokens == 1024
+    assert commands.first_sampling(Config.of(config)).max_new_tokens == 1024
     del config.stages["train"], config.stages["best"]
     config.stages.sft = settings.sft()
     with pytest.raises(ValueError, match="no stage with sampling settings"):
-        answers.first_sampling(Config.of(config))
+        commands.first_sampling(Config.of(config))
 
 
 def test_evaluation_and_samples_read_no_other_problems(
@@ -1199,37 +1072,17 @@ def test_evaluation_and_samples_read_no_other_problems(
         storage.write_json(copy / "config.json", content)
         return copy
 
-    for split in (
-        "dev",
-        "test",
-    ):  # the file is the run's dev split, whichever split its evaluate stage is about
-        run = changed(split, train=gone, dev={"path": str(dev)})
-        manifest = commands.evaluate(run, "sft", problems=str(dev), num_generations=1)
-        assert manifest["result"]["problems"] == 3
+    run = changed("dev", train=gone, dev={"path": str(dev)})
+    manifest = commands.evaluate(run, "sft", problems=str(dev), num_generations=1)
+    assert manifest["result"]["problems"] == 3
 
     run = changed(train={"path": str(dev)}, dev={"path": str(dev)})
-
-    def none(completions: list[str], **columns: object) -> list[float]:
-        return [0.0 for _ in completions]
-
-    def all_right(completions: list[str], **columns: object) -> list[float]:
-        return [1.0 for _ in completions]
 
     # a row that tells nothing is skipped as the run's test problems skip theirs
     with dev.open("a") as file:
         file.write('{"text": "7+8=?"}\n')
-    with pytest.raises(ValueError, match='leave broken rows out: on_error="skip"'):
-        commands.evaluate(run, "sft", problems=str(dev), num_generations=1)
     source = {"path": "procedural:chains", "split": "test", "limit": 16}
     run = changed(test=source | {"on_error": "skip"})
-    manifest = commands.evaluate(run, "sft", problems=str(dev), num_generations=1)
-    assert manifest["result"]["problems"] == 3
-
-    for reward, mean in ((none, 0.0), (all_right, 1.0)):
-        manifest = commands.evaluate(
-            run, "sft", problems=str(dev), num_generations=1, reward=reward
-        )
-        assert manifest["result"]["policies"][0]["mean"] == mean
 
     def by_column(completions: list[str], tests: list[str], **columns: object) -> list[float]:
         return [float(test == "passes") for test in tests]
@@ -1241,7 +1094,6 @@ def test_evaluation_and_samples_read_no_other_problems(
         )
         assert manifest["result"]["policies"][0]["mean"] == mean
     assert f"WARNING: the run trains on {dev} too" in capsys.readouterr().out
-    assert len(commands.sample(changed(dev=gone), policy="sft", count=2)) == 2
     run = changed(test=gone)
     # a given problem needs no others
     assert len(commands.sample(run, policy="sft", prompts="1+1=?", count=1)) == 1
@@ -1315,25 +1167,6 @@ def test_export_loads_in_transformers_with_the_same_logits(
     mine.mkdir()
     (mine / "README.md").write_text("# My project")
     assert "holds README.md, and no export" in g2d("export", work, "--output", mine, refused=True)
-    assert [path.name for path in mine.iterdir()] == ["README.md"]
-    broken = Path(shutil.copytree("model", "broken"))
-    (broken / "config.json").unlink()  # the last that is written
-    g2d("export", work, "--output", broken)
-    assert (broken / "config.json").is_file()
-    assert "is a file: choose another --output" in g2d(
-        "export", work, "--output", "model/README.md", refused=True
-    )
-    elsewhere = commands.read_config(work)
-    elsewhere = replace(
-        elsewhere,
-        mesh=Mesh(data=2, fsdp=64),
-        compute=replace(elsewhere.compute, sampling_tensor=64),
-    )
-    with commands.opened(work, elsewhere) as session:  # the run had a mesh of 128 devices
-        assert (
-            session.mesh.size == jax.device_count()
-            and load_policy(session, "dpo").config == params.config
-        )
     g2d("export", work, "--output", "early", "--policy", "warmup@1")
     spent = storage.read_json(work / "02-warmup" / "manifest.json")["at"]["1"]["tokens"]
     early = (tmp_path / "early" / "README.md").read_text()
@@ -1358,12 +1191,6 @@ def check_card(card: str) -> None:
     rows = cells(card.partition("## Results and cost")[2].partition("\n## ")[0])
     assert [name for name, *_ in rows] == ["dpo", "sft", "warmup"]
     assert all(" ± " in accuracy for _, accuracy, *_ in rows)
-
-
-def test_help_is_fast_and_light() -> None:
-    code = "import sys; from g2d_jax.cli import parse; print('jax' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "False", done.stderr
 
 
 # Code that exits, and text that steers
@@ -1404,12 +1231,6 @@ def as_typed(g2d: G2D, folder: Path, config: str, reward: str) -> str:
     ("config", "reward", "told"),
     [
         (CONFIG + "import sys; sys.exit(0)", "", "my_config.py, line 12: SystemExit: 0"),
-        (CONFIG, "raise SystemExit", "line 1, in <module>: it exits (SystemExit: )"),
-        (
-            CONFIG,
-            "def __getattr__(name):\n    raise SystemExit(0)",
-            "line 2, in __getattr__: SystemExit: 0: code that",
-        ),
         (
             CONFIG,
             "def graded(completions):\n    raise SystemExit(0)",

@@ -357,7 +357,7 @@ SUITES = [
 ]
 
 
-@pytest.mark.parametrize("spec", SPECS[::4])
+@pytest.mark.parametrize("spec", SPECS[::9])
 def test_dry_run(spec: str, toys: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train, test, count = SUITES[SPECS.index(spec) % len(SUITES)]
     config = at_toy_size(spec, toys, train, test)

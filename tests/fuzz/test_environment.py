@@ -115,16 +115,11 @@ def test_a_reader_that_goes_away(workdir: Path, one_device: dict[str, str]) -> N
     assert done.returncode in (0, 1, 120) and b"Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("where", "statuses", "message"), [("/dev/full", (1,), b"No space left"), ("&-", (0, 1), b"")]
-)
-def test_a_standard_output_that_is_full_or_closed(
-    workdir: Path, one_device: dict[str, str], where: str, statuses: tuple[int, ...], message: bytes
-) -> None:
-    command = ["sh", "-c", f'exec "$@" >{where}', "sh", *COMMAND, "status", "--workdir", workdir]
+def test_a_standard_output_that_is_full(workdir: Path, one_device: dict[str, str]) -> None:
+    command = ["sh", "-c", 'exec "$@" >/dev/full', "sh", *COMMAND, "status", "--workdir", workdir]
     done = subprocess.run(command, env=one_device, stderr=subprocess.PIPE, timeout=60)
-    assert done.returncode in statuses and b"Traceback" not in done.stderr
-    assert not message or (done.stderr.startswith(b"g2d: ") and message in done.stderr)
+    assert done.returncode == 1 and b"Traceback" not in done.stderr
+    assert done.stderr.startswith(b"g2d: ") and b"No space left" in done.stderr
 
 
 def test_a_text_that_no_terminal_shows_in_an_error(

@@ -62,7 +62,7 @@ def values_and_grads(function: Any, hidden: jax.Array, head: jax.Array) -> list[
         results = function(hidden, head)
         return mixed(results, mix), results
 
-    grads, values = jax.grad(total, (0, 1), has_aux=True)(hidden, head)
+    grads, values = jax.jit(jax.grad(total, (0, 1), has_aux=True))(hidden, head)
     return [*values, *grads]
 
 
@@ -79,9 +79,7 @@ def test_literal_values() -> None:
     np.testing.assert_allclose(logprobs, np.log([0.9, 0.5]), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("n", "chunk", "temperature"), [(1, 8, 1.0), (20, 19, 1.0), (N, 8, 0.6), (N, 1024, 0.6)]
-)
+@pytest.mark.parametrize(("n", "chunk", "temperature"), [(20, 19, 1.0), (N, 1024, 0.6)])
 def test_equals_full_softmax(n: int, chunk: int, temperature: float) -> None:
     """In values and gradients; half of the tokens count. The others are 0 and have no
     gradient."""
@@ -149,11 +147,11 @@ def test_the_head_is_multiplied_by_tokens_that_count_only() -> None:
     broken = jnp.where(counted[:, None], hidden, jnp.nan)
 
     def grads(hidden: jax.Array) -> Any:
-        return jax.grad(lambda *a: token_logprobs(*a, targets, counted, chunk=1)[0].sum(), (0, 1))(
-            hidden, head
-        )
+        total = lambda *a: token_logprobs(*a, targets, counted, chunk=1)[0].sum()  # noqa: E731
+        return jax.grad(total, (0, 1))(hidden, head)
 
-    for one, other in zip(grads(broken), grads(hidden), strict=True):
+    run = jax.jit(grads)
+    for one, other in zip(run(broken), run(hidden), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -186,15 +184,19 @@ def test_bfloat16_head_gradient_is_summed_in_float32() -> None:
     hidden, head, targets = inputs(512, 8, 16)
     half = hidden.astype(jnp.bfloat16), head.astype(jnp.bfloat16)
     wide = [x.astype(jnp.float32) for x in half]
-    exact = jax.grad(lambda w: full_softmax(wide[0], w, targets)[0].sum())(wide[1])
-    grad = jax.grad(lambda w: token_logprobs(half[0], w, targets, chunk=1)[0].sum())(half[1])
+    exact = jax.jit(jax.grad(lambda w: full_softmax(wide[0], w, targets)[0].sum()))(wide[1])
+    grad = jax.jit(jax.grad(lambda w: token_logprobs(half[0], w, targets, chunk=1)[0].sum()))(
+        half[1]
+    )
     assert grad.dtype == jnp.bfloat16
     # Rounding the result costs 2^-9 of each entry; 512 sums in bfloat16 would be off by tens of
     # percent.
     scale = float(jnp.abs(exact).max())
     assert float(jnp.abs(grad.astype(jnp.float32) - exact).max()) < 2**-8 * scale
 
-    master = jax.grad(lambda w: token_logprobs(half[0], w, targets, chunk=64)[0].sum())(head)
+    master = jax.jit(jax.grad(lambda w: token_logprobs(half[0], w, targets, chunk=64)[0].sum()))(
+        head
+    )
     assert master.dtype == jnp.float32
     np.testing.assert_allclose(master, exact, atol=2**-8 * scale)
 
@@ -206,7 +208,7 @@ def test_extreme_logits_stay_finite() -> None:
         logprobs, entropies = token_logprobs(hidden, head, jnp.array([1, 0, 2], jnp.int32))
         return jnp.sum(logprobs) + jnp.sum(entropies)
 
-    value, grad = jax.value_and_grad(loss)(jnp.array([[1.0], [1.0], [-1.0]]))
+    value, grad = jax.jit(jax.value_and_grad(loss))(jnp.array([[1.0], [1.0], [-1.0]]))
     assert float(value) == -6e4 - 3e4
     assert bool(jnp.isfinite(grad).all())
 
@@ -267,7 +269,7 @@ def test_wrong_arguments(change: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 (simulated) devices")
-@pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)])
+@pytest.mark.parametrize("shape", [(1, 1, 8), (2, 2, 2)])
 def test_sharded_equals_one_device(shape: tuple[int, int, int]) -> None:
     mesh = make_mesh(*shape, devices=jax.devices()[:8])
     hidden, head, targets = inputs(8 * 12, 16, 48)
@@ -289,7 +291,7 @@ def test_sharded_equals_one_device(shape: tuple[int, int, int]) -> None:
     )
     compiled = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*placed).compile()
     value, grads = compiled(*placed)
-    expected, expected_grads = jax.value_and_grad(expected_loss, (0, 1))(hidden, head)
+    expected, expected_grads = jax.jit(jax.value_and_grad(expected_loss, (0, 1)))(hidden, head)
     np.testing.assert_allclose(value, expected, rtol=1e-4)
     for got, want in zip(grads, expected_grads, strict=True):
         np.testing.assert_allclose(got.reshape(want.shape), want, atol=1e-5, rtol=1e-5)

@@ -49,13 +49,8 @@ IMAGES = {
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-tied": ("Qwen2Config", {"tie_word_embeddings": True, "rope_parameters": THETA}),
-    "qwen2-untied": ("Qwen2Config", {"tie_word_embeddings": False, "rope_parameters": THETA}),
     "qwen3": ("Qwen3Config", {"head_dim": 20, "rope_parameters": THETA, "num_attention_heads": 6}),
     "llama3": ("LlamaConfig", {"rope_parameters": LLAMA3_ROPE, "rms_norm_eps": 1e-5}),
-    "llama3-tied": (
-        "LlamaConfig",
-        {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True, "head_dim": 16},
-    ),
     "llama-biased": ("LlamaConfig", {"rope_parameters": LINEAR_ROPE, "attention_bias": True}),
     "qwen3-biased": (
         "Qwen3Config",

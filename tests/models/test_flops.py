@@ -65,6 +65,7 @@ def test_positions_read():
     assert flops.attended(3, before=5) == 6 + 7 + 8
 
 
+@pytest.mark.slow
 def test_a_train_step_is_near_the_compilers_count():
     """Forward, backward and update of one layer, attention counted in full: XLA computes what the
     mask hides.

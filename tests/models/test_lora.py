@@ -70,20 +70,19 @@ def test_fresh_adapters_change_nothing(base: decoder.Decoder) -> None:
     assert fresh.blocks.o_a.shape == (2, 4, 8, 3) and fresh.blocks.k_b.shape == (2, 3, 2, 8)
 
 
-@pytest.mark.parametrize(
-    "adapters", [Lora(3, 6.0), Lora(2, 5.0, SOME, rslora=True)], ids=["all", "some"]
-)
-def test_merged_computes_the_same(base: decoder.Decoder, adapters: Lora) -> None:
-    made = policy(base, adapters)
+def test_merged_computes_the_same(base: decoder.Decoder) -> None:
+    made = policy(base, Lora(2, 5.0, SOME, rslora=True))
     merged = jax.jit(merge)(made)
     assert merged.config == BASE
-    q, a, b = (getattr(made.blocks, name)[0] for name in ("q", "q_a", "q_b"))
-    scale = 5.0 / 2**0.5 if adapters.rslora else 2.0
+    q, a, b = (np.asarray(getattr(made.blocks, name)[...])[0] for name in ("q", "q_a", "q_b"))
     np.testing.assert_allclose(
-        merged.blocks.q[0], q + scale * jnp.einsum("ir,rhd->ihd", a, b), atol=1e-6
+        np.asarray(merged.blocks.q[...])[0],
+        q + 5.0 / 2**0.5 * np.einsum("ir,rhd->ihd", a, b),
+        atol=1e-6,
     )
-    np.testing.assert_allclose(logits(merged, TOKENS), logits(made, TOKENS), atol=2e-5)
-    assert np.abs(logits(made, TOKENS) - logits(base, TOKENS)).max() > 0.1
+    found = np.asarray(logits(made, TOKENS))
+    np.testing.assert_allclose(logits(merged, TOKENS), found, atol=2e-5)
+    assert np.abs(found - np.asarray(logits(base, TOKENS))).max() > 0.1
     untouched = {"q", "k", "v", "o", "gate", "up", "down"} - {
         LINEAR[name] for name in made.config.lora.targets
     }
@@ -93,21 +92,17 @@ def test_merged_computes_the_same(base: decoder.Decoder, adapters: Lora) -> None
         )
 
 
-@pytest.mark.parametrize(
-    ("dtype", "ways"), [("float32", 1), ("bfloat16", 8)], ids=["alone", "on a mesh"]
-)
 def test_an_export_that_merges_layer_by_layer_has_the_bits_of_the_whole(
-    base: decoder.Decoder, dtype: str, ways: int, tmp_path: Path
+    base: decoder.Decoder, tmp_path: Path
 ) -> None:
-    """From a bfloat16 base, as LoRA runs have it; and nothing but a model's tensors are in the
-    files."""
+    """From a bfloat16 base on a mesh, as LoRA runs have it; and nothing but a model's tensors are
+    in the files."""
     made = policy(decoder.cast(base, jnp.bfloat16), Lora(3, 5.0, SOME, rslora=True))
-    if ways > 1:
-        made = jax.device_put(
-            made, decoder.shardings(made.config, meshes.make_mesh(fsdp=2, tensor=2, data=-1))
-        )
-    hf.save(made, tmp_path / "merging", dtype=dtype, max_shard_bytes=20_000)
-    hf.save(jax.jit(merge)(made), tmp_path / "whole", dtype=dtype, max_shard_bytes=20_000)
+    mesh = meshes.make_mesh(fsdp=2, tensor=2, data=-1)
+    made = jax.device_put(made, decoder.shardings(made.config, mesh))
+    size = {"dtype": "bfloat16", "max_shard_bytes": 20_000}
+    hf.save(made, tmp_path / "merging", **size)
+    hf.save(jax.jit(merge)(made), tmp_path / "whole", **size)
     files = {path.name: path.read_bytes() for path in (tmp_path / "merging").iterdir()}
     assert len(files) > 4 and files == {
         path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()
@@ -183,15 +178,15 @@ def test_gradients_are_those_of_the_merged_layer(base: decoder.Decoder) -> None:
     found = jax.jit(jax.grad(lambda p: loss(lora.combine(p, rest))))(trained)
     full = jax.jit(jax.grad(loss))(jax.jit(merge)(made))
     for name in LINEAR.values():
-        a, b = (getattr(made.blocks, f"{name}_{side}")[...] for side in "ab")
+        a, b = (np.asarray(getattr(made.blocks, f"{name}_{side}")[...]) for side in "ab")
         a, b = a.reshape(2, -1, 3), b.reshape(2, 3, -1)
-        outer = getattr(full.blocks, name)[...].reshape(2, a.shape[1], b.shape[2])
+        outer = np.asarray(getattr(full.blocks, name)[...]).reshape(2, a.shape[1], b.shape[2])
         expected = {
             "a": 2.0 * outer @ b.transpose(0, 2, 1),
             "b": 2.0 * a.transpose(0, 2, 1) @ outer,
         }
         for side, value in expected.items():
-            ours = getattr(found.blocks, f"{name}_{side}")[...].reshape(value.shape)
+            ours = np.asarray(getattr(found.blocks, f"{name}_{side}")[...]).reshape(value.shape)
             np.testing.assert_allclose(
                 ours, value, rtol=2e-3, atol=2e-3 * np.abs(value).max(), err_msg=name
             )

@@ -2,14 +2,12 @@
 is refused."""
 
 import csv
-import math
 import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from overlaps import overlaps
 from reports import HOSTILE, STEERING, Page, completions, evaluation
 
 from g2d_jax.report.comparison import (
@@ -20,10 +18,8 @@ from g2d_jax.report.comparison import (
     records,
     report,
     results,
-    training,
 )
-from g2d_jax.report.figures import Chart
-from g2d_jax.report.page import html, output_folder, text, write
+from g2d_jax.report.page import html, output_folder, text
 from g2d_jax.report.paired_differences import compare
 from g2d_jax.report.read import read_comparison
 from g2d_jax.report.rows import Study
@@ -32,7 +28,6 @@ from g2d_jax.report.study import COLUMNS
 from g2d_jax.report.tables import sheet
 from g2d_jax.runtime.storage import finish, read_json, write_json
 from g2d_jax.runtime.tables import write_rollouts
-from g2d_jax.runtime.tracking import Tracker
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 48, "stop": []}
 MEASURED = {"split": "test", "sampling": SAMPLING, "samples": 2}
@@ -231,25 +226,6 @@ def test_several_devices_a_price_and_what_comes_from_elsewhere(two):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("temperature", 0.7), ("top_p", 0.9), ("top_k", 5), ("max_new_tokens", 16)]
-)
-def test_other_sampling_is_warned_of(tmp_path, name, value):
-    one = run(tmp_path / "one", {"dpo": ONE})
-    other = run(
-        tmp_path / "other", {"dpo": OTHER}, {**MEASURED, "sampling": {**SAMPLING, name: value}}
-    )
-    comparison = compared([one, other])
-    expected = (
-        f"The evaluations differ in {name}: A {SAMPLING[name]}, B {value}. A difference in "
-        "accuracy may"
-    )
-    assert len(comparison.warnings) == 1 and comparison.warnings[0].startswith(expected)
-    assert expected in html(report(comparison)) and expected.replace("_", "\\_") in text(
-        report(comparison)
-    )
-
-
-@pytest.mark.parametrize(
     ("name", "there", "said"), [("stop", ["\n", "Q:"], "['\\n', 'Q:']"), ("top_k", 5, "5")]
 )
 def test_the_table_of_evaluations_shows_settings_of_either_kind(tmp_path, name, there, said):
@@ -367,43 +343,6 @@ def test_what_cannot_be_compared_and_folders_of_other_things_are_refused(two, ch
         output_folder(two[0] / "config.json", FILES, "a comparison")
 
 
-def test_three_files_the_same_bytes_each_time_with_every_figure(two, tmp_path):
-    output = tmp_path / "out" / "compare"
-    comparison = compared(two, output)
-    paths = [Path(path) for path in write(report(comparison), output, "compare")]
-    assert [path.name for path in paths] == ["compare.html", "compare.md", "compare.csv"]
-    assert {path.suffix for path in (output / "figures").iterdir()} == {".svg", ".pdf"}
-    before = [path.read_bytes() for path in paths]
-    write(report(comparison), comparison.workdir, comparison.name)
-    assert [path.read_bytes() for path in paths] == before
-    header, *rows = csv.reader(paths[2].read_text("utf-8").splitlines())
-    assert header == ["arm", "values", "seed", "K", "split", "measure", "value"]
-    table = {tuple(row[:6]): float(row[6]) for row in rows}
-    assert len(table) == len(rows)
-    one, other = ("A: G2D (dpo)", "run=one"), ("B: G2D (dpo)", "run=other")
-    assert table[*one, "all", "20", "test", "accuracy/mean"] == 0.625  # over the common problems
-    assert table[*one, "3", "20", "test", "accuracy"] == 0.7  # over its own
-    assert table[*other, "all", "20", "test", "accuracy/mean"] == 0.75
-    assert table[*one, "all", "20", "", "cost/generated"] == 3.0
-    assert math.isnan(table[*one, "all", "20", "", "cost/device_seconds"])
-    pair = ("A: G2D (dpo) → B: G2D (dpo)", "", "all", "", "test")
-    assert table[*pair, "paired/difference"] == 0.125 and table[*pair, "paired/better"] == 2.0
-    assert table[*pair, "paired/low"] < 0 < table[*pair, "paired/high"]
-
-
-def test_completions_that_are_not_compared_need_not_be_there(two):
-    """The dev split's, and those of the policy that training started from."""
-    for folder in two:
-        tables = {"warmup": {"p0": [1, 0], "p1": [0, 1]}, "dpo": ONE}
-        evaluation(folder / "08-dev", {"dpo": ONE}, {**MEASURED, "split": "dev"})
-        evaluation(folder / "07-before", tables, MEASURED)
-        for part in [*folder.glob("08-dev/rollouts/*"), *folder.glob("07-before/rollouts/*")]:
-            part.unlink()
-    comparison = compared(two)
-    assert names(comparison) == ["A: G2D (dpo)", "B: G2D (dpo)"]
-    assert "common problems correctly" in html(report(comparison)) and list(records(comparison))
-
-
 def test_hostile_names_and_completions_stay_text(tmp_path):
     evil = "<script>x<\u202e\x1b[2J|*"
     one, other = run(tmp_path / evil, {"dpo": ONE}), run(tmp_path / "=1+1", {"dpo": OTHER})
@@ -431,40 +370,3 @@ def test_hostile_names_and_completions_stay_text(tmp_path):
     ) as error:
         report(compared([one, other]))
     assert "\x1b" not in str(error.value)
-
-
-def test_curves_of_runs_lie_over_each_other_where_stages_have_one_name(two, tmp_path):
-    three = [*two, run(tmp_path / "third", {"dpo": ONE})]
-    for i, folder in enumerate(three):
-        with Tracker(folder, tensorboard=False) as tracker:
-            for step in (1, 2, 3):
-                values = {"reward": 0.1 * step + i, "completions/mean_length": 9.0}
-                values["kl"] = 0.01 * step
-                if i:  # the first run has no loss
-                    values["loss"] = 1.0 / step
-                tracker.log("warmup", step, values)
-                tracker.log(f"own-{i}", step, {"entropy": 0.5})
-    charts = {part.title: part for part in training(compared(three)) if isinstance(part, Chart)}
-    assert list(charts) == [
-        "Reward",
-        "Loss",
-        "KL divergence from the reference, nats",
-        "Completion length, tokens",
-    ]
-    reward, loss = charts["Reward"], charts["Loss"]
-    assert "A: one in warmup from 0.1 to 0.3 over 3 points" in reward.words
-    assert "A: one" not in loss.words and "B: other" in loss.words
-    colours = [line.get_color() for line in reward.figure.axes[0].lines]
-    assert len(set(colours)) == 3
-    assert [line.get_color() for line in loss.figure.axes[0].lines] == colours[1:]
-    assert overlaps(reward) == overlaps(loss) == []
-    page = Page(html(report(compared(three))))
-    assert "#curves" in page.links
-
-
-def test_runs_without_a_stage_in_common_have_no_curves(two):
-    for i, folder in enumerate(two):
-        with Tracker(folder, tensorboard=False) as tracker:
-            for step in (1, 2):
-                tracker.log(f"stage-{i}", step, {"reward": 1.0})
-    assert "curves" not in [section.name for section in report(compared(two)).sections]

@@ -7,7 +7,6 @@ import xml.etree.ElementTree as ET
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from overlaps import overlaps
 from reports import HOSTILE, STEERING, Page
 
 from g2d_jax.report import figures
@@ -55,30 +54,6 @@ def test_gaps_are_gaps_and_counted_and_nothing_to_draw_is_no_figure():
     assert figures.points("a", "A", {"a": [Point(0, math.nan)]}, x_title="") is None
 
 
-def test_stages_stand_side_by_side_and_a_series_keeps_its_colour():
-    panels = {
-        "warmup": {"chosen": ([1, 2], [1, 2]), "rejected": ([1, 2], [0, 1])},
-        "dpo": {"rejected": ([1, 20], [0, 1])},
-    }
-    chart = figures.curves("rewards", "Rewards", panels)
-    assert [text for text in texts(chart) if text.isalpha()] == [
-        "warmup",
-        "dpo",
-        "chosen",
-        "rejected",
-    ]
-    first, second = chart.figure.axes
-    assert first.lines[1].get_color() == second.lines[0].get_color() != first.lines[0].get_color()
-    assert first.get_ylim() == second.get_ylim()
-    apart = figures.curves(
-        "rewards",
-        "Rewards",
-        {"a": {"x": ([1, 2], [0, 1])}, "b": {"x": ([1, 2], [5, 9])}},
-        share=False,
-    )
-    assert apart.figure.axes[0].get_ylim() != apart.figure.axes[1].get_ylim()
-
-
 def test_long_lines_become_means_with_a_band_over_their_range():
     chart = figures.curves(
         "loss", "Loss", {"a": {"loss": (range(3000), [float(i % 2) for i in range(3000)])}}
@@ -90,12 +65,6 @@ def test_long_lines_become_means_with_a_band_over_their_range():
         band.get_paths()[0].get_extents().height == 1.0
         and "means over about 20 points" in chart.note
     )
-
-
-def test_ticks_do_not_repeat_where_values_hardly_differ():
-    chart = figures.curves("loss", "Loss", {"a": {"loss": ([1, 2, 3], [6.8931, 6.8932, 6.8933])}})
-    labels = [text for text in texts(chart) if "." in text]
-    assert len(labels) == len(set(labels)) > 2
 
 
 def test_points_have_bars_labels_and_a_square_root_axis():
@@ -120,13 +89,6 @@ def test_points_have_bars_labels_and_a_square_root_axis():
     )
     assert 2 <= sum("label" in text for text in texts(chart)) <= 4 and "label19 5" in chart.words
     assert chart.note == "1 of 22 points are not known."
-
-
-def test_a_dozen_lines_look_different():
-    lines = {str(i): ([1, 2], [i, i]) for i in range(12)}
-    drawn = figures.curves("a", "A", {"": lines}).figure.axes[0].lines
-    looks = {(line.get_color(), str(line._dash_pattern)) for line in drawn}
-    assert len(looks) == len(drawn) == 12
 
 
 def test_intervals_reach_to_their_ends():
@@ -174,95 +136,6 @@ def test_whatever_is_logged_is_drawn_inside_the_figure(points):
 
 
 LONG = "a stage with a name that is longer than any panel is wide"
-HARD = [HOSTILE, "W" * 90, "数" * 40, LONG, "_hidden", "two\nlines", "i" * 300, ""]
-
-
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize(
-    "values",
-    [
-        [1e-5, 9e-6, 1.1e-5],
-        [-1.5e299, 0.0, 1e-300],
-        [6.8931, 6.89315, 6.8932],
-        [1234567.0, -7654321.0, 0.0],
-        [math.nan, math.inf, 1e-3],
-    ],
-)
-def test_no_text_covers_another_or_leaves_the_figure(values, share):
-    four = {}
-    for i, name in enumerate(["sft", LONG, "W" * 90, HOSTILE]):
-        steps = [10 ** (2 * i), 10 ** (2 * i) + 1, 10 ** (2 * i) + 2]
-        four[name] = {key: (steps, values) for key in HARD[: 1 + 2 * i]}
-    assert not overlaps(figures.curves("a", "A", four, share=share, x_title=HOSTILE))
-
-
-def test_no_label_of_points_rows_and_bars_covers_another():
-    crowd = {}
-    for i, name in enumerate(HARD[:6]):
-        dots = [Point(10.0 ** (2 * j), 50 + i + j / 9, 1, 99, HARD[j]) for j in range(6)]
-        crowd[name] = [*dots, Point(0, 0, label="0"), Point(1e10, 99.9, label=LONG)]
-    written = "{:,.0f} of a long unit".format
-    charts = [
-        figures.points("a", "A", crowd, x_title=LONG * 3, y_title=LONG * 3, written=written),
-        figures.intervals("a", "A", [(name, 1e-5 * i, -1e12, 1e12) for i, name in enumerate(HARD)]),
-        figures.bars("a", "A", {1e-7 * i: 1e9 * i for i in range(9)}, x_title=LONG * 3),
-    ]
-    assert [overlaps(chart) for chart in charts] == [[], [], []]
-
-
-def test_many_series_make_a_figure_higher_and_leave_its_panels_their_room():
-    lines = {f"a rather long name of a series, {i}": ([1, 2], [i, i]) for i in range(25)}
-    dots = {name: [Point(1, 2)] for name in lines}
-    for chart in (
-        figures.curves("a", "A", {"": lines}),
-        figures.points("a", "A", dots, x_title="x"),
-    ):
-        panel = figures.layout.area(chart.figure.axes[0])
-        assert panel.high - panel.low == pytest.approx(100)
-        assert chart.figure.get_figheight() > 4 and overlaps(chart) == []
-
-
-def test_overlaps_are_found():
-    chart = figures.curves("loss", "Loss", {"a": {"loss": ([1, 2], [0, 1])}})
-    chart.figure.text(0.5, 0.5, "one")
-    chart.figure.text(0.5, 0.51, "two")
-    chart.figure.text(0.99, 0.5, "outside")
-    assert overlaps(chart) == ["'outside' leaves the figure", "'one' over 'two'"]
-
-
-def test_panels_beside_each_other_do_not_share_a_place():
-    panels = {name: {"x": ([1, 2], [0, 10.0**i])} for i, name in enumerate("abcd")}
-    chart = figures.curves("a", "A", panels, share=False)
-    boxes = [ax.get_position() for ax in chart.figure.axes]
-    # With numbers of their own four do not fit beside each other: two rows of two.
-    assert boxes[0].y0 == boxes[1].y0 > boxes[2].y1 and boxes[0].x1 < boxes[1].x0
-    beside = figures.curves("a", "A", panels).figure.axes
-    assert len({ax.get_position().y0 for ax in beside}) == 1
-
-
-def test_factors_over_decades_have_a_logarithmic_axis_and_a_schedule_alone_has_none():
-    cosine = [5e-4 * (1 + math.cos(math.pi * i / 99)) for i in range(100)]
-    steps = list(range(100))
-
-    def scale(*lines):
-        panels = {str(i): {"rate": (steps, line)} for i, line in enumerate(lines)}
-        chart = figures.curves("rate", "Rate", panels, factors=True)
-        assert "logarithmic" in chart.note or chart.figure.axes[0].get_yscale() == "linear"
-        return chart.figure.axes[0].get_yscale()
-
-    assert scale(cosine) == scale(cosine, [1e-4] * 100) == "linear"
-    assert scale(cosine, [5e-6] * 100) == "log"
-    assert scale([20.0] + [0.05] * 99) == "log"  # the first step compiles
-    assert scale([20.0] + [-0.05] * 99) == scale([0.0] * 100) == "linear"
-    chart = figures.curves(
-        "rate",
-        "R",
-        {"a": {"r": ([1, 2, 3], [1, 0, 1e-5])}, "b": {"r": ([1], [1e-5])}},
-        factors=True,
-    )
-    assert chart.note == "The y axis is logarithmic. 1 values are below it."
-    linear = figures.curves("share", "S", {"a": {"r": ([1, 2], [1, 1e-5])}})
-    assert linear.figure.axes[0].get_yscale() == "linear"
 
 
 def test_a_histogram_is_bars():
@@ -271,19 +144,3 @@ def test_a_histogram_is_bars():
     assert [bar.get_height() for bar in bars] == [25, 0, 75] and not chart.figure.axes[0].lines
     assert chart.words == "25 % at 0, 0 % at 0.5, 75 % at 1"
     assert figures.bars("p", "P", {0.0: math.nan}, x_title="rate") is None
-
-
-@pytest.mark.parametrize(
-    ("values", "texts"),
-    [
-        ([0, 0.25, 0.5], ["0.00", "0.25", "0.50"]),
-        ([0, 5e-6, 1e-5], ["0", "5e-6", "1e-5"]),
-        ([-30, 0], ["−30", "0"]),
-        ([0, 5e5, 1e6], ["0.0", "0.5 M", "1.0 M"]),
-        ([6.89310, 6.89315], ["6.89310", "6.89315"]),
-        ([-1e300, 0], ["−1e300", "0"]),
-        ([], []),
-    ],
-)
-def test_numbers_of_an_axis_are_short_and_tell_apart(values, texts):
-    assert figures.layout.numbers(values) == texts

@@ -63,6 +63,7 @@ def run(forks: Forks, folder: Path, reward: str, *more: str):
     return forks.run("run", "--config", config, "--workdir", "work", *settings, cwd=folder)
 
 
+@pytest.mark.slow
 def test_a_run_is_followed_while_it_lives_and_its_page_says_how_it_ended(
     forks: Forks, tmp_path: Path
 ) -> None:
@@ -175,17 +176,3 @@ def test_a_page_under_way_shows_text_as_text_and_allows_its_scripts_alone() -> N
     assert [row["host memory"] for row in shown.table("Stages")] == ["1.0 GiB", "–"]
     (sample,) = shown.table("Last completions: warmup, step 3")
     assert "600 characters left out" in sample["completion"]
-
-
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser")
-@pytest.mark.parametrize(("written", "stale"), [(1e9, True), (1e11, False)])
-def test_a_page_that_was_due_long_ago_says_so(tmp_path: Path, written: float, stale: bool) -> None:
-    """A browser runs the script under the page's own policy."""
-    import subprocess
-
-    report = Report("report", "mine", "", "", ["a warning"], {}, live=Live(written, 30.0))
-    (tmp_path / "page.html").write_text(html(report))
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
-    command = ["chromium", *options, f"file://{tmp_path}/page.html"]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert ('data-control="stale" hidden' not in dom) == stale

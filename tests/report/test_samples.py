@@ -5,35 +5,27 @@ import dataclasses
 import math
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from reports import HOSTILE, Page, evaluation
+from reports import evaluation
 from toys import QWEN, make_tokenizer
 
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import load_tokenizer
 from g2d_jax.records import Score, Verdict
-from g2d_jax.report import page as pages
 from g2d_jax.report.prompts import Prompts, run_tokenizer
 from g2d_jax.report.read import read_run
 from g2d_jax.report.samples import (
-    CHANGED,
     PROBLEMS,
-    Cell,
     Listing,
-    Row,
-    Sample,
-    anchor,
     browser,
 )
 from g2d_jax.runtime.storage import write_json
 from g2d_jax.runtime.tables import read_rollouts, write_preferences, write_rollouts
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 MANY = [f"{i:03}" for i in range(200)]
 
 
@@ -72,17 +64,6 @@ def test_what_changed_most_among_all_problems_is_listed_whatever_its_id(tmp_path
         "(dpo), either way, the 5 with the shortest and the 5 with the longest answer, and the first "
         "by problem id, which is a hash; 140 are left out."
     )
-
-
-def test_half_of_a_list_is_there_for_its_change_at_most(tmp_path: Path) -> None:
-    before = {problem: [0, 0] for problem in MANY}
-    after = {problem: [1, 0] for problem in MANY} | {problem: [1, 1] for problem in MANY[-20:]}
-    listing = listed(tmp_path, {"sft": before, "dpo": after})
-    by_id = PROBLEMS - CHANGED
-    others = PROBLEMS - 20  # equal changes by id, and those that are there by id
-    assert problems(listing) == [*MANY[:others], *MANY[-20:]] and others > by_id
-    assert sum(row.change == 1 for row in listing.rows) == 20
-    assert "the 30 whose mean" in listing.rule
 
 
 @pytest.mark.parametrize(
@@ -150,27 +131,6 @@ def test_rewards_that_are_no_verdicts_change_too(tmp_path: Path) -> None:
     assert listing.rows[1].facts == "cold (sft) reward 2 · G2D (dpo) reward -0.25"
 
 
-def test_each_problem_has_a_link_of_its_own_that_says_nothing_of_its_name(tmp_path: Path) -> None:
-    evil = {'" onclick="alert(1)': [1], "</summary>#": [1], "a b": [1], "\ud800": [1]}
-    names = [*evil]
-    assert len({anchor(stage, name) for stage in ("x", "y") for name in names}) == 8
-    assert anchor("a", "b") != anchor("ab") != anchor("a", "b", "")
-    for name in (*names, HOSTILE):
-        assert re.fullmatch(r"p-[0-9a-f]{12}", anchor(name, name))
-    table = {name: [1] for name in names[:3]}
-    write_json(tmp_path / "config.json", {"config": {"name": "made", "seed": 0, "stages": {}}})
-    for name in ("08-first", "09-second"):
-        evaluation(tmp_path / name, {"sft": table, "dpo": table}, {"split": "test", "samples": 1})
-    source = pages.html(
-        pages.Report("report", "Links", "", "", [], {"browser": browser(read_run(tmp_path))})
-    )
-    page = Page(source)  # which looks at where links lead
-    assert len(page.anchors) == len(set(page.anchors)) == 6
-    assert f"#{anchor('second', 'a b')}" in page.anchors
-    assert [value for name, value in page.attributes if name == "data-change"] == ["0"] * 6
-    assert ("data-tokens", "3") in page.attributes
-
-
 def test_a_collected_problem_without_a_pair_is_shown_too(own_run: Path) -> None:
     """Its prompt is in its tokens."""
     listing = browser(read_run(own_run))[1]
@@ -212,90 +172,3 @@ def test_a_problem_is_read_from_the_tokens_of_its_prompt(tmp_path: Path, setting
 def test_a_tokenizer_that_is_not_there(config: dict) -> None:
     with pytest.raises(ValueError, match=r"tokenizer|prompt_template"):
         run_tokenizer(config)
-
-
-def test_a_page_that_is_full_keeps_what_changed_most() -> None:
-    sample = Sample("correct", "", "x" * 400_000)
-    rows = []
-    for i in range(20):
-        rows.append(Row(f"problem {i}", "", None, [Cell(0, "", [sample])], rank=20 - i))
-    parts = {"browser": [Listing("Many", "", [""], rows)]}
-    source = pages.html(pages.Report("report", "Many", "", "", [], parts))
-    kept = re.findall(r"problem (\d+)", source)
-    assert kept == [str(i) for i in range(20 - len(kept), 20)] and 3 < len(kept) < 20
-
-
-def in_a_browser(folder: Path, source: str, fragment: str = "") -> str:
-    """What stands on the page after its scripts have run."""
-    path = folder / "page.html"
-    path.write_text(source, encoding="utf-8")
-    command = [
-        str(CHROMIUM),
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        f"--user-data-dir={folder}/profile",
-        "--dump-dom",
-        path.as_uri() + fragment,
-    ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-
-
-def made_list() -> str:
-    """A page whose problems a … e change by 0.5, -1, 1, 0 and not known."""
-    rows = []
-    changes = {"a": 0.5, "b": -1.0, "c": 1.0, "d": 0.0, "e": math.nan}
-    tokens = {"a": (5, 9), "b": (30, 2), "c": (7, 7), "d": (1, 8), "e": (40, 6)}
-    for name, change in changes.items():
-        first, last = tokens[name]
-        cells = [
-            Cell(0, "before", [Sample("incorrect", "", "x", first)]),
-            Cell(1, "after", [Sample("correct", "", "y", last)]),
-        ]
-        rows.append(Row(f"{name} = ?", "", "1", cells, anchor("made", name), change))
-    parts = {"browser": [Listing("List", "", ["before", "after"], rows)]}
-    return pages.html(pages.Report("report", "Sorted", "", "", [], parts))
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_in_a_browser_problems_are_sorted_by_their_numbers(tmp_path: Path) -> None:
-    """With the page's own script; one that uses its controls, which the policy would refuse, is
-    put beside it."""
-    uses = """
-    const control = name => document.querySelector("[data-control=" + name + "]");
-    const use = (name, value) => { control(name).value = value; control(name).dispatchEvent(new Event("input")); };
-    const orders = [];
-    const order = () => orders.push(Array.from(document.querySelectorAll("[data-row]"))
-      .filter(row => !row.hidden).map(row => row.querySelector("code").textContent[0]).join(""));
-    order();
-    for (const by of ["changed", "lost", "gained", "shortest", "longest", ""]) { use("sort", by); order(); }
-    use("policy", "1");
-    for (const by of ["shortest", "longest"]) { use("sort", by); order(); }
-    use("verdict", "incorrect"); order();
-    use("beside", "samples");
-    document.title = orders.join(" ") + " " + document.querySelector("[data-listing]").className;
-    """
-    source = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", made_list())
-    done = in_a_browser(tmp_path, source.replace("</body>", f"<script>{uses}</script></body>"))
-    (title,) = re.findall("<title>(.*?)</title>", done)
-    assert title.split(" ") == [
-        "abcde",
-        "bcade",  # changed: equal ones in the order of the page, the unknown one last
-        "bdace",
-        "cadbe",
-        "dbaec",
-        "ebadc",
-        "abcde",
-        "becda",
-        "adceb",
-        "",
-        "bands",
-    ]
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_in_a_browser_a_link_opens_its_problem_and_no_other(tmp_path: Path) -> None:
-    done = in_a_browser(tmp_path, made_list(), f"#{anchor('made', 'c')}")
-    rows = re.findall(r"<details data-row[^>]*>", done)
-    assert len(rows) == 5
-    assert [anchor("made", "c") in row for row in rows] == ["open" in row for row in rows]

@@ -4,7 +4,6 @@ says."""
 import csv
 import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from reports import Page, evaluation
 
 from g2d_jax.report import paired_differences as paired
-from g2d_jax.report.page import html, text
+from g2d_jax.report.page import html
 from g2d_jax.report.read import read_study, studies
 from g2d_jax.report.rows import start_of
 from g2d_jax.report.study import (
@@ -487,37 +486,6 @@ def test_the_files_have_the_same_bytes_every_time(root, study):
     assert not any(cell.startswith(("=", "+", "@")) for row in rows for cell in row.values())
 
 
-def test_the_page(study):
-    source = html(report(study))
-    page = Page(source)
-    assert page.links == [
-        "#results",
-        "#frontier",
-        "#informativeness",
-        "#stopping",
-        "#points",
-        "#settings",
-    ]
-    # no script is needed
-    assert "&lt;img src=x onerror=alert(1)&gt;" in source and "script-src" not in source
-    assert (
-        "95 %, over problems and 2 seeds: Student's t times" in page.text
-        and "fewer than 5 seeds" in page.text
-    )
-    assert page.tags.count("svg") == 6  # a measure each: there is no price
-    stopped = page.table("Where each warm-up ended")
-    assert stopped[1] == {"policy": "own", "seed": "1", "K": "2", "why": "adaptive"}
-    assert page.table("Points left out") == [{"point": "g2d,steps=4,s2", "why": "not finished"}]
-    taught = {
-        row["policy"]: row
-        for row in page.table("Rollouts and pairs that offline training was given")
-    }
-    assert taught["g2d, K = 2"] == {"policy": "g2d, K = 2", "mixed %": "70.0", "gap before, nats": "1.50",
-                                    "gap after, nats": "4.50", "pairs": "100"}  # fmt: skip
-    assert page.table("Accuracy on 4 test problems")[0]["policy"] == "g2d, K = 0"
-    assert "| g2d,steps=4,s2 | not finished |" in text(report(study))
-
-
 @pytest.mark.parametrize(
     ("seeds", "says", "not_said"),
     [
@@ -548,57 +516,8 @@ def test_a_study_says_what_its_intervals_are_over(tmp_path, seeds, says, not_sai
     assert all(words in said for words in says) and not any(words in said for words in not_said)
 
 
-def test_intervals_of_two_seeds_are_students(study):
-    """Accuracies 0.75 and 1 on problems whose means are 1, 1, 1 and 1/2; the CSV and the table have
-    one interval."""
-    row = group(study, "g2d").rows[1]
-    half = math.hypot(12.7062 * 0.125, 3.18245 * 0.125)
-    assert row.accuracy.low == 0.0 and row.accuracy.high == 1.0  # cut from 0.875 ± 1.64
-    assert half == pytest.approx(1.64, abs=0.01)
-    known = {
-        (arm, k, measure): value
-        for arm, _, seed, k, _, measure, value in records(study)
-        if seed == "all"
-    }
-    own = paired.advantage(row, study.baselines[0])
-    for part in ("low", "high"):
-        assert known["g2d", "2", f"advantage/grpo, learning rate 0.1/flops/{part}"] == getattr(
-            own, part
-        )
-        assert known["g2d", "2", f"accuracy/{part}"] == getattr(row.accuracy, part)
-
-
-@pytest.mark.parametrize("zipped", [False, True])
-def test_steps_of_a_second_online_stage_are_k_s_only_where_these_decide_them(tmp_path, zipped):
-    fake = Fake(tmp_path)
-    more = {"more": {"kind": "online", "policy": "train", "steps": 5}}
-    for k, second in (("20", "5"), ("20", "80"), ("40", "80")):
-        if zipped and (k, second) == ("20", "80"):
-            continue
-        values = {"stages.train.steps": k, "stages.more.steps": second}
-        fake.arm("both", 0, {}, [1, 0, 0, 0], values=values, stages=more, steps=int(k))
-    fake.study()
-    read = read_study(tmp_path, "fake")
-    rows = [(row.k, row.seeds, dict(row.group.values)) for row in read.rows]
-    if zipped:
-        assert rows == [(20, [0], {}), (40, [0], {})]
-    else:
-        short, long = {"stages.more.steps": "5"}, {"stages.more.steps": "80"}
-        assert rows == [(20, [0], short), (20, [0], long), (40, [0], long)]
-
-
 def online(loss: str, sync_every: int) -> dict:
     return {"steps": 20, "loss": loss, "sync_every": sync_every}
-
-
-# loss, sync_every, FLOPs, right or wrong on each test problem by seed
-ARMS = {
-    "grpo": ("grpo", 1, 400e9, [[1, 1, 1, 1], [1, 1, 0, 0]]),
-    HOSTILE: ("group_dpo", 1, 500e9, [[1, 1, 1, 0], [1, 1, 1, 0]]),
-    "offline": ("dpo", 0, 100e9, [[1, 1, 0, 0], [1, 0, 0, 0]]),
-    "s1": ("dpo", 1, 300e9, [[1, 1, 1, 1], [1, 1, 1, 0]]),
-    "s100": ("dpo", 100, 200e9, [[1, 1, 1, 0], [1, 1, 0, 0]]),
-}
 
 
 def test_an_arm_whose_server_samples_ahead_says_so(tmp_path):
@@ -607,62 +526,6 @@ def test_an_arm_whose_server_samples_ahead_says_so(tmp_path):
     fake.arm("s10", 0, online("dpo", 10), [1, 1, 0, 0], generation={"ahead": 1})
     found = lines(results(fake.study()))
     assert [found[arm]["s"] for arm in ("s1", "s10")] == ["1", "10, ahead"]
-
-
-def test_arms_go_from_offline_to_online_and_to_other_losses(tmp_path):
-    fake = Fake(tmp_path)
-    for seed in (0, 1):
-        for arm, (loss, sync_every, flops, right) in ARMS.items():
-            fake.arm(
-                arm,
-                seed,
-                online(loss, sync_every),
-                right[seed],
-                flops=flops,
-                generation={"calls": 4},
-            )
-    fake.arm("s1", 2, online("dpo", 1), None)
-    study = fake.study()
-    found = lines(results(study))
-    assert [(name, row["s"], row["loss"]) for name, row in found.items()] == [
-        *(("sft", "–", "–"), ("offline", "∞", "dpo"), ("s100", "100", "dpo"), ("s1", "1", "dpo")),
-        *(("grpo", "1", "grpo"), (HOSTILE, "1", "group_dpo")),
-    ]
-    s1 = found["s1"]
-    assert (
-        s1["accuracy % [95 %]"].startswith("87.5 [") and s1["FLOPs"] == "300 G" and s1["K"] == "20"
-    )
-    assert s1["over offline"].startswith("+50.0 [") and s1["gain"].startswith("+62.5 [")
-    assert found["offline"]["over offline"] == found["sft"]["gain"] == "–"
-    assert (
-        found["sft"]["over offline"].startswith("-12.5 [")
-        and "seeds" not in s1
-        and "dev %" not in s1
-    )
-    said = headline(study)
-    assert said.startswith(
-        "On 4 test problems, from sft (25.0 %), after 20 updates: offline answers 37.5 ["
-    )
-    assert "] %, s100 62.5 [" in said and said.endswith("] % correctly.")
-    page = Page(html(report(study)))
-    answers = {row["policy"]: row for row in page.table("Their answers, and what they cost")}["s1"]
-    assert (answers["entropy, nats"], answers["length"], answers["truncated %"]) == (
-        "0.250",
-        "24.0",
-        "12.5",
-    )
-    assert (answers["generated"], answers["time"]) == ("10", "1.0 s") and "greedy %" not in answers
-    assert "Test accuracy, % (bars: 95 %)" in page.text
-    rows = csv.DictReader(Path(write_study(fake.root, "fake")[2]).read_text("utf-8").splitlines())
-    figures = {
-        tuple(row[name] for name in ("arm", "seed", "split", "measure")): row["value"]
-        for row in rows
-    }
-    assert (
-        figures["s1", "1", "", "online/steps"] == "20"
-        and figures["s1", "all", "test", "gain/seeds"] == "2"
-    )
-    assert figures["offline", "0", "", "online/generation/calls"] == "4"
 
 
 def test_arms_that_miss_seeds_or_begin_with_different_policies(tmp_path):

@@ -113,26 +113,6 @@ def test_a_run_says_what_it_cost_and_where_its_gain_came_from(
     assert run(tmp_path, accuracies, STAGES, SPENT) == said
 
 
-def test_a_run_of_other_stages(tmp_path: Path) -> None:
-    online = {name: STAGES[name] for name in ("sft", "warmup")}
-    said = run(tmp_path / "online", {"sft": 0.3, "warmup": 0.5}, online, SPENT)
-    assert said == (
-        "10 online updates: 50.0 % of 400 problems for 48.0 GFLOPs; it gained 20.0 points on cold "
-        "(sft)."
-    )
-    offline = {
-        "sft": STAGES["sft"],
-        "collect": {"kind": "collect", "policy": "sft"},
-        "dpo": {"kind": "offline", "policy": "sft", "preferences": "collect"},
-    }
-    said = run(tmp_path / "offline", {"sft": 0.3, "dpo": 0.5}, offline, SPENT)
-    assert said.startswith("DPO on its rollouts, without an online update: 50.0 % of 400 problems")
-    assert said.endswith("; it gained 20.0 points on cold (sft).")
-    given = {"sft": STAGES["sft"], "dpo": {**offline["dpo"], "preferences": "elsewhere"}}
-    said = run(tmp_path / "given", {"sft": 0.3, "dpo": 0.5}, given, SPENT)
-    assert said.startswith("DPO on pairs of others, without an online update: 50.0 %")
-
-
 GRPO_ON = {"kind": "online", "policy": "dpo", "steps": 40}
 COLLECT_2 = {"kind": "collect", "policy": "dpo"}
 DPO_2 = {"kind": "offline", "policy": "dpo", "preferences": "collect2"}
@@ -182,12 +162,6 @@ def test_a_policy_of_elsewhere_is_not_said_to_be_without_training(tmp_path: Path
     assert said.startswith("DPO on its rollouts, from run:../a/warmup: 60.0 %")
     said = run(tmp_path / "alone", {"dpo": 0.6, start: 0.3}, stages, SPENT)
     assert said == "The policy run:../a/warmup: 30.0 % of 400 problems."
-
-
-def test_of_several_stages_of_dpo_the_gain_is_the_last_ones(tmp_path: Path) -> None:
-    stages = {**STAGES, "collect2": COLLECT_2, "dpo2": DPO_2}
-    said = run(tmp_path, {"sft": 0.3, "warmup": 0.4, "dpo": 0.6, "dpo2": 0.7}, stages, SPENT)
-    assert said.endswith("; a quarter of the gain came from the last DPO.")
 
 
 def test_an_evaluation_without_a_readable_answer_has_no_verdict(tmp_path: Path) -> None:
@@ -307,37 +281,6 @@ def test_a_study_of_one_seed_says_so_and_what_is_above_the_best_is_said_to_be(
         "On these 400 problems, with one seed, 20 online steps and DPO (90.0 %) are above the best "
         "GRPO (grpo, K = 80: 80.0 %, 100 FLOPs) for 40 % of its FLOPs; "
     )
-
-
-def test_a_k_with_fewer_seeds_than_grpo_counts_for_nothing(tmp_path: Path) -> None:
-    """Its interval would be over problems only: it was -10.0 [-13.0, -7.0] of one seed."""
-    whole = ([0.795] * 3, 40.0)
-    said = study(tmp_path / "some", {10: ([0.9], 20.0), 20: whole}, GRPO)
-    assert said.startswith(
-        "On these 400 problems and at 1 of 2 K, those with all seeds and evaluated on dev, 20 online"
-    )
-    assert study(tmp_path / "none", {10: ([0.6], 20.0), 20: ([0.7], 40.0)}, GRPO) == ""
-
-
-def test_a_study_names_its_losses(tmp_path: Path) -> None:
-    g2d: G2D = {10: ([0.6] * 3, 20.0), 20: ([0.795] * 3, 40.0)}
-    changed = {"online": {"loss": "dpo"}, "offline": {"loss_type": "simpo"}}
-    said = study(tmp_path, g2d, GRPO, changed)
-    assert (
-        "20 online steps and SimPO (79.5 %) come within 2 points of the best online training"
-        in said
-    )
-    assert "GRPO" not in said and "and DPO" not in said
-
-
-@pytest.mark.parametrize("best", [math.nan, 0.0])
-def test_a_study_whose_best_has_no_known_price_or_none(tmp_path: Path, best: float) -> None:
-    g2d: G2D = {10: ([0.6] * 3, 20.0), 20: ([0.7] * 3, 40.0)}
-    said = study(tmp_path, g2d, {**GRPO, 80: (GRPO[80][0], best)})
-    if math.isnan(best):
-        assert said == ""
-    else:
-        assert "costs more than the best GRPO (grpo, K = 80: 80.0 %, 0 FLOPs): the highest" in said
 
 
 def test_a_study_of_one_arm_has_no_verdict(tmp_path: Path) -> None:

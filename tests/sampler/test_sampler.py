@@ -92,11 +92,7 @@ def run(
 def model() -> decoder.Decoder:
     """Random, biases and norms included; std 0.15 makes distributions that are neither flat nor
     certain."""
-    leaves, tree = jax.tree.flatten(decoder.init(CONFIG, jax.random.key(0), std=0.15))
-    noise = jax.random.split(jax.random.key(1), len(leaves))
-    return jax.tree.unflatten(
-        tree, [x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, noise, strict=True)]
-    )
+    return noisy(decoder.init(CONFIG, jax.random.key(0), std=0.15))
 
 
 def make_sampler(
@@ -144,13 +140,26 @@ def assert_bit_equal(first: list[Rollout], second: list[Rollout]) -> None:
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
 
 
-@jax.jit
-def logits_of(model: decoder.Decoder, tokens: jax.Array) -> jax.Array:
+@partial(jax.jit, static_argnames="dtype")
+def logits_of(
+    model: decoder.Decoder, tokens: jax.Array, dtype: jnp.dtype = jnp.float32
+) -> jax.Array:
     """What the trainer's forward pass makes of rows [B, T] of one sequence each: [B, T, V]."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    return decoder.forward(model, tokens, positions, jnp.full_like(tokens, SEGMENT_STRIDE))[
-        0
-    ] @ decoder.head_matrix(model)
+    segments = jnp.full_like(tokens, SEGMENT_STRIDE)
+    hidden, _ = decoder.forward(model, tokens, positions, segments, dtype=dtype)
+    return (hidden @ decoder.head_matrix(model, dtype)).astype(jnp.float32)
+
+
+ROWS = 20, 216  # no fewer than any call has, so that one program serves all
+
+
+def assert_likeliest(model: decoder.Decoder, greedy: Rollout) -> None:
+    first, size = len(greedy.prompt_ids), len(greedy.token_ids)
+    tokens = np.zeros(ROWS, np.int32)
+    tokens[0, : first + size] = np.concatenate([greedy.prompt_ids, greedy.token_ids])
+    logits = np.asarray(logits_of(model, jnp.asarray(tokens)))[0, first - 1 : first + size - 1]
+    np.testing.assert_array_equal(greedy.token_ids, logits.argmax(-1))
 
 
 def assert_drawn(
@@ -162,7 +171,7 @@ def assert_drawn(
     Their uniform lies in the token's step of the distribution function (64 words: one block), up to
     rounding.
     """
-    rows, length = 20, 216  # no fewer than any call has, so that one program serves all
+    rows, length = ROWS
     temperatures = {r.problem_id: r.params.temperature for r in requests}
     tokens, data = np.zeros((rows, length), np.int32), np.zeros((rows, 2), np.uint32)
     for row, r in enumerate(rollouts):
@@ -341,10 +350,9 @@ def stopping(requests):
     ]
 
 
-@pytest.mark.parametrize("chunk", [1, 64])
-def test_a_stop_string_ends_a_response_with_its_last_token(model, base, chunk):
-    """Whatever is decoded together, the sample is the beginning of the one without stop strings."""
-    sizes = {"max_num_seqs": 8, "chunk": chunk, "prefill_rows": 4}
+def test_a_stop_string_ends_a_response_with_its_last_token(model, base):
+    """Decoded together with others, the sample is the beginning of the one without stop strings."""
+    sizes = {"max_num_seqs": 8, "chunk": 64, "prefill_rows": 4}
     sampler = Sampler(CONFIG, one_device(), seed=SEED, decode=spelt, **sizes)
     found = run(sampler, model, stopping(REQUESTS[::-1]))
     ended = [has_stop(r.token_ids) for r in found]
@@ -377,23 +385,6 @@ def test_rows_that_a_stop_string_ended_take_the_next_sample(model):
     found = run(sampler, model, requests)
     assert len(found) == 12 and {r.stop_reason for r in found} == {"stop"}
     assert sampler.usage.row_steps <= 2 * sum(len(r.token_ids) + 4 for r in found)
-
-
-def test_log_probs_of_a_response_that_a_string_ended_are_the_trainers(model):
-    sampler = Sampler(
-        CONFIG, one_device(), seed=SEED, max_num_seqs=8, chunk=4, prefill_rows=4, decode=spelt
-    )
-    found = run(sampler, model, stopping([r for r in REQUESTS if r.params.temperature == HOT]))
-    assert any(has_stop(r.token_ids) for r in found)
-    compute = Compute(one_device())
-    packed = pack(
-        [Group(r.prompt_ids, [Response(r.token_ids)]) for r in found],
-        row_length=144,
-        microbatch_rows=8,
-    )
-    logprobs, _ = make_scorer(compute)(model, *put_batch(packed, compute.mesh), temperature=HOT)
-    for (logprob,), rollout in zip(packed.unpack(np.asarray(logprobs)), found, strict=True):
-        np.testing.assert_allclose(rollout.logprobs, logprob, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -491,15 +482,16 @@ def test_bfloat16_samples_have_the_log_probabilities_of_the_forward_pass(model):
     state, _ = sampler.abstract(sampler.shapes(4, 4, [SamplingParams(12)], [40]))
     assert {x.dtype for x in (*state.cache.keys, *state.cache.values)} == {jnp.dtype("float32")}
     assert state.hidden.dtype == jnp.bfloat16
-    for rollout in run(sampler, model, requests):
-        tokens = np.concatenate([rollout.prompt_ids, rollout.token_ids])[None]
-        positions = np.arange(tokens.shape[1])[None]
-        ids = np.full_like(tokens, SEGMENT_STRIDE)
-        hidden, _ = decoder.forward(model, tokens, positions, ids, dtype=jnp.bfloat16, mesh=mesh)
-        logits = (hidden @ decoder.head_matrix(model, jnp.bfloat16)).astype(jnp.float32)
-        predicted = jax.nn.log_softmax(logits)[0, len(rollout.prompt_ids) - 1 : -1]
-        chosen = predicted[np.arange(len(rollout.token_ids)), rollout.token_ids]
-        np.testing.assert_allclose(rollout.logprobs, chosen, atol=0.05)
+    rollouts = run(sampler, model, requests)
+    tokens = np.zeros((len(rollouts), 32), np.int32)
+    for row, rollout in enumerate(rollouts):
+        both = np.concatenate([rollout.prompt_ids, rollout.token_ids])
+        tokens[row, : len(both)] = both
+    logits = np.asarray(logits_of(model, jnp.asarray(tokens), dtype=jnp.bfloat16))
+    logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    for row, rollout in zip(logprobs, rollouts, strict=True):
+        places = len(rollout.prompt_ids) - 1 + np.arange(len(rollout.token_ids))
+        np.testing.assert_allclose(rollout.logprobs, row[places, rollout.token_ids], atol=0.05)
 
 
 def test_a_prompt_is_inserted_where_it_lies(model):
@@ -554,11 +546,6 @@ def test_another_width_takes_the_memory_of_one_array_more(axis):
 
 def test_samples_do_not_depend_on_other_requests(sampler, model, base):
     assert_same(model, base[0], run(sampler, model, REQUESTS[::-1]))
-    assert_same(
-        model,
-        [r for r in base[0] if r.problem_id == "problem0"],
-        run(sampler, model, [REQUESTS[0]]),
-    )
 
 
 def test_columns_come_into_use_and_go_out_of_it(model):
@@ -618,24 +605,19 @@ def test_filters_and_greedy_beside_plain_requests(sampler, model, base):
         np.testing.assert_array_equal(rollout.token_ids, best.token_ids)
         np.testing.assert_allclose(rollout.logprobs, 0.0, atol=1e-6)
     assert all((r.entropies <= np.log(9) + 1e-5).all() for r in by_name["nucleus"])
-    tokens = jnp.asarray(np.concatenate([prompt, best.token_ids]))[None]
-    likeliest = jnp.argmax(logits_of(model, tokens)[0], axis=-1)
-    np.testing.assert_array_equal(best.token_ids, likeliest[len(prompt) - 1 : -1])
+    assert_likeliest(model, best)
 
 
-def test_a_greedy_sample_shares_its_prompt(model, base):
+def test_a_greedy_sample_shares_its_prompt(sampler, model, base):
     """The samples before it are those of the same request without it, and the prompt is read
     once."""
-    sampler = make_sampler()
     drawn = run(sampler, model, [REQUESTS[2]])
-    prefilled = sampler.usage.prefilled
+    before = sampler.usage.prefilled
     greedy = dataclasses.replace(REQUESTS[2], num_samples=5, greedy=True)
     *others, best = sorted(run(sampler, model, [greedy]), key=lambda rollout: rollout.sample)
-    assert sampler.usage.prefilled == 2 * prefilled
+    assert sampler.usage.prefilled == before + len(REQUESTS[2].prompt_ids)
     assert_same(model, drawn, others)
-    alone = dataclasses.replace(REQUESTS[2].params, temperature=0.0)
-    (expected,) = run(sampler, model, [Request("alone", REQUESTS[2].prompt_ids, alone)])
-    np.testing.assert_array_equal(best.token_ids, expected.token_ids)
+    assert_likeliest(model, best)
     assert best.sample == 4 and not best.logprobs.any()
 
 
@@ -736,9 +718,7 @@ def test_sizes_must_be_positive():
 @pytest.mark.parametrize(
     ("new", "ready"),
     [
-        ([5] * 8, [7, 6, 5, 4, 3, 2, 1, 0]),  # all in one chunk
         ([5] * 12, [7, 6, 5, 4, 3, 2, 1, 0, 3, 2, 1, 0]),  # of eight rows
-        ([2, 6, 10], [0, 0, 0]),
         ([2, 2, 6], [1, 0, 0]),
     ],
 )
@@ -817,22 +797,17 @@ def test_other_layers_sample_what_their_trainer_scores(
     sampler = Sampler(config, mesh, seed=SEED, max_num_seqs=8, chunk=4, prefill_rows=4)
     rollouts = run(sampler, model, REQUESTS[:4])
     assert len(rollouts) == 10 and sampler.usage.row_steps > 0
-    compute = Compute(mesh)
-    for temperature in (HOT, 1.3):
-        prompts: dict[str, list[Rollout]] = {}
-        for rollout in rollouts:
-            if params_of(rollout).temperature == temperature:
-                prompts.setdefault(rollout.problem_id, []).append(rollout)
-        groups = [
-            Group(own[0].prompt_ids, [Response(r.token_ids) for r in own])
-            for own in prompts.values()
-        ]
-        ways = meshes.row_ways(mesh)
-        packed = pack(groups, row_length=288, microbatch_rows=ways, rows_multiple=ways)
-        arrays = put_batch(packed, mesh)
-        found = packed.unpack(
-            np.asarray(make_scorer(compute)(model, *arrays, temperature=temperature)[0])
-        )
-        for own, logprobs in zip(prompts.values(), found, strict=True):
-            for rollout, logprob in zip(own, logprobs, strict=True):
-                np.testing.assert_allclose(rollout.logprobs, logprob, atol=1e-4)
+    prompts: dict[str, list[Rollout]] = {}
+    for rollout in rollouts:
+        if params_of(rollout).temperature == HOT:
+            prompts.setdefault(rollout.problem_id, []).append(rollout)
+    groups = [
+        Group(own[0].prompt_ids, [Response(r.token_ids) for r in own]) for own in prompts.values()
+    ]
+    ways = meshes.row_ways(mesh)
+    packed = pack(groups, row_length=288, microbatch_rows=ways, rows_multiple=ways)
+    scored, _ = make_scorer(Compute(mesh))(model, *put_batch(packed, mesh), temperature=HOT)
+    found = packed.unpack(np.asarray(scored))
+    for own, logprobs in zip(prompts.values(), found, strict=True):
+        for rollout, logprob in zip(own, logprobs, strict=True):
+            np.testing.assert_allclose(rollout.logprobs, logprob, atol=1e-4)

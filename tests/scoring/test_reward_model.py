@@ -28,7 +28,7 @@ from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.records import Score, Verdict
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.scoring.conversation import Conversations
-from g2d_jax.scoring.reward_model import RewardModel
+from g2d_jax.scoring.reward_model import RewardModel, conversations_of
 from g2d_jax.session.session import Session
 
 torch = pytest.importorskip("torch")
@@ -260,8 +260,7 @@ def test_one_bos_whether_the_template_writes_it_or_not(
     for number, template in enumerate((TEMPLATE, plain, "{{ bos_token }}" + TEMPLATE)):
         make_tokenizer(SMALL, template).save_pretrained(tmp_path / str(number))
         chosen = section(folders["Llama"], tokenizer=str(tmp_path / str(number)))
-        model = RewardModel(chosen, meshes.make_mesh(devices=jax.devices()[:1]))
-        encoded = model.conversations.encode("Hi", BOS)
+        encoded = conversations_of(chosen).encode("Hi", BOS)
         assert encoded is not None and encoded.tolist().count(SMALL[BOS]) == 1
         ids.append(encoded.tolist())
     assert ids[0] == ids[1] == ids[2]

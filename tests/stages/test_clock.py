@@ -160,6 +160,7 @@ def test_an_update_is_dispatched_before_the_one_before_it_is_done(config, opened
     assert found["training"] + found["compilation"] > 0.9, found
 
 
+@pytest.mark.slow
 def test_a_run_tells_where_its_time_went(config, opened, tmp_path):
     config.stages.sft.steps = 3
     config.stages.warmup.steps = 2

@@ -84,6 +84,7 @@ def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compil
     assert len({len(row.rollout.token_ids) for file in files for row in read_rollouts(file)}) > 10
 
 
+@pytest.mark.slow
 def test_stages_whose_numbers_differ_share_their_programs(config, opened, tmp_path, compiled_by):
     """Rates, lengths, decay and betas, as in a study: what trains is compiled once for each kind of
     loss."""

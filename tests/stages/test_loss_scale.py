@@ -211,7 +211,6 @@ GRPO = {
 @pytest.mark.parametrize(
     ("name", "beta"),
     [
-        ("authors", KL),
         ("dapo", KL),
         ("sum", 0.0),
     ],

@@ -73,15 +73,11 @@ def assert_same(left: Any, right: Any) -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("devices", [1, 8])
-def test_round_trip_onto_other_device_counts(tmp_path: Path, devices: int):
-    saved_on = min(8, jax.device_count())
-    if devices > saved_on:
-        pytest.skip(f"needs {devices} devices")
-    state = make_state(saved_on)
+def test_round_trip_onto_another_device_count(tmp_path: Path):
+    state = make_state(min(8, jax.device_count()))
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(3, state, HOST)
-    like = abstract(devices)
+    like = abstract(1)
     restored, host = Checkpoints(tmp_path).restore(3, like)
     assert_same(restored, state)
     assert host == HOST and type(host["step"]) is int

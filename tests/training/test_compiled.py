@@ -21,6 +21,8 @@ from g2d_jax.training.objectives import Compute, Objective, split
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import abstract_numbers, abstract_state, make_train_step
 
+pytestmark = pytest.mark.slow
+
 # no other size of the model or the batch is near 5,008 or its half
 WORDS, WIDTH, LENGTH, PLACES = (
     5008,
@@ -90,13 +92,7 @@ def computations(hlo: str) -> list[str]:
     return re.findall(r"^(?:ENTRY )?%\S+ \(.*?\{\n(.*?)^\}", hlo, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    ("loss", "where"),
-    [
-        ("sft", "tensor"),
-        pytest.param("grpo", "fsdp", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("loss", "where"), [("sft", "tensor"), ("grpo", "fsdp")])
 def test_no_step_holds_the_logits_of_all_tokens_and_the_head_is_gathered_once(
     loss: str, where: str
 ):

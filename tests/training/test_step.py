@@ -3,7 +3,8 @@ donated and float32."""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -151,23 +152,25 @@ def gradient(
 
 
 @pytest.fixture(scope="module")
-def expected(model) -> dict[str, tuple[jax.Array, decoder.Decoder]]:
-    """Loss and gradient of each loss on one device, unpacked."""
+def expected(model) -> Callable[[str], tuple[jax.Array, decoder.Decoder]]:
+    """Loss and gradient of a loss on one device, unpacked."""
     arrays = unpacked()
-    return {
-        name: jax.device_get(jax.jit(jax.value_and_grad(partial(plain_loss, name)))(model, arrays))
-        for name in ("sft", "grpo", "dpo")
-    }
+
+    @cache
+    def of(name: str) -> tuple[jax.Array, decoder.Decoder]:
+        return jax.device_get(jax.jit(jax.value_and_grad(partial(plain_loss, name)))(model, arrays))
+
+    return of
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize(("name", "microbatch_rows"), [("sft", 4), ("grpo", 2), ("dpo", 64)])
+@pytest.mark.parametrize(("name", "microbatch_rows"), [("grpo", 2), ("dpo", 64)])
 def test_packed_equals_unpacked(model, expected, name, microbatch_rows):
     batch = packed(microbatch_rows)
     assert (batch.count == 1) == (microbatch_rows == 64)
     ((grads, loss),) = gradient(name, model, ONE, batch)
-    np.testing.assert_allclose(loss, expected[name][0], rtol=RELATIVE)
-    assert_near(grads, expected[name][1], RELATIVE)
+    np.testing.assert_allclose(loss, expected(name)[0], rtol=RELATIVE)
+    assert_near(grads, expected(name)[1], RELATIVE)
 
 
 def in_micro_batches(batch: Packed, micro_batches: int) -> Packed:
@@ -202,8 +205,8 @@ def test_the_gradient_does_not_depend_on_mesh_or_micro_batches(model, expected, 
     for grads, loss in gradient(
         name, model, mesh, in_micro_batches(batch, 1), in_micro_batches(batch, 4)
     ):
-        np.testing.assert_allclose(loss, expected[name][0], rtol=RELATIVE)
-        assert_near(grads, expected[name][1], RELATIVE)
+        np.testing.assert_allclose(loss, expected(name)[0], rtol=RELATIVE)
+        assert_near(grads, expected(name)[1], RELATIVE)
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +257,7 @@ def test_the_state_is_donated_and_stays_where_it_is_in_float32(trained, model):
 
 @pytest.mark.quick
 def test_bfloat16_compute_is_near_float32(trained, expected):
-    loss, grads = expected["sft"]
+    loss, grads = expected("sft")
     np.testing.assert_allclose(trained["metrics"]["loss"], loss, rtol=0.02)
     np.testing.assert_allclose(trained["metrics"]["grad_norm"], optax.tree.norm(grads), rtol=0.05)
 
@@ -299,7 +302,7 @@ beta."""
 
 def test_other_numbers_compile_nothing_and_give_what_constants_give(model):
     """Of the second settings, whose program is that of the first."""
-    steps, texts, batch = set(), set(), put_batch(packed(2), ONE)
+    steps, batch = set(), put_batch(packed(2), ONE)
     shared: Any = None
     for settings, total, temperature, epsilon, beta in NUMBERS:
         objective = objectives.grpo(
@@ -310,18 +313,12 @@ def test_other_numbers_compile_nothing_and_give_what_constants_give(model):
         numbers = put_numbers({"optimizer": of_optimizer, "loss": of_loss}, ONE)
         steps.add((structure, optimizer))
         state = fresh_state(model, optimizer, ONE)
-        texts.add(
-            make_train_step(structure, optimizer, CONFIG, ONE)
-            .lower(state, *batch, numbers)
-            .as_text()
-        )
         shared = shared or make_train_step(structure, optimizer, CONFIG, ONE)
         for _ in range(3):
             state, _ = shared(state, *batch, numbers)
     expected = constant_steps(model, objective, optimizer, of_optimizer, batch)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), state.params, expected)
     assert len(steps) == 1 and shared.function._cache_size() == 1
-    assert len(texts) == 1  # by which JAX knows a program on disk again
 
 
 def constant_steps(
@@ -408,34 +405,3 @@ def test_an_update_that_is_not_finite_changes_nothing(model):
     jax.tree.map(np.testing.assert_array_equal, *states)
     fine, nothing = [True, True, False], [False, False, True]
     assert np.array_equal(seen, [fine, fine, nothing, fine, nothing, [True, False, True], fine])
-
-
-def test_a_finite_update_is_the_one_without_the_check(model):
-    """Bit for bit, and in as much memory but for some scalars: there is no second copy of the
-    state, nor of a part."""
-    objective = objectives.sft(Compute(ONE))
-    optimizer, checked, numbers = make_step(
-        objective, Optimizer(learning_rate=0.01, weight_decay=0.1), ONE
-    )
-
-    def unchecked(state, arrays, count, numbers):
-        grads, _, _ = accumulate(objective, state.params, arrays, count)
-        updates, opt_state = optimizer.update(
-            grads, state.opt_state, state.params, numbers=numbers["optimizer"]
-        )
-        return type(state)(optax.apply_updates(state.params, updates), opt_state), optax.tree.norm(
-            grads
-        )
-
-    batch = (*put_batch(packed(2), ONE), numbers)
-    found = []
-    for step in (jax.jit(unchecked, donate_argnums=0), checked):
-        state = fresh_state(model, optimizer, ONE)
-        compiled = step.lower(state, *batch).compile()
-        for _ in range(3):
-            state, _ = compiled(state, *batch)
-        memory = compiled.memory_analysis()
-        found.append((jax.device_get(state), memory.temp_size_in_bytes, memory.alias_size_in_bytes))
-    jax.tree.map(np.testing.assert_array_equal, found[0][0], found[1][0])
-    assert found[1][1] - found[0][1] < sum(x.nbytes for x in jax.tree.leaves(model)) / 20
-    assert found[1][2] == found[0][2] > 0  # all of it is donated
