@@ -19,6 +19,7 @@ from g2d_jax.config import Offline, Online, Sampling, TrainingStage
 from g2d_jax.models.config import LongRope
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import Trainer
+from g2d_jax.stages.causes import Cause
 
 WATCHED = (
     "entropy",
@@ -26,6 +27,7 @@ WATCHED = (
     "frac_signal",
     "completions/mean_length",
     "completions/clipped_ratio",
+    "verdicts/no_answer",
     "verdicts/unscorable",
     "verdicts/timeout",
 )
@@ -44,6 +46,7 @@ entropy while the reward doubles, so that a share alone would raise false alarms
 MOST_CUT = 0.9  # share of responses cut at the limit above which length has exploded …
 CUT_RISE = 0.2  # … if it is so much more than at the start
 CUT = 0.5  # share of responses cut at the limit that is too much from the start
+UNREAD = 0.5  # share of responses in which no answer was found
 UNGRADED = 0.2  # share of responses that no one could grade
 SIGNAL = 0.1  # share of prompts whose responses differ in reward, below which a step hardly teaches
 MIXED = 0.1  # the same share of the prompts that pairs are made of
@@ -62,10 +65,6 @@ HIGH_REWARD = 0.9  # … but there is little left to rise above this
 DISPLACED = 0.2  # nats a token that chosen responses lose
 HIGHEST_RATE = 0.05  # learning rate above which a slip of the pen is likelier than a wish
 SAFE_EPSILON = 1e-4  # of Adam, as the paper has it for verifiable tasks
-
-SIGNAL_ADVICE = (
-    "easier problems, a better starting policy, a longer max_new_tokens, another prompt template"
-)
 
 
 @dataclass(frozen=True)
@@ -125,13 +124,14 @@ def watch(
     trainer: Trainer,
     stage: Online,
     metrics: Mapping[str, float],
+    cause: Cause,
     *,
     new: bool = True,
 ) -> None:
     """Add a step's metrics to the series of `WATCHED`, and warn of what has gone wrong.
 
-    Call it once a step, after the update. new: whether no step before was on the same batch, whose
-    reward is one draw however many steps are made on it.
+    Call it once a step, after the update. cause: of most responses of the batch. new: whether no
+    step before was on the same batch, whose reward counts once.
     """
     series = trainer.extra_state.series
     for metric in WATCHED:
@@ -147,7 +147,7 @@ def watch(
     limit: int | None = stage.sampling.max_new_tokens
     if stage.rollouts != "sample":
         limit = None  # a dump's is its writer's
-    report(trainer, [*collapse(series, stage), *sampled(latest, limit)])
+    report(trainer, [*collapse(series, stage), *sampled(latest, limit, cause)])
     reward = float(metrics.get("reward", math.nan))
     if math.isfinite(reward):
         if new:
@@ -156,10 +156,10 @@ def watch(
             _judge_rise(trainer, stage)
 
 
-def conclude(trainer: Trainer, stage: Online) -> None:
-    """Warn of what only the whole of an online stage shows."""
+def conclude(trainer: Trainer, stage: Online, cause: Cause) -> None:
+    """Warn of what only the whole of an online stage shows. cause: of the last batch."""
     state = trainer.extra_state
-    report(trainer, silent(state.without_signal, trainer.step, state.rewards))
+    report(trainer, silent(state.without_signal, trainer.step, state.rewards, cause))
     _judge_rise(trainer, stage)
 
 
@@ -324,9 +324,9 @@ def few_updates(updates: int, batch: int, pairs: int) -> list[Alert]:
     return [Alert("data", text, {"pairs": pairs, "updates": updates})]
 
 
-def few_pairs(counts: Mapping[str, int]) -> list[Alert]:
-    """Warn if few of a collect stage's prompts have responses to tell apart. counts: those of its
-    manifest."""
+def few_pairs(counts: Mapping[str, int], cause: Cause) -> list[Alert]:
+    """Warn if few of a collect stage's prompts have a better and a worse response. counts: those of
+    its manifest. cause: of most responses."""
     prompts, mixed = counts["prompts"], counts["mixed"]
     if mixed >= MIXED * prompts:
         return []
@@ -339,19 +339,18 @@ def few_pairs(counts: Mapping[str, int]) -> list[Alert]:
     why = ", ".join(f"{counts[fate]} {words}" for fate, words in fates.items() if counts.get(fate))
     text = (
         f"{mixed} of {prompts} prompts have responses to tell apart ({why}), which gives "
-        f"{counts['pairs']} pairs. "
-        f"To try: {_level(counts['all_correct'] / max(prompts, 1))}, more num_generations"
+        f"{counts['pairs']} pairs: {cause.symptom}. To try: {cause.remedy}"
     )
     return [Alert("signal", text, {"mixed": mixed, "prompts": prompts})]
 
 
 def sampled(
-    shares: Mapping[str, float], limit: int | None, whose: str = "its responses"
+    shares: Mapping[str, float], limit: int | None, cause: Cause, whose: str = "its responses"
 ) -> list[Alert]:
     """Warn of faulty responses of a policy, by their shares under the names of `WATCHED`; missing
     ones give no warning.
-    limit: the max_new_tokens that they were sampled with; None: not known, and not judged. whose:
-    for the message."""
+    limit: the max_new_tokens that they were sampled with; None: not known, and not judged. cause:
+    of most responses. whose: for the message."""
     alerts = []
     if limit is not None and (cut := shares.get("completions/clipped_ratio", 0.0)) > CUT:
         text = (
@@ -369,35 +368,33 @@ def sampled(
             "reference answers and at samples/, a larger reward.cpu_seconds"
         )
         alerts.append(Alert("ungraded", text, {"unscorable": unscorable, "timeout": timeout}))
-    if (signal := shares.get("frac_signal", 1.0)) < SIGNAL:
-        reward = shares.get("reward", math.nan)
+    signal = shares.get("frac_signal", 1.0)
+    mute = shares.get("verdicts/no_answer", 0.0)
+    if signal < SIGNAL:
         text = (
-            f"{signal:.0%} of the prompts have responses that differ in reward, whose mean is "
-            f"{reward:.3f}: the rest "
-            f"teaches nothing. To try: {_level(reward)}, more num_generations, dynamic_sampling"
+            f"{signal:.0%} of the prompts have responses that differ in reward, and the rest "
+            f"teaches nothing: {cause.symptom}. To try: {cause.remedy}"
         )
-        alerts.append(Alert("signal", text, {"frac_signal": signal, "reward": reward}))
+        alerts.append(Alert("signal", text, {"frac_signal": signal}))
+    elif mute > UNREAD:
+        text = f"of {whose}, {cause.symptom}. To try: {cause.remedy}"
+        alerts.append(Alert("no_answer", text, {"no_answer": mute}))
     return alerts
 
 
-def silent(without_signal: int, steps: int, rewards: Sequence[float]) -> list[Alert]:
+def silent(without_signal: int, steps: int, rewards: Sequence[float], cause: Cause) -> list[Alert]:
     """Warn if no step of an online stage had a prompt whose responses differ in reward.
     without_signal: the steps in a row, at its end, that had none; rewards: the mean of each
-    batch."""
+    batch; cause: of the last batch."""
     if not steps or without_signal < steps:
         return []
     reward = statistics.fmean(rewards) if rewards else math.nan
     text = (
         f"not one of its {steps} steps had a prompt whose responses differ in reward, whose mean "
-        f"is {reward:.3f}: it "
-        f"learned nothing from rewards. To try: {_level(reward)}, more num_generations, more steps"
+        f"is {reward:.3f}: it learned nothing from rewards; {cause.symptom}. To try: {cause.remedy}, "
+        "more steps"
     )
     return [Alert("signal", text, {"steps": steps, "reward": reward})]
-
-
-def _level(reward: float) -> str:
-    """Return the settings to change where most responses to a prompt are all right or all wrong."""
-    return "harder problems, difficulty.max_pass_rate" if reward > 0.5 else SIGNAL_ADVICE
 
 
 def stalled(rewards: Sequence[float], stage: Online) -> list[Alert]:

@@ -54,7 +54,7 @@ def run(session: Session, name: str, stage: BestCheckpoint) -> dict[str, Any]:
             metrics = {"score": entry["score"]}
             for task, row in entry["tasks"].items():
                 metrics[f"tasks/{task}/score"] = row["score"]
-            bar.update(bar.done, {"reward": entry["score"]})
+            bar.update(bar.done, {"score": entry["score"]})
             session.tracker.log(name, step, metrics)
     best = best_step({step: entry["score"] for step, entry in scores.items()})
     if best is None:

@@ -36,6 +36,7 @@ from g2d_jax.rollouts.generate import (
     concat_rounds,
     describe,
     grouped,
+    problems_of,
     rows_of,
     sampled_batches,
 )
@@ -50,6 +51,7 @@ from g2d_jax.session.program import Program
 from g2d_jax.session.session import Session, StopRun
 from g2d_jax.session.windows import window_at
 from g2d_jax.stages import alerts
+from g2d_jax.stages.causes import Cause, cause_of
 from g2d_jax.study import informativeness
 
 Pairs = list[list[tuple[int, int]]]  # (chosen, rejected) of each group
@@ -68,10 +70,12 @@ def run(session: Session, name: str, stage: Collect) -> dict[str, Any]:
         measures = _measure(folder, groups, pairs)
     described = describe(groups)
     # a file has no limit
-    of_samples = alerts.sampled(described, sampler_settings(session, name).get("max_new_tokens"))
+    limit = sampler_settings(session, name).get("max_new_tokens")
+    cause = cause_of(problems_of(draws), groups, session.config.all_tasks)
+    of_samples = alerts.sampled(described, limit, cause)
     if not counts["pairs"]:
         alerts.say(session, name, 0, of_samples, [])
-        raise StopRun(_no_pairs(name, counts, groups))
+        raise StopRun(_no_pairs(name, counts, groups, cause))
     missing = counts["pairs_missing"]
     if missing:
         session.tracker.say(
@@ -88,7 +92,7 @@ def run(session: Session, name: str, stage: Collect) -> dict[str, Any]:
         found = _sampling_alerts(session, stage)
     else:
         found = _position_alerts(session, rows_of(groups))
-    alerts.say(session, name, 0, [*found, *alerts.few_pairs(counts), *of_samples], warnings)
+    alerts.say(session, name, 0, [*found, *alerts.few_pairs(counts, cause), *of_samples], warnings)
     logged = dict(described)
     for key, value in counts.items():
         logged[f"pairs/{key}"] = float(value)
@@ -403,31 +407,15 @@ def _provenance(
     }
 
 
-def _no_pairs(name: str, counts: dict[str, int], groups: Groups) -> str:
-    advice = (
-        "take a stronger policy (SFT, more warm-up), easier problems or a reward that it can earn"
-    )
-    if counts["all_correct"] > counts["all_incorrect"]:
-        advice = "take harder problems or an earlier checkpoint of the warm-up"
+def _no_pairs(name: str, counts: dict[str, int], groups: Groups, cause: Cause) -> str:
+    remedy = cause.remedy
     if counts["outside_window"]:
-        advice = "widen min_pass_rate and max_pass_rate"
-    if counts["unscorable"] > counts["prompts"] / 2:
-        advice = "look at the reference answers: most prompts could not be scored"
-    more = "raise num_generations"
+        remedy = "widen min_pass_rate and max_pass_rate"
     single = [len(group) for group in groups].count(1)
     if single > len(groups) / 2:
-        advice = (
-            f"{single} prompts have one response (one generation), and a pair takes two, one "
-            "better than the other"
-        )
-        more = "take rollouts with several responses to a prompt"
-    verdicts = [row.score.verdict for row in rows_of(groups)]
-    mute = (
-        f"{verdicts.count(Verdict.NO_ANSWER) / max(len(verdicts), 1):.0%} of the responses have "
-        "no answer to grade"
-    )
+        remedy = f"rollouts with several responses to a prompt: {single} prompts have one"
     listed = ", ".join(f"{key} {value}" for key, value in counts.items() if value)
     return (
-        f"{name}: no preference pair from {counts['prompts']} prompts ({listed}; {mute}): "
-        f"{advice}; or {more}"
+        f"{name}: no preference pair from {counts['prompts']} prompts ({listed}): "
+        f"{cause.symptom}. To try: {remedy}"
     )

@@ -21,6 +21,7 @@ from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import chosen_policy
 from g2d_jax.session.session import Session
 from g2d_jax.stages import alerts
+from g2d_jax.stages.causes import Cause, cause_of
 from g2d_jax.stages.held_out import HeldOut, task_results, write_problems
 from g2d_jax.stages.held_out import alerts_ahead as alerts_ahead
 from g2d_jax.stages.held_out import programs as programs
@@ -31,12 +32,13 @@ class Answers(NamedTuple):
     """A policy's S answers to each of N problems. correct: float64 [N, S], right 1, wrong 0 or NaN;
     rewards: likewise;
     greedy: `correct` of the greedy answers, float64 [N, 1], None where there are none; described:
-    see `describe`."""
+    see `describe`; cause: of most answers."""
 
     correct: np.ndarray
     rewards: np.ndarray
     greedy: np.ndarray | None
     described: dict[str, float]
+    cause: Cause
 
 
 def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
@@ -57,13 +59,15 @@ def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
             if policy in session.evaluated:
                 cost.add(finished(session.evaluated[policy]) or {})
             metrics = _metrics(entry)
-            bar.update(bar.done, {"reward": next(iter(metrics.values()))})
+            bar.update(bar.done, _shown(entry))
             session.tracker.log(
                 name, number, {**metrics, "completions/mean_length": entry["mean_length"]}
             )
-            described = answers[policy].described
             found = alerts.sampled(
-                described, stage.sampling.max_new_tokens, f"the responses of {policy}"
+                answers[policy].described,
+                stage.sampling.max_new_tokens,
+                answers[policy].cause,
+                f"the responses of {policy}",
             )
             alerts.say(session, name, number, found, warnings)
     pairs = list(zip(stage.policies[:-1], stage.policies[1:], strict=True))
@@ -123,7 +127,8 @@ def evaluate_policy(
     }
     log_samples(session, name, 0, held_out.draws, groups, policy=policy)
     greedily_correct = None if greedy is None else correct(greedy)
-    return entry, Answers(correct(groups), rewards(groups), greedily_correct, described)
+    cause = cause_of(problems, groups, session.config.all_tasks)
+    return entry, Answers(correct(groups), rewards(groups), greedily_correct, described, cause)
 
 
 def _accuracies(
@@ -183,6 +188,13 @@ def _metrics(entry: dict[str, Any]) -> dict[str, float]:
     for task, row in entry.get("tasks", {}).items():
         metrics[f"tasks/{task}/reward"] = row["reward"]
     return metrics
+
+
+def _shown(entry: dict[str, Any]) -> dict[str, float]:
+    """Return the number beside the bar: the accuracy, or the mean reward where there is none."""
+    if entry["mean"] is not None:
+        return {"accuracy": entry["mean"]}
+    return {"reward": next(iter(_metrics(entry).values()))}
 
 
 def _paired(

@@ -28,14 +28,10 @@ from g2d_jax.rollouts.buffer import (
 )
 from g2d_jax.rollouts.external import ExternalBatches, external_batches
 from g2d_jax.rollouts.generate import (
-    Groups,
-    correct,
     describe,
     draw_once,
     log_samples,
     problems_of,
-    rewards,
-    rows_of,
 )
 from g2d_jax.rollouts.programs import sampling_programs
 from g2d_jax.rollouts.workload import workload_of
@@ -52,6 +48,7 @@ from g2d_jax.session.training_programs import (
 )
 from g2d_jax.session.windows import window_at
 from g2d_jax.stages import alerts, early_stopping
+from g2d_jax.stages.causes import NOTHING_SAMPLED, Cause, cause_of
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective
 
@@ -71,6 +68,7 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
             buffer.resume()
         # Meets the other processes, the last time too; False when all updates are done.
         generation: dict[str, float] = {}
+        cause = NOTHING_SAMPLED
         while trainer.meet_before_update() and not ended:
             window = window_at(trainer.step, stage)
             # A synchronisation: all batches of the window are sampled now, or here by now if a
@@ -93,12 +91,13 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
                 # Launches this update, and logs the one before, whose metrics are ready by now.
                 trainer.update(train_batch.batch.groups, metrics)
             # Before the checkpoint, which has the alerts and the end that these record.
-            alerts.watch(trainer, stage, metrics, new=train_batch.new)
+            cause = _cause(trainer, train_batch)
+            alerts.watch(trainer, stage, metrics, cause, new=train_batch.new)
             ended = early_stopping.ends(trainer, stage)
             trainer.checkpoint_if_due()
             if trainer.step % max(stage.steps // 4, 1) == 0:
                 _log_samples(trainer, train_batch)
-        alerts.conclude(trainer, stage)
+        alerts.conclude(trainer, stage, cause)
         state = trainer.extra_state
         return {
             **trainer.finish({"steps": trainer.step, **buffer.summary()}),
@@ -301,25 +300,14 @@ def _stop_without_signal(trainer: Trainer, stage: Online, train_batch: TrainBatc
         return
     trainer.save_and_pin()
     _log_samples(trainer, train_batch)
+    cause = _cause(trainer, train_batch)
     raise StopRun(
         f"{trainer.name}: no reward signal for {state.without_signal} steps in a row; "
-        f"{_cause(stage, train_batch.groups)}. Look at the completions in samples/. To try: "
-        f"{alerts.SIGNAL_ADVICE}. "
+        f"{cause.symptom}. To try, in another --workdir: {cause.remedy}. "
         f"The policy so far is kept, step {trainer.step} in {trainer.session.folders[trainer.name]}"
     )
 
 
-def _cause(stage: Online, groups: Groups) -> str:
-    values = rewards(groups)
-    if np.isnan(values).all():
-        return "no response could be scored"
-    if stage.mask_truncated and all(row.rollout.stop_reason == "length" for row in rows_of(groups)):
-        return "every response was cut at max_new_tokens, and mask_truncated leaves these out"
-    if np.nan_to_num(correct(groups), nan=1.0).max() <= 0:
-        return "every response was wrong"
-    if np.all(np.nanmax(values, axis=1) == np.nanmin(values, axis=1)):
-        return "the responses to each prompt all got the same reward"
-    return (
-        "no prompt had responses to tell apart: one right and one wrong, both of them counted in "
-        "the loss"
-    )
+def _cause(trainer: Trainer, train_batch: TrainBatch) -> Cause:
+    problems = problems_of(train_batch.draws)
+    return cause_of(problems, train_batch.groups, trainer.session.config.all_tasks)

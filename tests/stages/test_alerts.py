@@ -16,9 +16,11 @@ from g2d_jax.report.run import report
 from g2d_jax.runtime.storage import write_json
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages import alerts, online
-from g2d_jax.stages.alerts import SIGNAL_ADVICE, collapse, too_few_problems
+from g2d_jax.stages.alerts import collapse, too_few_problems
+from g2d_jax.stages.causes import Cause
 
 ONLINE = Online()
+CAUSE = Cause("90% of the responses are incorrect", "easier problems")
 
 
 @pytest.fixture
@@ -118,7 +120,9 @@ def test_short_runs_say_nothing():
     assert (alert.cause, alert.values) == ("entropy", {"first": 1.0, "last": 0.01})
 
 
-@pytest.mark.parametrize(("steps", "reward", "advice"), [(2, 0.0, "easier problems")])
+@pytest.mark.parametrize(
+    ("steps", "reward", "advice"), [(2, 0.0, "a larger sampling.max_new_tokens")]
+)
 def test_a_short_stage_that_never_saw_a_signal_says_so(
     steps, reward, advice, config, tmp_path, opened, capsys
 ):
@@ -141,8 +145,10 @@ def test_a_short_stage_that_never_saw_a_signal_says_so(
 
 
 def test_a_stage_with_one_signal_is_not_called_silent():
-    assert alerts.silent(2, 3, [0.0, 0.5, 0.0]) == [] and alerts.silent(0, 0, []) == []
-    assert causes(alerts.silent(3, 3, [0.0, 0.0, 0.0])) == ["signal"]
+    assert (
+        alerts.silent(2, 3, [0.0, 0.5, 0.0], CAUSE) == [] and alerts.silent(0, 0, [], CAUSE) == []
+    )
+    assert causes(alerts.silent(3, 3, [0.0, 0.0, 0.0], CAUSE)) == ["signal"]
 
 
 def test_a_collapse_is_said_once_also_after_a_restart(small, tmp_path, opened, capsys):
@@ -157,7 +163,7 @@ def test_a_collapse_is_said_once_also_after_a_restart(small, tmp_path, opened, c
                     "completions/mean_length": lengths[i],
                     "reward": math.nan if i % 3 else 0.4,
                 }
-                alerts.watch(trainer, stage, metrics)
+                alerts.watch(trainer, stage, metrics, CAUSE)
             trainer.save_and_pin()
     said = capsys.readouterr().out
     (warning,) = trainer.extra_state.warnings
@@ -236,20 +242,17 @@ def test_too_little_data_for_a_stage(arguments, expected):
             "25% of its responses could not be",
         ),
         ({"verdicts/unscorable": 0.1, "verdicts/timeout": 0.1}, [], ""),
-        ({"frac_signal": 0.05, "reward": 0.001}, ["signal"], SIGNAL_ADVICE),
-        (
-            {"frac_signal": 0.05, "reward": 0.99},
-            ["signal"],
-            "To try: harder problems, difficulty.max_pass_rate",
-        ),
+        ({"frac_signal": 0.05, "reward": 0.001}, ["signal"], CAUSE.remedy),
+        ({"verdicts/no_answer": 0.6}, ["no_answer"], "of its responses, 90% of the"),
+        ({"verdicts/no_answer": 0.6, "frac_signal": 0.0}, ["signal"], CAUSE.symptom),
         ({"frac_signal": 0.1, "reward": 0.0}, [], ""),
         ({}, [], ""),
     ],
 )
 def test_what_is_wrong_with_responses(shares, expected, words):
-    found = alerts.sampled(shares, 256)
+    found = alerts.sampled(shares, 256, CAUSE)
     assert causes(found) == expected and all(words in alert.text for alert in found)
-    assert "cut" not in causes(alerts.sampled(shares, None))
+    assert "cut" not in causes(alerts.sampled(shares, None, CAUSE))
 
 
 def test_few_pairs_and_few_updates():
@@ -259,15 +262,13 @@ def test_few_pairs_and_few_updates():
         "17 pairs make 2 updates of 8, which hardly move a policy. To try: more prompts"
     )
     counts = {"prompts": 100, "mixed": 9, "all_correct": 1, "all_incorrect": 90, "pairs": 20}
-    (alert,) = alerts.few_pairs(counts)
+    (alert,) = alerts.few_pairs(counts, CAUSE)
     assert (
         "9 of 100 prompts have responses to tell apart (90 all wrong, 1 all right), which gives 20"
         in alert.text
     )
-    assert SIGNAL_ADVICE in alert.text
-    (alert,) = alerts.few_pairs({**counts, "all_correct": 90, "all_incorrect": 1})
-    assert "To try: harder problems" in alert.text
-    assert alerts.few_pairs({**counts, "mixed": 10}) == []
+    assert CAUSE.remedy in alert.text
+    assert alerts.few_pairs({**counts, "mixed": 10}, CAUSE) == []
 
 
 @pytest.mark.parametrize(
@@ -333,15 +334,15 @@ def test_a_long_stage_whose_reward_does_not_rise_says_so_halfway(
         for step in range(1, total + 1):
             trainer.step = step
             rise = 0.01 * max(step - 60, 0)
-            alerts.watch(trainer, stage, {"reward": 0.3 + 0.01 * (step % 3) + rise})
+            alerts.watch(trainer, stage, {"reward": 0.3 + 0.01 * (step % 3) + rise}, CAUSE)
             if step == 60:
                 assert [warning["step"] for warning in trainer.extra_state.warnings] == expected
-            alerts.watch(trainer, stage, {"reward": 0.3}, new=False)
+            alerts.watch(trainer, stage, {"reward": 0.3}, CAUSE, new=False)
         assert len(trainer.extra_state.rewards) == total  # a batch's reward is one draw
-        alerts.conclude(trainer, stage)
+        alerts.conclude(trainer, stage, CAUSE)
         assert trainer.extra_state.warnings == []
         trainer.extra_state.rewards = [0.3] * total
-        alerts.conclude(trainer, stage)
+        alerts.conclude(trainer, stage, CAUSE)
         assert [warning["cause"] for warning in trainer.extra_state.warnings] == ["stalled"]
         trainer.step = 0
 
@@ -367,8 +368,8 @@ def test_what_its_batches_tell_of_a_policy_is_said_where_they_are_its_own(
         for step in range(1, 21):
             trainer.step = step
             metrics = {"reward": 0.3, "completions/clipped_ratio": 0.98}
-            alerts.watch(trainer, stage, metrics)
-        alerts.conclude(trainer, stage)
+            alerts.watch(trainer, stage, metrics, CAUSE)
+        alerts.conclude(trainer, stage, CAUSE)
         assert [warning["cause"] for warning in trainer.extra_state.warnings] == expected
         trainer.step = 0
 
