@@ -290,7 +290,7 @@ def test_a_stage_that_ended_half_way_ends_with_the_same_bytes(small, tmp_path, o
 @pytest.mark.parametrize(
     ("reward", "advice"),
     [
-        (0.0, r"all_incorrect 8.*100% of the responses are incorrect.*easier problems"),
+        (0.0, r"all_incorrect 8.*100% of the responses are incorrect.*a larger sampling.max_new_tokens"),
         (1.0, r"all_correct 8.*100% of the responses are correct.*harder problems"),
         (None, r"unscorable 8.*could not be graded.*look at the reference answers"),
     ],
@@ -474,10 +474,7 @@ def test_no_pairs_of_single_responses_say_so(small, tmp_path, opened):
         for n, text in ((1, "2"), (2, "3"), (3, "4"), (3, "5"))
     ]
     small.stages.collect.rollouts = lines(tmp_path / "rollouts.jsonl", rows)
-    with pytest.raises(
-        StopRun,
-        match=r"2 prompts have one response \(one generation\), and a pair takes two, .*several",
-    ):
+    with pytest.raises(StopRun, match="several responses to a prompt: 2 prompts have one"):
         run(opened(small, tmp_path / "some"))
     small.stages.collect.rollouts = lines(tmp_path / "single.jsonl", rows[:3])
     with pytest.raises(
