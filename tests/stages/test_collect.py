@@ -290,7 +290,10 @@ def test_a_stage_that_ended_half_way_ends_with_the_same_bytes(small, tmp_path, o
 @pytest.mark.parametrize(
     ("reward", "advice"),
     [
-        (0.0, r"all_incorrect 8.*100% of the responses are incorrect.*a larger sampling.max_new_tokens"),
+        (
+            0.0,
+            r"all_incorrect 8.*100% of the responses are incorrect.*a larger sampling.max_new_tokens",
+        ),
         (1.0, r"all_correct 8.*100% of the responses are correct.*harder problems"),
         (None, r"unscorable 8.*could not be graded.*look at the reference answers"),
     ],
