@@ -77,12 +77,12 @@ SPENT = {"sft": 7e12, "warmup": 48e9, "collect": 300e9, "dpo": 100e9}
         (
             {"sft": 0.3, "warmup": 0.42, "dpo": 0.78},
             "10 online updates and DPO on their rollouts: 78.0 % of 400 problems for 448 GFLOPs; "
-            "three quarters of the gain came from DPO.",
+            "75 % of the gain came from DPO.",
         ),
         (
             {"sft": 0.3, "warmup": 0.3, "dpo": 0.6},
             "10 online updates and DPO on their rollouts: 60.0 % of 400 problems for 448 GFLOPs; "
-            "all of the gain came from DPO.",
+            "100 % of the gain came from DPO.",
         ),
         (
             {"sft": 0.3, "warmup": 0.5, "dpo": 0.5025},
@@ -187,7 +187,7 @@ def test_a_policy_of_elsewhere_is_not_said_to_be_without_training(tmp_path: Path
 def test_of_several_stages_of_dpo_the_gain_is_the_last_ones(tmp_path: Path) -> None:
     stages = {**STAGES, "collect2": COLLECT_2, "dpo2": DPO_2}
     said = run(tmp_path, {"sft": 0.3, "warmup": 0.4, "dpo": 0.6, "dpo2": 0.7}, stages, SPENT)
-    assert said.endswith("; a quarter of the gain came from the last DPO.")
+    assert said.endswith("; 25 % of the gain came from the last DPO.")
 
 
 def test_an_evaluation_without_a_readable_answer_has_no_verdict(tmp_path: Path) -> None:
