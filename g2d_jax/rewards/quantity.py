@@ -112,7 +112,8 @@ HEDGES = _words(
     eighteen nineteen halves third thirds fourths fifths sixths sevenths eighths ninths tenths
     hundredths thousandths factorial thirty forty fourth tenth eighth ninth tens quarter doubled
     halved tripled triple quadrupled quadruple reciprocal approx doubtful cannot rejected upwards
-    below above under beneath beyond past fold over power fifty sixty seventy eighty ninety
+    below above under beneath beyond past fold over power fifty sixty seventy eighty ninety january
+    february march april may june july august september october november december
     """
 )
 # Of these words, what counts or compares without changing the number: "3 times a day", "2 more",

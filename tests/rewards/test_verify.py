@@ -265,6 +265,14 @@ def test_large_lists_are_compared_without_a_worker() -> None:
     assert quick_verdict(", ".join(roots), ", ".join(reversed(roots))) is True
 
 
+@pytest.mark.parametrize("gold", [r"x^2+\sqrt{2}", r"\{1, \sqrt{2}\}", r"(1, \pi)"])
+def test_a_list_far_longer_than_the_gold_is_wrong_at_once(gold: str) -> None:
+    numbers = ", ".join(map(str, range(2_000)))
+    for answer in (numbers, rf"\{{{numbers}\}}", f"({numbers})"):
+        assert quick_verdict(gold, answer) is False
+        assert quick_verdict(answer, gold) is False
+
+
 @pytest.mark.parametrize(
     ("gold", "words"),
     [
