@@ -106,7 +106,7 @@ def differ(gold: str, answer: str) -> bool:
     """Tell whether one of two cleaned answers is an inequality and the other a mere value, or one
     an interval and the other one with other brackets."""
     for one, other in ((gold, answer), (answer, gold)):
-        states = names.ORDER.search(one) and "=" not in one and not one.startswith("<")
+        states = names.ORDER.search(one) and not re.search(r"=|\\approx", one)
         if states and not (_RELATION.search(other) or is_set(other)):
             return True
     a, b = _INTERVAL.fullmatch(gold), _INTERVAL.fullmatch(answer)
