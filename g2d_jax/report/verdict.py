@@ -28,19 +28,6 @@ MARGIN = 0.02
 """A policy is as good as the best where the 95 % interval of its difference lies above minus this
 much accuracy."""
 
-SHARES = {
-    0.05: "a twentieth",
-    0.1: "a tenth",
-    0.25: "a quarter",
-    1 / 3: "a third",
-    0.5: "half",
-    2 / 3: "two thirds",
-    0.75: "three quarters",
-    0.9: "nine tenths",
-    1.0: "all",
-}
-"""A share -> its name in words, for the nearest one."""
-
 
 def run_verdict(run: Run) -> str:
     """Say what the last policy evaluated was made by, what it reaches and costs, and how much of
@@ -165,8 +152,7 @@ def _gained(evaluation: Manifest, ordered: Sequence[Manifest], last: Policy) -> 
     if added < 0:
         return f"{gained}, and more before {loss} took {-100 * added:.1f}"
     share = added / whole
-    nearest = min(SHARES, key=lambda named: abs(named - share))
-    return f"{SHARES[nearest]} of the gain came from {loss}"
+    return f"{100 * min(share, 1):.0f} % of the gain came from {loss}"
 
 
 def _change(evaluation: Manifest, before: str, after: str) -> tuple[float, bool]:

@@ -17,31 +17,16 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from g2d_jax.rewards.normalise import rules
-
 # A line break may stand before a box, so that three backslashes are not one that was escaped twice,
 # but four are.
-_WRITTEN = r"\\{1,4}(?:boxed|fbox)"
-_EATEN = r"\x08oxed|\x0cbox|(?<![\w\\])oxed"
+_WRITTEN = r"\\{1,4}(?:boxed|fbox)|oxed(?<![\w\\]oxed)"
 # One token per match, so that `\{` and `\\` are never mistaken for a brace or for the start of a
 # command.
 _TOKENS = r"|(?P<open>\{)|(?P<close>\})|\\."
-_TOKEN = re.compile(rf"(?P<box>{_WRITTEN}\s*+\{{){_TOKENS}", re.DOTALL)
-_TOKEN_OR_EATEN = re.compile(rf"(?P<box>(?:{_WRITTEN}|{_EATEN})\s*+\{{){_TOKENS}", re.DOTALL)
-_BARE = re.compile(
-    r"(?:\\(?:boxed|fbox)|\x08oxed)[ \t]*+([-+]?\d[\d,.]*(?<![,.])|[A-Za-z](?![A-Za-z]))"
-)
+_TOKEN = re.compile(rf"(?P<box>(?:{_WRITTEN})\s*+\{{){_TOKENS}", re.DOTALL)
+_BARE = re.compile(r"\\(?:boxed|fbox)[ \t]*+([-+]?\d[\d,.]*(?<![,.])|[A-Za-z](?![A-Za-z]))")
 
-# What JSON makes of `\frac`, `\beta`, `\times` and `\rho`, and what is left of the first without
-# control characters.
-_RESTORED = rules(
-    (r"\x0c|(?<![A-Za-z\\\x0c])(?=rac\s*\{)", r"\\f"),
-    (r"\x08", r"\\b"),
-    (r"\t(?=[a-z])", r"\\t"),
-    (r"\r(?=[a-z])", r"\\r"),
-)
 _LONE_BACKSLASH = re.compile(r"(?<!\\)\\(?:\\\\)*+(?!\\)")
-_ESCAPED_COMMAND = re.compile(r"\\\\(?=[A-Za-z{}|,;:!%])")
 
 _SPACE = r"[\s$&~]|\\{1,2}(?:[()\[\],;:!>\s]|q?quad(?![A-Za-z]))|\\\\|\*\*"
 _BULLET = r"\n[ \t]*+[-*\u2022](?=[ \t])"
@@ -96,14 +81,12 @@ NOT_BOXED = Boxed(-1, -1, "")
 
 def braced(text: str) -> list[Box]:
     """Find the boxes with balanced braces that are not inside another such box, in their order."""
-    if "oxed" not in text and "box" not in text:
+    if "oxed" not in text and "fbox" not in text:
         return []
-    is_eaten = "\x0cbox" in text or text.count("oxed") > text.count("boxed")
     # Where the command of each starts, -1 for no box, and where its content does.
     open_braces: list[tuple[int, int]] = []
     boxes: list[Box] = []
-    pattern = _TOKEN_OR_EATEN if is_eaten else _TOKEN
-    for token in pattern.finditer(text):
+    for token in _TOKEN.finditer(text):
         kind = token.lastgroup
         if kind == "box":
             open_braces.append((token.start(), token.end()))
@@ -187,12 +170,8 @@ def _one_value(content: str) -> str:
 
 
 def _content(text: str, box: Box) -> str:
-    """Return what is in a box, as it was before anything escaped it twice or took its escapes for
-    characters."""
+    """Return what is in a box, as it was before anything escaped it twice."""
     content = text[slice(*box.inside)]
-    if text[box.start] != "\\":
-        for pattern, restored in _RESTORED:
-            content = pattern.sub(restored, content)
     command = text[box.start : box.inside[0]]
     if command.count("\\") in (2, 4):
         content = _unescaped(content)
@@ -201,13 +180,7 @@ def _content(text: str, box: Box) -> str:
 
 
 def _unescaped(content: str) -> str:
-    r"""Halve the backslashes of a box that was escaped twice: none stands alone in it.
-
-    In a matrix whose rows have two backslashes and not four, only those of commands and braces were
-    escaped.
-    """
+    """Halve the backslashes of a box that was escaped twice: none stands alone in it."""
     if _LONE_BACKSLASH.search(content):
         return content
-    if "\\begin" in content and "\\\\\\\\" not in content:
-        return _ESCAPED_COMMAND.sub(r"\\", content)
     return content.replace("\\\\", "\\")

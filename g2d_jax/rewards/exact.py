@@ -10,7 +10,6 @@ so many digits in place of its few.
 
 from __future__ import annotations
 
-import itertools
 import random
 from fractions import Fraction
 from typing import Any
@@ -20,7 +19,6 @@ from sympy import (
     Derivative,
     Eq,
     Expr,
-    FiniteSet,
     Float,
     GeneratorsNeeded,
     I,
@@ -40,7 +38,6 @@ from sympy import (
     asin,
     atan,
     ceiling,
-    default_sort_key,
     floor,
     nan,
     oo,
@@ -67,27 +64,6 @@ def numbers_equal(gold: Any, answer: Any) -> bool | None:
     if a.is_Rational and b.is_Rational:
         return bool(a == b)
     return _is_zero(a - b)
-
-
-def sets_equal(gold: Any, answer: Any) -> bool | None:
-    """Tell whether two finite sets of plain numbers are equal, in n log n comparisons; None for
-    anything else."""
-    if not (isinstance(gold, FiniteSet) and isinstance(answer, FiniteSet)):
-        return None
-    a, b = _different(gold), _different(answer)
-    if a is None or b is None:
-        return None
-    return len(a) == len(b) and all(_is_zero(x - y) for x, y in zip(a, b, strict=True))
-
-
-def _different(numbers: FiniteSet) -> list[Any] | None:
-    """Return the elements of a set in order, of equal ones the first; None if one is no plain
-    number."""
-    values: list[Any] = list(map(_number, numbers.args))
-    if None in values:
-        return None
-    values.sort(key=lambda value: default_sort_key(value.evalf(30)))
-    return values[:1] + [x for before, x in itertools.pairwise(values) if not _is_zero(x - before)]
 
 
 def equations_equal(gold: Any, answer: Any) -> bool | None:

@@ -9,9 +9,9 @@ answer.
    list of those that end with it and have nothing between them: boxes.py;
 2. without one, whichever comes last of
    - "final answer is ..." followed by `$...$`, a number or a choice letter, or by a list of these
-     ("69 or 84"), which is the answer as a whole; with another value in the rest of that sentence,
-     or on the next line, there is none (the same value again, "18 dollars ($18)", and one that is
-     part of the unit, "72 km in 2 hours", are no other),
+     ("69 or 84"), which is the answer as a whole; with another value or a second thought in the
+     rest of that line, or on the next one, there is none (the same value again, "18 dollars
+     ($18)", and one that is part of the unit, "72 km in 2 hours", are no other),
    - GSM8K's `#### N` on a line of its own, where N is a number.
 "last_line":
 1. the box or boxes, as in "boxed";
@@ -62,7 +62,7 @@ _FINAL_VALUE = re.compile(
     re.DOTALL,
 )
 _SEPARATOR = re.compile(r"\s*(?:[,;&]\s*(?:(?:and|or)\b)?|(?:and|or)\b)\s*")
-_SENTENCE_BREAK = re.compile(r"[.!?](?=\s|$)|\n")
+_SENTENCE_BREAK = re.compile(r"[.!?](?=\s|$)")
 _EXPLANATION = re.compile(
     r"\b(?:since|because|as|(?<!or "
     r")so|which|where|when|for|from|by|with|that|if|given|after|using)\b",
@@ -79,38 +79,44 @@ _OTHER_VALUE = re.compile(
 _OTHER_CHOICE = re.compile(rf"(?<!\w)\([A-Z]\)|{_OR_WORD}|{_OR}[\d$\\]")
 # Part of a unit: "72 km in 2 hours", "11 in base 2".
 _MEASURE = re.compile(r"\b(?:in|at|per)\s+(?:base\s+)?\$?\d[\d.,]*(?<![.,])")
-_NEXT_LINE = re.compile(r"[ \t]*\n\s*(?:[-*\u2022][ \t]+)?")
-_LINE_END = re.compile(r"[ \t.,;]*(?:\n|$)")
+_NEXT_LINE = re.compile(r"[^\n]*\n\s*(?:[-*\u2022][ \t]+)?\**")
+_LINE_END = re.compile(r"[ \t.,;*]*(?:\n|$)")
 _NUMBER_LINE = re.compile(rf"^[ \t]*####[ \t]*({_NUMBER})[ \t]*\.?[ \t\r]*$", re.MULTILINE)
 _HASHES = re.compile(r"(?<!#)####(?!#)(.*)")
+_MARKS = r"(?:[^\w\n]|_){0,20}"
+_COLON = r":=\uff1a\ufe55\u2236"
 _ANSWER_CUE = re.compile(
-    r"(?:^|(?<=[.!?:;,]\s))[ \t>#*_-]{0,20}"
+    rf"(?:^|(?<=[.!?:;,]\s)){_MARKS}"
     r"(?:(?:so|thus|hence|therefore|then|finally|and|in conclusion)\b,?[ \t]{1,4}){0,2}"
     r"(?:(?:the|my|our)[ \t]{1,4})?(?:(?:final|correct)[ \t]{1,4})?answers?"
     r"(?:[ \t]{1,4}to[ \t]{1,4}(?:the|this)[ \t]{1,4}(?:problem|question))?"
-    r"(?:\*{0,2}[ \t]{1,4}(?:is|are)\b|\*{0,2}[ \t]{0,4}[:=])[ \t:*=]{0,20}"
+    rf"(?:\*{{0,2}}[ \t]{{1,4}}(?:is|are)\b|\*{{0,2}}[ \t]{{0,4}}[{_COLON}])[ \t*_{_COLON}]{{0,20}}"
     r"(?:(?:therefore|thus|simply|just)[ \t]{1,4})?",
     re.IGNORECASE | re.MULTILINE,
 )
 _ANSWER_HEADING = re.compile(
-    r"^[ \t>#*_-]{0,20}(?:(?:the|my|our)[ \t]{1,4})?(?:(?:final|correct)[ \t]{1,4})?answers?"
-    r"[ \t\r:*_]{0,20}$",
+    rf"^{_MARKS}(?:(?:the|my|our)[ \t]{{1,4}})?(?:(?:final|correct)[ \t]{{1,4}})?answers?{_MARKS}$",
     re.IGNORECASE | re.MULTILINE,
 )
-_BLANK = re.compile(r"[ \t\r:*_]*\n\s*")
+_BLANK = re.compile(rf"[ \t\r*_{_COLON}]*\n\s*")
 _LINE_WINDOW = 10_000  # characters of a line that are read as an answer
 # Not the period of "Dr." and "p.m.", nor one of several.
 _SENTENCE_END = re.compile(r"(?<!\.)(?<!\b[DMS]r)(?<!\bM[sr]s)(?<!\bSt)(?<!\b[ap]\.m)[.?](?=\s)")
 _REASON = re.compile(r",?\s(?:since|because)\b|,\s(?:which|as)\b", re.IGNORECASE)
+_AROUND = ' \t\r*`"\u201c\u201d\u00ab\u00bb'
 _LETTER = re.compile(r"[A-J]")
 _VALUE = re.compile(r"[\d$\\]")
 # Another answer in words, beside a value: "5 or six", "5 or more", "maybe 5".
 _HEDGED = re.compile(
     r"(?<![{\\])\bor\s+[A-Za-z]{2}|\b(?:maybe|perhaps|possibly|probably|either)\b", re.IGNORECASE
 )
+_DOUBT = (
+    r"\b(?:or|but|wait|no|not|maybe|perhaps|possibly|actually|alternatively|instead|otherwise|sorry"
+    r"|rather|unless)\b"
+)
+_DOUBTED = re.compile(rf"{_DOUBT}[^\n]*?[\d$\\]", re.IGNORECASE)
 _SECOND_THOUGHT = re.compile(
-    r"\b(?:or|but|wait|no|not|maybe|perhaps|possibly|actually|alternatively|instead|otherwise|sorry|rather|unless)\b"
-    rf"|\b(?:{_NUMBER_WORD})\b"
+    rf"{_DOUBT}|\b(?:{_NUMBER_WORD})\b"
     r"|(?-i:(?<![\w'])[B-HJ-Z](?![\w']))",
     re.IGNORECASE,
 )
@@ -240,12 +246,13 @@ def _last_answer_line(text: str) -> Found:
 
 
 def _without_marks(said: str) -> str:
-    """Strip Markdown's marks and the punctuation that ends a sentence, but not the dots of
-    `0.333...`."""
-    said = said.strip(" \t\r*`").rstrip(",;")
+    """Strip Markdown's marks, quotation marks and the punctuation that ends a sentence, but not the
+    dots of `0.333...`."""
+    said = said.strip(_AROUND).rstrip(",;")
     if said.endswith(".."):
         return said
-    return said.removesuffix(".").rstrip(" *`")
+    said = said.removesuffix(".").rstrip(_AROUND)
+    return said.removesuffix(")" * (said.count(")") > said.count("(")))
 
 
 def _on_line(pattern: re.Pattern[str], text: str) -> Found:
@@ -314,29 +321,39 @@ def _form(value: str) -> Fraction | str:
 
 
 def _ambiguous(rest: str, values: Sequence[re.Match[str]]) -> bool:
-    """Tell whether another value follows in the sentence, before it explains anything, or on the
-    next line.
+    """Tell whether another value follows in the sentence, before it explains anything, in the rest
+    of the line, or on the next one.
 
     The same value once more, as in "18 dollars ($18)", is no other.
     """
     forms = set(map(_form, map(_content, values)))
-    sentence = _SENTENCE_BREAK.split(rest, maxsplit=1)[0]
+    sentence, *others = _SENTENCE_BREAK.split(rest.partition("\n")[0], maxsplit=1)
     said = _MEASURE.sub(" ", _EXPLANATION.split(sentence, maxsplit=1)[0])
     pattern = _OTHER_CHOICE if values[-1]["letter"] else _OTHER_VALUE  # "(A) 12" is one answer
+    after = "".join(others)
+    if _has_other(pattern, said, forms) or _has_other(_OTHER_VALUE, after, forms):
+        return True
+    return _SECOND_THOUGHT.search(after) is not None or _goes_on(rest, forms)
+
+
+def _has_other(pattern: re.Pattern[str], said: str, forms: Collection[Fraction | str]) -> bool:
+    """Tell whether a text has a value with another form."""
     other = pattern.search(said)
     while other is not None:
         value = _FINAL_VALUE.match(said, other.start())
         if value is None or _form(_content(value)) not in forms:
             return True
         other = pattern.search(said, value.end())
-    return _goes_on(rest, forms)
+    return False
 
 
 def _goes_on(rest: str, forms: Collection[Fraction | str]) -> bool:
-    """Tell whether what follows a value has another one alone on its next line. forms: of those
+    """Tell whether the next line is another value alone, or a doubt with a value. forms: of those
     that are no other."""
     line = _NEXT_LINE.match(rest)
-    value = line and _FINAL_VALUE.match(rest, line.end())
-    if value is None or not _LINE_END.match(rest, value.end()):
+    if line is None:
         return False
+    value = _FINAL_VALUE.match(rest, line.end())
+    if value is None or not _LINE_END.match(rest, value.end()):
+        return _DOUBTED.match(rest, line.end()) is not None
     return _form(_content(value)) not in forms

@@ -12,7 +12,7 @@ import itertools
 import operator
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
 from g2d_jax.rewards.names import assignment
@@ -76,16 +76,25 @@ def in_order(gold: str, answer: str) -> Pair:
             return gold, answer
         return _tuple(expected.values()), _tuple(given[name] for name in expected)
     if expected and _of_one_unknown(expected):
-        return ", ".join(expected.values()), _unnamed(b, answer)
+        return ", ".join(expected.values()), answer
     if expected:
-        return _tuple(expected.values()), _tuple(b) or answer
+        return _in_place(expected, b, answer), _tuple(b) or answer
     if given and not _of_one_unknown(given):
-        return _tuple(a) or gold, _tuple(given.values())
-    alone = _unnamed(a, gold)
-    other = ", ".join(given.values()) or _unnamed(b, answer)
-    if "=" in other and alone != gold:
-        return gold, answer
-    return alone, other
+        return _tuple(a) or gold, _in_place(given, a, gold)
+    return gold, ", ".join(given.values()) or answer
+
+
+def _in_place(named: Mapping[str, str], parts: Sequence[str] | None, other: str) -> str:
+    """Write values by name as a tuple, of x, y and z in that order; the value that all have as it
+    is beside a single one without a name."""
+    names = list(named)
+    if set(names) <= set("xyz"):
+        names.sort()
+    values = [named[name] for name in names]
+    is_single = parts is None and "=" not in other and not PARENTHESES.fullmatch(other)
+    if is_single and len(set(values)) == 1:
+        return values[0]
+    return _tuple(values)
 
 
 def _parts(cleaned: str) -> list[str] | None:
@@ -132,15 +141,6 @@ def _of_one_unknown(values: Iterable[str]) -> bool:
     return len(letters) == 1
 
 
-def _unnamed(parts: Sequence[str] | None, whole: str) -> str:
-    """Return a list of values of one name, `x = 1, x = 3`, without it; another text as it
-    stands."""
-    named = _assignments(parts)
-    if len(dict(named)) != 1:
-        return whole
-    return ", ".join(value for _, value in named)
-
-
 def signed(cleaned: str) -> str:
     r"""Write every `\pm` of a list's elements out, as two; of a tuple's coordinates all
     combinations."""
@@ -160,15 +160,18 @@ def signed(cleaned: str) -> str:
 
 
 def mixed(gold: str, answer: str) -> bool:
-    r"""Tell whether one of two cleaned answers is a tuple and the other a set: `(1, 2)` is not
-    `\{1, 2\}`."""
-    for one, other in ((gold, answer), (answer, gold)):
-        if _SET.fullmatch(one) and PARENTHESES.fullmatch(other):
-            in_set = elements(one) or ()
-            in_tuple = elements(other[1:-1]) or ()
-            if min(len(in_set), len(in_tuple)) > 1:
-                return True
-    return False
+    r"""Tell whether one of two cleaned answers is a tuple and the other none: `(1, 2)` is not
+    `\{1, 2\}`. A gold that is a tuple may be written as a mere list."""
+    in_tuple = _in_tuple(answer) and elements(gold)
+    in_set = _SET.fullmatch(answer) and _in_tuple(gold) and elements(answer)
+    return len(in_tuple or in_set or ()) > 1
+
+
+def _in_tuple(cleaned: str) -> list[str] | None:
+    """Return the coordinates of a tuple, None for anything else."""
+    if not PARENTHESES.fullmatch(cleaned):
+        return None
+    return elements(cleaned[1:-1])
 
 
 def _tuple(values: Iterable[str] | None) -> str:

@@ -14,7 +14,7 @@ _NAMES = """
     nm nanometer nanometre; μm micrometer micrometre micron; dm decimeter decimetre;
     in inch inche; ft foot feet; yd yard; mi mile; s sec second; ms millisecond; μs microsecond;
     ns nanosecond; min minute; hour h hr; day; week; month; year yr; decade; century centurie;
-    mg milligram; μg microgram mcg; g gram; kg kilogram; t tonne ton; lb pound; oz ounce;
+    mg milligram; μg microgram mcg; g gram; kg kilogram kilo; t tonne ton; lb pound; oz ounce;
     ml milliliter millilitre; cl centiliter centilitre; dl deciliter decilitre; l liter litre;
     gal gallon; quart; pint; acre; ha hectare; mi/hour mph; km/hour kph kmh; knot;
     degree deg; radian rad; unit; ohm;
@@ -104,8 +104,9 @@ _PLACES = _by_word()
 
 
 def is_word(word: str) -> bool:
-    """Tell whether a word, or each side of a `/`, is letters, perhaps with a power: `m/s^2`."""
-    return all(_POWER.sub("", part).isalpha() for part in word.split("/"))
+    """Tell whether a word, or each side of a `/`, is letters; of a unit with a power too:
+    `m/s^2`."""
+    return all(part.isalpha() or _unit(part, marked=True) for part in word.split("/"))
 
 
 def unit_of(words: list[str], *, marked: bool) -> str:

@@ -23,7 +23,7 @@ _BEFORE = re.compile(
 _NAME = re.compile(
     r"\s*(?:[A-Za-z]{1,4}|\\(?!(?:pi|infty|not|neg|ln|lg|log|sin|cos|tan|exp)(?![A-Za-z])|frac|sqrt)[a-z]+)?\s*"
 )
-_FUNCTION = re.compile(r"\s*([A-Za-z])\s*\(\s*([A-Za-z])\s*\)\s*")
+_FUNCTION = re.compile(r"\s*([A-Za-z])\s*\(\s*([A-Za-z])\s*\)\s*(?==)")
 _LETTERS = r"[A-Za-z](?:\s*,\s*[A-Za-z])*"
 _NUMBERS = (
     r"\\(?:mathbb|mathbf|text)\s*\{\s*[RQZNC]\s*\}"
@@ -35,10 +35,11 @@ _FOR_ALL = re.compile(
     rf"(?:all|any|every|each)\s+{_KINDS}"
     rf"|\\forall(?![A-Za-z])\s*)\s*(?:{_LETTERS})\s*(?:\\in\s*(?:{_NUMBERS}))?(?![A-Za-z+*/^<>=\\])\)?"
 )
+ORDER = re.compile(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])")
 _PARAMETER = re.compile(
-    rf"[,;]?\s*\(?\s*(?:\\text\s*\{{\s*(?:where|with|for)\s*\}}\s*)?([A-Za-z])\s*\\in\s*({_NUMBERS})\s*\)?\s*$"
+    rf"(.*?)[,;]?\s*\(?\s*(?:\\text\s*\{{\s*(?:where|with|for)\s*\}}\s*)?([A-Za-z])\s*\\in\s*({_NUMBERS})\s*\)?\s*",
+    re.DOTALL,
 )
-_ORDER = re.compile(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])")
 _PRIMES = re.compile(r"([A-Za-z\d])('+)")
 _COMMAND_OR_LETTER = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 
@@ -75,7 +76,7 @@ def assignment(text: str) -> tuple[str, str] | None:
     """Split `name = value`; None for anything else, such as an equation."""
     left, sign, value = text.rpartition("=")
     name, value = left.strip(), value.strip()
-    if not sign or not value or _ORDER.search(value) or not is_name(name):
+    if not sign or not value or ORDER.search(value) or not is_name(name):
         return None
     if "=" in _ARGUMENTS.sub("", _INDEX.sub("", name)):
         return None
@@ -106,7 +107,15 @@ def alike(gold: str, answer: str) -> Pair:
             and _varies(answer, b[2])
         ):
             answer = _renamed(answer, b[2], a[2])
-    return gold, answer
+    return _as_function(gold, answer), _as_function(answer, gold)
+
+
+def _as_function(text: str, other: str) -> str:
+    """Write `y = x^2` as `f(x) = x^2` beside a function that is written so."""
+    found = _FUNCTION.match(other)
+    if found and text[:1] == "y" and text[1:].lstrip().startswith("=") and _varies(text, found[2]):
+        return found[0] + text[1:].lstrip()
+    return text
 
 
 def _varies(text: str, name: str) -> bool:
@@ -117,26 +126,26 @@ def _varies(text: str, name: str) -> bool:
 
 def _without_parameter(gold: str, answer: str) -> Pair:
     r"""Drop `k \in \mathbb{Z}` behind values that depend on k, and call it alike in both."""
-    (a, first, domain) = _apart_from_parameter(gold)
-    (b, second, other) = _apart_from_parameter(answer)
-    if domain and other and not same(domain, other):
+    a, b = _parameter(gold), _parameter(answer)
+    if a and b and not same(a[3], b[3]):
         return gold, answer
-    if first and second and first != second:
-        b = _renamed(b, second, first)
-    return a, b
+    if b:
+        answer = b[1].strip()
+    if a:
+        gold = a[1].strip()
+    if a and b:
+        answer = _renamed(answer, b[2], a[2])
+    return gold, answer
 
 
-def _apart_from_parameter(text: str) -> tuple[str, str, str]:
-    """Split values that depend on an integer from the parameter and its domain, both "" where
-    nothing says so."""
-    found = _PARAMETER.search(text)
-    if found is None or _ORDER.search(text[: found.start()]):
-        return text, "", ""
-    head = text[: found.start()].strip()
-    parameter, domain = found.groups()
-    if parameter not in _COMMAND_OR_LETTER.findall(head.rpartition("=")[2]):
-        return text, "", ""
-    return head, parameter, domain
+def _parameter(text: str) -> re.Match[str] | None:
+    """Match values that depend on an integer, the parameter and its domain."""
+    found = _PARAMETER.fullmatch(text)
+    if not found or ORDER.search(found[1]):
+        return None
+    if found[2] not in _COMMAND_OR_LETTER.findall(found[1].rpartition("=")[2]):
+        return None
+    return found
 
 
 def _renamed(text: str, old: str, new: str) -> str:

@@ -81,7 +81,11 @@ _SPACES = marked(
     ("\\", r"(?<!\\)\\!", ""),
     ("", r"(?<!\\)\\(?:[,;:> ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~", " "),
     ("\\", r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-    ("\\", r"\\(?:mathbf|boldsymbol|bm)\s*\{\s*([a-z])\s*\}", r"\1"),
+    (
+        "\\",
+        r"\\(?:mathbf|boldsymbol|bm)\s*\{\s*(?:([a-z])\s*\}|(?=[-+\d\\]))",
+        lambda found: found[1] or "{",
+    ),
     (
         "\\",
         r"\\(?:mbox|emph|text(?:bf|it|rm|normal|sf|tt)?|math(?:rm|bf|it|sf))(?![A-Za-z])\s*\{"
@@ -93,20 +97,25 @@ _SPACES = marked(
         r"\\(?:(?:display|text)style|limits|rm|bf|it|small|[lL]arge|LARGE|[hH]uge|underline)(?![A-Za-z])",
         "",
     ),
-    ("\\", r"\\text\s*\{\s*\}", ""),
+    ("\\", r"\\text\s*\{\s*([einxyz]?)\s*\}", r"\1"),  # nothing, or what is no unit
     # exponents of units: \text{cm^2}
     ("\\", r"(\\text ?\{[^{}^]*[A-Za-z]) ?\^ ?(?:\{ ?([23]|-1) ?\}|([23])) ?\}", r"\1}^{\2\3}"),
     ("\\", r"(\\text ?\{[^{}/]*)\} ?/ ?\\text ?\{", r"\1/"),  # units: km / h
     ("  ", r" {2,}", " "),  # from here on no rule can meet a long run of spaces
 )
+
+
+def _function(found: re.Match[str]) -> str:
+    r"""Write `x \mapsto x^2` as `f(x)= x^2`."""
+    return f"{found[1] or 'f'}({found[2]})="
+
+
 _RARE = marked(
     ("phantom", r"\\[hv]?phantom(?![A-Za-z])\s*\{(?:[^{}]|\{[^{}]*\})*\}", ""),  # what nobody sees
     ("color", r"\\(?:text)?color(?:box)?\s*\{[^{}]*\}", ""),
     ("space", r"\\[hv]space\*?\s*\{[^{}]*\}", " "),
-    (r"\middle", r"\\middle(?![A-Za-z])\s*", ""),
     ("vert", r"\\[lr]?vert(?![A-Za-z])", "|"),
     ("{:}", r"\{:\}", ":"),
-    ("{;}", r"\{;\}", ";"),
     (r"\lg", r"\\lg(?![A-Za-z])", r"\\log_{10}"),
     ("rightarrow", r"\\overrightarrow(?![A-Za-z])", r"\\vec"),
     ("Omega", r"(?<=[\d}]) ?(?:\\ )?\\Omega(?![A-Za-z])", r"\\text{ ohm}"),
@@ -128,12 +137,32 @@ _RARE = marked(
         r"(\\text ?\{ ?[A-Za-z]{1,5})(?:\} ?(?:\\cdot)? ?\\text ?\{ ?| )(s|h|min)\} ?\^ ?\{ ?-1 ?\}",
         r"\1/\2}",
     ),
+    ("colon", r"\\colon(?![A-Za-z])", ":"),
+    ("to", r"(?<=[\d}]) ?(?:\\text ?\{ ?to ?\}|(?<= )to(?= )) ?(?=[\d\\])", ":"),
+    ("backslash", r"\\backslash(?![A-Za-z])", r"\\setminus "),
+    (r"\cr", r"\\cr(?![A-Za-z])", r"\\\\"),
+    ("smallmatrix", "smallmatrix", "pmatrix"),
+    ("mapsto", r"(?:([a-z]) ?: ?)?([a-z]) ?\\mapsto(?![A-Za-z])", _function),
+    (r"\log", r"\\log ?_ ?\{? ?e ?\}?", r"\\ln "),
+    ("US", r"(?:\\text ?\{ ?USD? ?\}|(?<![A-Za-z])USD?) ?(?=\\?\$|\d)", ""),
+    ("nfinity", r"\\text ?\{ ?[nN]egative infinity ?\}", r"-\\infty "),
+    ("nfinity", r"(?:\\text ?\{ ?[iI]nfinity ?\}|^[iI]nfinity$)", r"\\infty "),
+    ("'", r"(?<=\d)'(?=\d{3}(?!\d))", ""),  # 1'234
+    ("0x", r"^0x([\dA-Fa-f]+)$", r"\1_{16}"),
+    ("0b", r"^0b([01]+)$", r"\1_{2}"),
+    ("pi", r"\\text ?\{ ?pi ?\}", r"\\pi "),
     ("choose", r"\{\s*([^{}\\]*)\\choose(?![A-Za-z])\s*([^{}]*)\}", r"\\binom{\1}{\2}"),
+    *[
+        (
+            name,
+            rf"(?<![A-Za-z\\] )(?<![A-Za-z\\])(?<![te]\{{)(?<![te]\{{ ){name}(?![A-Za-z])",
+            rf"\\{name}",
+        )
+        for name in ["pi", "ln", "log", "sin", "cos", "tan"]
+    ],
 )
 _SPELLINGS = rules(
     (r"\^\s*\{\s*\\circ\s*\}|(?:\^\s*)?\\degree(?![A-Za-z])|\^\s*\\circ(?![A-Za-z])", r"^\\circ "),
-    (r"\\lbrace(?![A-Za-z])\s*", r"\\{"),
-    (r"\\rbrace(?![A-Za-z])\s*", r"\\}"),
     (r"\\([gl]e)q(?:slant)?(?![A-Za-z])", r"\\\1"),
     (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
     (r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}"),
@@ -146,7 +175,7 @@ _SPELLINGS = rules(
 # stands behind one is no unit if it is a single letter that may be a variable.
 _MARKED_NUMBER = re.compile(
     r"(?P<before>^ ?|[=,;] ?)\\text ?\{ ?(?P<number>[-+]?(?:\\?\$ ?)?(?:\d[\d.,/ ]{0,60}|\.\d{1,60}))"
-    r"(?: ?(?P<percent>\\?%) ?|(?<= )(?P<unit>(?![abcdeiknpqrtuvwxyz](?![A-Za-z]))[A-Za-z][^{}0-9]*))\}"
+    r"(?: ?(?P<percent>\\?%) ?|(?P<unit>(?<= )(?![abcdeiknpqrtuvwxyz](?![A-Za-z]))[A-Za-z][^{}0-9]*|[kKM]))\}"
 )
 # "and" and "or" between values, and not beside other words in \text.
 _JOINED = re.compile(
@@ -154,6 +183,8 @@ _JOINED = re.compile(
 )
 _ELLIPSIS = r"(?:\\[lc]?dots[bcimo]?(?![A-Za-z])|\.{3,})"
 _DOTS = re.compile(_ELLIPSIS)
+_ARTICLE = re.compile(r"\A(?:an?|the) (?=\w)")
+_SYNONYMS = dict.fromkeys(("does not exist", "doesnt exist", "dne", "not defined"), "undefined")
 _APOSTROPHE = re.compile(r"(?<=[a-z])'(?=[a-z])")
 _DOUBLE_BACKSLASH = re.compile(r"\\\\(?=[a-zA-Z])")
 _WORDS = re.compile(r"[A-Za-z\\{}]")
@@ -189,7 +220,7 @@ def clean(latex: str, *, joined: bool = True) -> str:
 
 def without_text(cleaned: str) -> str:
     r"""Return a cleaned answer without its `\text{ }` marks."""
-    return TEXT.sub(r"\1", cleaned).strip()
+    return " ".join(TEXT.sub(r"\1", cleaned).split())
 
 
 def canonical(cleaned: str) -> str:
@@ -210,7 +241,8 @@ def plain_text(cleaned: str) -> str | None:
     words = _APOSTROPHE.sub("", without_text(cleaned)).strip(" .,;:!?").replace("-", " ").split()
     if not words or not all(word.isalpha() for word in words):
         return None
-    return " ".join(words).casefold()
+    said = " ".join(words).casefold()
+    return _SYNONYMS.get(said) or _ARTICLE.sub("", said)
 
 
 def _from_unicode(text: str) -> str:
@@ -271,11 +303,6 @@ _WHOLE = marked(
         "(",
         r"(?<![\d.])(\d{1,60}\.)\((\d{1,60})\)(?![\d(])|^(\d{1,60}\.\d{1,60})\((\d{1,60})\)$",
         lambda found: rf"{found[1] or found[3]}\overline{{{found[2] or found[4]}}}",
-    ),
-    (
-        r"\dot",
-        r"(?<![\d.])(\d{1,60}\.\d{0,60})\\dot\s*\{(\d)\}(\d{0,60})\\dot\s*\{(\d)\}",
-        r"\1\\overline{\2\3\4}",
     ),
     ("", r"(?<![\d)}])(\]|\[)([^][()]{1,100})[,;]([^][()]{1,100})(\[|\])(?![\w(])", _interval),
     (

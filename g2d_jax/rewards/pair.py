@@ -13,10 +13,15 @@ from typing import TypeAlias
 
 from g2d_jax.rewards import lists, names, sets, shapes
 from g2d_jax.rewards.normalise import TEXT_OR_COMMAND, Pair, clean
+from g2d_jax.rewards.quantity import HEDGES
 
 Split: TypeAlias = Callable[[str], tuple[str, str] | None]
 """Splits what stands before a value from the value; None where there is nothing."""
 
+_LABEL = re.compile(
+    r"(\\text ?\{ ?|(?=[A-Z]))(?!\w+ \(?[A-J]\)? ?:)([A-Za-z][A-Za-z ]{2,40}): ?(\} ?)?(?!\\text)(\S.*)",
+    re.DOTALL,
+)
 _LETTER = re.compile(r"[A-Za-z<>]")
 _POINT = re.compile(r"([A-Z])\s*=?\s*(\([^()]*\))")
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|approx|equiv)(?![A-Za-z])")
@@ -32,11 +37,13 @@ def paired_up(gold: str, answer: str) -> Pair:
     a, b = clean(gold), clean(answer)
     if a == b and not _differ_in_and(a, gold, answer):
         return a, b
+    a, b = _without(_label, a, b)
     a, b = sets.from_words(a, b), sets.from_words(b, a)
     expected, given = sets.as_sets(gold, answer)
     a = _as_list(expected or a)
     b = _as_list(given or b)
     a, b = shapes.multiplied(a), shapes.multiplied(b)
+    a, b = shapes.by_units(a, b), shapes.by_units(b, a)
     if a.startswith("(") or b.startswith("("):
         a, b = shapes.vector(a), shapes.vector(b)
     # A choice loses its letter before lists are read, and signs are written out before names come
@@ -45,7 +52,6 @@ def paired_up(gold: str, answer: str) -> Pair:
     a, b = _without(shapes.choice, a, b)
     a, b = lists.in_order(a, b)
     a, b = lists.signed(a), lists.signed(b)
-    a, b = _without(sets.member, a, b)
     if _are_points(a, b):
         a, b = _without(_point, a, b)
     if not _relates_another(a, b):
@@ -84,6 +90,15 @@ def _without(split: Split, gold: str, answer: str) -> Pair:
     if is_bare or (mark and its_mark and not names.same(mark, its_mark)):
         return gold, answer
     return value, its_value
+
+
+def _label(text: str) -> tuple[str, str] | None:
+    r"""Split `\text{Total: } 18` into the label and the value; a choice is no label, nor a doubt."""
+    found = _LABEL.fullmatch(text)
+    if found is None or not HEDGES.isdisjoint(found[2].lower().split()):
+        return None
+    opening = (found[1] or "") * (found[3] is None)
+    return found[2], clean(opening + found[4])
 
 
 def _are_points(*answers: str) -> bool:

@@ -15,7 +15,7 @@ from fractions import Fraction
 from g2d_jax.rewards import measures
 from g2d_jax.rewards.expression import evaluate
 from g2d_jax.rewards.measures import POUND_STERLING
-from g2d_jax.rewards.normalise import without_text
+from g2d_jax.rewards.normalise import plain_text, without_text
 
 MAX_CHARS = 700
 """Longer numbers are left to the worker."""
@@ -44,23 +44,30 @@ _OF_DEGREES = re.compile(
     r"(?:([CFNSEW])|(celsius|fahrenheit|north|south|east|west))\s*\}?",
     re.IGNORECASE,
 )
+_REMARK = re.compile(r"\\text ?\{ ?\(([^{}()]*)\) ?\}")
 _BASED = re.compile(
     r"(-?)(?:\(|\\overline\s*\{)?(?![a-z]\s*_)([0-9A-Za-z]{1,200})[)}]?\s*"
     r"(?:_\s*\{?|\(?\s*(?:in\s+)?(?=base))\s*(?:base\s+)?(\d{1,2}|[a-z]+)\s*[})]?"
 )
 
-SCALES = {
-    "dozen": 12,
-    "hundred": 100,
-    "thousand": 10**3,
-    "million": 10**6,
-    "billion": 10**9,
-    "trillion": 10**12,
-}
-
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
+
+
+def _numbers(text: str) -> dict[str, int]:
+    """Read a table of words, each before its number."""
+    return {word: int(number) for word, number in re.findall(r"(\w+) (\d+)", text)}
+
+
+SCALES = _numbers(
+    """
+    pair 2 couple 2 dozen 12 dozens 12 score 20 hundred 100 hundreds 100 gross 144 k 1000 K 1000
+    thousand 1000 thousands 1000 lakh 100000 M 1000000 mil 1000000 mn 1000000 million 1000000 millions 1000000
+    crore 10000000 bn 1000000000 billion 1000000000 billions 1000000000 trillion 1000000000000
+    """
+)
+"""What multiplies the number before it. A plural such as "pairs" is what was counted."""
 
 
 _FOREIGN = _words("厘米 千米 小时 分钟 公里 公斤 千克 平方米 平方厘米 руб см км").union(
@@ -81,6 +88,18 @@ _SIGNS = {
 POWER_WORDS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cubed": "3"}
 NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve"
 _BASES = {name: base for base, name in enumerate(NUMBER_WORDS.split()) if base >= 2}
+_CARDINALS = _BASES | _numbers(
+    """
+    zero 0 one 1 thirteen 13 fourteen 14 fifteen 15 sixteen 16 seventeen 17 eighteen 18 nineteen 19
+    twenty 20 thirty 30 forty 40 fifty 50 sixty 60 seventy 70 eighty 80 ninety 90
+    """
+)
+_PARTS = _numbers(
+    """
+    half 2 halves 2 third 3 thirds 3 quarter 4 quarters 4 fourth 4 fourths 4 fifth 5 fifths 5
+    sixth 6 sixths 6 eighth 8 eighths 8 tenth 10 tenths 10
+    """
+)
 _BASES |= {str(base): base for base in range(2, 37)}
 # Words after a number that change it, doubt it or add another, and words that are mathematics where
 # they stand bare.
@@ -91,9 +110,10 @@ HEDGES = _words(
     likely anything other else wrong incorrect false guess instead except either neither nor
     plus minus times half twice double twenty thirteen fourteen fifteen sixteen seventeen
     eighteen nineteen halves third thirds fourths fifths sixths sevenths eighths ninths tenths
-    hundredths thousandths factorial thirty forty fourth tenth eighth ninth thousands hundreds
-    tens dozens millions gross lakh crore reciprocal approx doubtful cannot rejected upwards
-    below above over power fifty sixty seventy eighty ninety
+    hundredths thousandths factorial thirty forty fourth tenth eighth ninth tens quarter doubled
+    halved tripled triple quadrupled quadruple reciprocal approx doubtful cannot rejected upwards
+    below above under beneath beyond past fold over power fifty sixty seventy eighty ninety january
+    february march april may june july august september october november december
     """
 )
 # Of these words, what counts or compares without changing the number: "3 times a day", "2 more",
@@ -102,7 +122,7 @@ _COUNTED = re.compile(
     r"\Atimes(?: as (?:many|much)| an? (?:second|minute|hour|day|week|month|year)| each| daily"
     r"| larger| greater| bigger| longer| faster)?\Z"
     r"|\A(?:more|less|fewer)(?= [a-z]{3}|\Z)|\Aother(?= [a-z]{3})"
-    r"|\babove (?:sea level|(?:the )?ground)\Z"
+    r"|\babove (?:sea level|(?:the )?ground)\Z|(?<=[a-z] )and no [a-z]{3,}\Z"
 )
 _NOT_UNITS = _words(
     """
@@ -133,10 +153,7 @@ def parse_quantity(cleaned: str) -> Quantity | None:
         return None
     match = _NUMBER.match(cleaned)
     if match is None:
-        return None
-    tail = _tail(cleaned[match.end() :].strip(), spaced=match[0][-1:].isspace())
-    if tail is None:
-        return None
+        return _in_words(cleaned)
     number = _COMMAS.sub(lambda m: m[0].replace(",", ""), match["number"])
     number = match["sign"] + _SPACES.sub(lambda m: m[0].replace(" ", ""), number)
     try:
@@ -145,11 +162,55 @@ def parse_quantity(cleaned: str) -> Quantity | None:
         return None
     if not isinstance(value, Fraction):
         return None
+    rest = cleaned[match.end() :].strip()
+    remark = _REMARK.fullmatch(rest)
+    if remark and _in_words(remark[1]) == Quantity(value):
+        rest = ""
+    tail = _tail(rest, spaced=match[0][-1:].isspace())
+    if tail is None:
+        return None
     scale, unit, percent = tail
     if match["currency"] and not percent:
         sign = match["currency"].lstrip("\\").replace("pound", "£")[:1]
         unit = unit or _SIGNS[sign]
     return Quantity(value * scale, unit, percent, _places(number))
+
+
+def _in_words(cleaned: str) -> Quantity | None:
+    """Read a number in words, "negative twenty-five" or "two thirds"; None for anything else."""
+    words = (plain_text(cleaned) or "").split()
+    sign = 1
+    if words[:1] in (["negative"], ["minus"]):
+        sign = -1
+        del words[0]
+    if words == ["half"]:
+        return Quantity(Fraction(sign, 2))
+    below = _PARTS.get(words[-1], 1) if words else 1
+    above = _cardinal(words[: len(words) - (below > 1)])
+    if above is None or (below > 1 and (above == 1) == words[-1].endswith("s")):
+        return None
+    return Quantity(Fraction(sign * above, below))
+
+
+def _cardinal(words: Sequence[str]) -> int | None:
+    """Read "two hundred and five"; None for what is no number, or two of them."""
+    if not words or words[0] not in _CARDINALS:
+        return None
+    total = part = 0
+    for word in words:
+        number = _CARDINALS.get(word)
+        if word in SCALES and part:
+            part *= SCALES[word]
+            total += part * (part >= 1000)
+            part *= part < 1000
+        elif number is None:
+            if word != "and":
+                return None
+        elif part % 100 == 0 or (part % 10 == 0 and part % 100 > 10 and number < 10):
+            part += number
+        else:
+            return None
+    return total + part
 
 
 def _places(number: str) -> int:
@@ -231,10 +292,13 @@ def _tail(tail: str, *, spaced: bool) -> tuple[int, str, bool] | None:
     if words[:1] in (["percent"], ["percentage"]):
         return 1, "", True
     scale = 1
-    if words and words[0] in SCALES:
-        scale = SCALES[words.pop(0)]
-        del parts[0]
-    if not all(map(measures.is_word, words)) or not SCALES.keys().isdisjoint(words):
+    while parts and (match["text"] or len(parts[0]) > 2):
+        factor = SCALES.get(parts[0]) or (len(parts[0]) > 1 and SCALES.get(words[0]))
+        if not factor:
+            break
+        scale *= factor
+        del parts[0], words[0]
+    if not all(map(measures.is_word, parts)) or not SCALES.keys().isdisjoint(words):
         return None
     said = " ".join(words)
     if match["text"]:

@@ -8,9 +8,8 @@ numbers. Linear, safe on hostile text.
 from __future__ import annotations
 
 import math
-import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -18,8 +17,6 @@ from g2d_jax.rewards import expression, names
 from g2d_jax.rewards.normalise import COMMAND, clean, plain_text
 
 MAX_CHARS = 400
-MAX_INTEGERS = 100
-"""A set-builder over integers with more elements stays one."""
 
 _RELATION = re.compile(
     r"(<|>|\\(?:lt|gt|leqslant|leq|le|geqslant|geq|ge|neq|ne|in|notin)(?![A-Za-z])|=)"
@@ -50,10 +47,8 @@ _OR = re.compile(
 _AND = re.compile(
     r"\s*(?:,?\s*\\text\s*\{\s*and\s*\}|,?\s*(?<![A-Za-z\\])and(?![A-Za-z])|\\land(?![A-Za-z])|\\wedge(?![A-Za-z])|[,;])\s*"
 )
-_DOMAIN = re.compile(r"\\*(?:(?:mathbf|mathbb|text)\{([RZ])\}|([RZ]))")
-_MEMBER = re.compile(rf"({expression.NAME})\s*\\in(?![A-Za-z])\s*([(\[\\].*)", re.DOTALL)
+_REALS = re.compile(r"\\*(?:(?:mathbf|mathbb|text)\{R\}|R)")
 _CUP = re.compile(r"\s*\\cup(?![A-Za-z])\s*")
-_LARGEST = 10**15  # floats are exact below
 _INFINITE = {r"\infty": math.inf, r"+\infty": math.inf, r"-\infty": -math.inf}
 _INTERVAL = re.compile(r"([(\[])([^,]+),([^,]+)([)\]])")
 _BELOW = r"-\infty", False
@@ -107,6 +102,17 @@ def _beside(mine: _Set | None, theirs: _Set | None, other: str) -> str | None:
     return None
 
 
+def differ(gold: str, answer: str) -> bool:
+    """Tell whether one of two cleaned answers is an inequality and the other a mere value, or one
+    an interval and the other one with other brackets."""
+    for one, other in ((gold, answer), (answer, gold)):
+        states = names.ORDER.search(one) and not re.search(r"=|\\approx", one)
+        if states and not (_RELATION.search(other) or is_set(other)):
+            return True
+    a, b = _INTERVAL.fullmatch(gold), _INTERVAL.fullmatch(answer)
+    return a is not None and b is not None and a.group(1, 4) != b.group(1, 4)
+
+
 def is_set(text: str) -> bool:
     """Tell whether an answer is written as a set, an interval or a union of them."""
     cleaned = clean(text)
@@ -130,34 +136,6 @@ def _in_words(cleaned: str) -> str:
     return _IN_WORDS.get((plain_text(cleaned) or "").removeprefix("the "), "")
 
 
-def member(text: str) -> tuple[str, str] | None:
-    r"""Split `x \in (1, 2)` into the name and the set."""
-    found = _MEMBER.fullmatch(text)
-    if found and names.is_name(found[1]):
-        return found[1], found[2]
-    return None
-
-
-def intervals(text: str) -> list[tuple[str, str, str]] | None:
-    r"""Split a union of intervals and finite sets into (brackets, low, high); sets have their
-    elements as low.
-
-    None for anything else, a set alone too.
-    """
-    parts = []
-    for part in _CUP.split(text.strip()):
-        found = _INTERVAL.fullmatch(part)
-        if found and found[2].count("(") == found[2].count(")"):
-            parts.append((found[1] + found[4], found[2].strip(), found[3].strip()))
-        elif part.startswith("\\{") and part.endswith("\\}"):
-            parts.append(("{}", part, ""))
-        else:
-            return None
-    if len(parts) == 1 and parts[0][0] == "{}":
-        return None
-    return parts
-
-
 def can_be_read(text: str) -> bool:
     """Tell whether a text is a set-builder or inequalities that `as_sets` reads."""
     return _read(text) is not None
@@ -173,26 +151,15 @@ def _read(text: str) -> _Set | None:
         cleaned = f"x {cleaned}"  # "> 3", of whatever it is
     builder = _BUILDER.fullmatch(cleaned)
     try:
-        if builder and "\\{" in builder["condition"]:
-            return _united(cleaned)
         if builder is None:
             name, written = _conditions(cleaned, bound="")
             return name, False, written
-        domain = _domain(builder["domain"] or "R")
-        if not domain:
+        if not _REALS.fullmatch((builder["domain"] or "R").strip()):
             return None
-        name, written = _conditions(
-            builder["condition"].strip(), bound=builder["name"], integers=domain == "Z"
-        )
+        name, written = _conditions(builder["condition"].strip(), bound=builder["name"])
         return name, True, written
     except _Unread:
         return None
-
-
-def _domain(text: str) -> str:
-    """Return R or Z, "" for another domain."""
-    found = _DOMAIN.fullmatch(text.strip())
-    return found[found.lastindex or 0] if found else ""
 
 
 def _without_name(cleaned: str) -> str:
@@ -204,25 +171,7 @@ def _without_name(cleaned: str) -> str:
     return cleaned
 
 
-def _united(cleaned: str) -> _Set:
-    r"""Read set-builders that are united with each other or with other sets:
-    `\{k \mid k>4\}\cup\{0\}`."""
-    parts = _CUP.split(cleaned)
-    if len(parts) < 2:
-        raise _Unread
-    written = []
-    for part in parts:
-        if not _BUILDER.fullmatch(part):
-            written.append(part)
-            continue
-        read = _read(part)
-        if read is None:
-            raise _Unread
-        written.append(read[2])
-    return "", True, "\\cup".join(written)
-
-
-def _conditions(text: str, bound: str, *, integers: bool = False) -> tuple[str, str]:
+def _conditions(text: str, bound: str) -> tuple[str, str]:
     """Read alternatives; bound: the variable, "" where the first clause tells it. Return the
     variable and the set."""
     name = bound
@@ -242,8 +191,6 @@ def _conditions(text: str, bound: str, *, integers: bool = False) -> tuple[str, 
         if bound or _BOTH.search(alternative) or not _outward(found):
             found = [_together(found)]
         ranges.extend(found)
-    if integers:
-        return name, _integers(ranges)
     if all(part.points for part in ranges):
         raise _Unread  # values, not inequalities: lists compare them
     return name, "\\cup".join(map(_written, ranges))
@@ -290,7 +237,7 @@ def _clause(text: str, name: str) -> tuple[str, _Range]:
     found = _Range()
     for i, (sign, value) in enumerate(zip(signs, terms, strict=True)):
         is_after = i == place  # the variable stands before this sign
-        if sign == "in" and is_after and _domain(value) == "R":
+        if sign == "in" and is_after and _REALS.fullmatch(value):
             continue
         _narrow(found, sign if is_after else sign.translate(_MIRROR), value)
     return variable, found
@@ -302,9 +249,6 @@ def _narrow(found: _Range, sign: str, value: str) -> None:
         found.low = value, sign == ">="
     elif sign in ("<", "<=") and found.high is None:
         found.high = value, sign == "<="
-    elif sign == "!=" and value.startswith(r"\pm"):
-        size = value.removeprefix(r"\pm").strip()
-        found.without.extend([f"-{size}", size])
     elif sign == "!=":
         found.without.append(value)
     elif sign == "=" and not found.points:
@@ -336,23 +280,12 @@ def _together(found: Sequence[_Range]) -> _Range:
             if len(found) > 1:
                 raise _Unread
             return part
-        whole.low = _tighter(part.low, whole.low, operator.gt)
-        whole.high = _tighter(part.high, whole.high, operator.lt)
+        if (part.low and whole.low) or (part.high and whole.high):
+            raise _Unread
+        whole.low = whole.low or part.low
+        whole.high = whole.high or part.high
         whole.without.extend(part.without)
     return whole
-
-
-def _tighter(
-    one: _Bound | None, other: _Bound | None, is_tighter: Callable[[float, float], bool]
-) -> _Bound | None:
-    """Return the bound that leaves less, the open one of two at one place; None is no bound."""
-    if one is None or other is None:
-        return one or other
-    a, b = _known(one[0]), _known(other[0])
-    is_open = not one[1]
-    if is_tighter(a, b) or (a == b and is_open):
-        return one
-    return other
 
 
 def _written(part: _Range) -> str:
@@ -368,24 +301,6 @@ def _written(part: _Range) -> str:
     gaps = "".join(f",{point})\\cup({point}" for point in inner)
     closing = "]" * closed_high or ")"
     return f"{opening}{low}{gaps},{high}{closing}"
-
-
-def _integers(ranges: Sequence[_Range]) -> str:
-    """Write a set of integers between plain numbers by its elements."""
-    elements: set[int] = set()
-    for part in ranges:
-        start, closed_low = part.low or _BELOW
-        end, closed_high = part.high or _ABOVE
-        low, high = _known(start), _known(end)
-        is_finite = abs(low) < _LARGEST and abs(high) < _LARGEST  # nor NaN
-        if not is_finite or high - low > MAX_INTEGERS:
-            raise _Unread
-        first = math.ceil(low) if closed_low else math.floor(low) + 1
-        last = math.floor(high) if closed_high else math.ceil(high) - 1
-        elements |= {*range(first, last + 1)} - set(map(_number, part.without))
-    if not elements:
-        return r"\emptyset"
-    return f"\\{{{','.join(map(str, sorted(elements)))}\\}}"
 
 
 def _known(text: str) -> float:

@@ -7,24 +7,42 @@ All of it works on cleaned answers (normalise.clean) and is linear.
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from g2d_jax.rewards import expression
 from g2d_jax.rewards.names import is_name
 from g2d_jax.rewards.normalise import without_text
+
+MAX_CHARS = 200
+"""Longer answers are no times, dates or sums of unit vectors."""
 
 _CHOICE = re.compile(r"\(([A-J])\)\s*[.:]?\s*(.*)|([A-J])(?:[.:)]|\s*\\[);])\s*(.*)", re.DOTALL)
 _LABEL = re.compile(r"(?:choice|option|answer)\s*:?\s*(?=\(?[A-J](?![A-Za-z]))", re.IGNORECASE)
 _LETTER = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])")
 _NO_TEXT = re.compile(r"\s*(?:,|[\^(]|(?:or|and|is|isn't|not|no)\b)", re.IGNORECASE)
 _TIME = re.compile(
-    r"(\d{1,2})(?:\s*:\s*([0-5]\d))?\s*(?:([ap])\.?\s*m\.?|(noon|midnight))?", re.IGNORECASE
+    r"(\d{1,2})(?:\s*:\s*([0-5]\d))?\s*"
+    r"(?:([ap])\.?\s*m\.?|(noon|midnight|in the (?:morning|afternoon|evening)))?",
+    re.IGNORECASE,
 )
+_MORNING = {"": "", "midnight": "a", "in the morning": "a"}
+_TH = r"(?:st|nd|rd|th)?"
+_DATE = re.compile(
+    rf"(?:(?:the )?(\d{{1,2}}){_TH} (?:of )?)?"
+    r"(jan|feb|mar|apr|may|june?|july?|aug|sept?|oct|nov|dec)"
+    r"(?:uary|ruary|ch|il|ust|ember|tember|ober)?\.?"
+    rf"(?: (?:the )?(\d{{1,2}}){_TH})?(?:,? (\d{{4}}))?",
+    re.IGNORECASE,
+)
+_DURATION = re.compile(
+    r"(\d+(?:\.\d+)?) ?(d|h|m|s)(?:ays?|(?:ou)?rs?|in(?:ute)?s?|ec(?:ond)?s?)?(?![a-z])(?:,? and |, | |$)"
+)
+_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _MODULO = re.compile(
     r"(.+?)\s*\(?\s*(?:\\(?:pmod|bmod|mod|pod)(?![A-Za-z])|\\text\s*\{\s*mod\s*\}|mod(?![a-z]))\s*"
     r"\{?\s*(\d{1,30})\s*\}?\s*\)?"
 )
 _RESIDUE = re.compile(r"\s*(-|\\pm(?![A-Za-z]))?\s*(\d{1,30})\s*")
-_LETTERS = re.compile(r"(?=[A-F,]*[A-F],?[A-F])A?,*B?,*C?,*D?,*E?,*F?")
 _CASES = re.compile(
     r"(?P<before>.{0,100}?)(?:\\\{\s*\\begin\{array\}(?:\s*\{[lcr| ]*\})?"
     r"|(?:\\\{\s*)?\\begin\{(?:cases|align(?:ed|\*)?)\})"
@@ -37,6 +55,10 @@ _MULTIPLE = re.compile(
     r"(\\begin\{([pbB]?matrix)\})(.+)(\\end\{\4\})",
     re.DOTALL,
 )
+_TERM = re.compile(
+    r" *([-+]?[^-+ijk]*?) ?(?:\\(?:hat|vec|overline) ?\{? ?)?([ijk])(?![A-Za-z]) ?\}?"
+)
+_SIGNS = {"": "1", "-": "-1"}
 _BETWEEN = re.compile(r"(\\\\|&)")
 _CONDITION = re.compile(
     r"\\text\s*\{\s*,?\s*(?:if|when|for|where|otherwise|else)\s*,?\s*\}|(?<![A-Za-z])(?:if|when|for|otherwise|else)(?![A-Za-z])"
@@ -61,20 +83,66 @@ def choice(cleaned: str) -> tuple[str, str] | None:
     return letter, rest.strip(" .~")
 
 
-def time_of_day(cleaned: str) -> tuple[int, bool] | None:
-    """Read minutes since midnight, and whether the half of the day is told, without which a time
-    has its minutes."""
+def time_of_day(cleaned: str) -> tuple[set[int], bool] | None:
+    """Read the minutes since midnight that a time may be, and whether it names the half of the day.
+
+    Without a half it has minutes, and is one of two times unless its hour tells which.
+    """
     found = _TIME.fullmatch(without_text(cleaned).replace(" .", "."))
     if found is None:
         return None
     hours, minutes, half, named = found.groups("")
-    half = half.lower() or {"noon": "p", "midnight": "a"}.get(named.lower(), "")
+    half = half.lower() or _MORNING.get(named.lower(), "p")
     if not (minutes or half):
         return None
     since = 60 * int(hours) + int(minutes or 0)
     if half:
-        since = since % 720 + 720 * (half == "p")
-    return since, bool(half)
+        return {since % 720 + 720 * (half == "p")}, True
+    if 0 < int(hours) <= 12:
+        return {since % 720, since % 720 + 720}, False
+    return {since}, False
+
+
+def same_moment(gold: str, answer: str) -> bool | None:
+    """Compare times of day, dates, and durations of which one has two units; None for anything
+    else.
+
+    Two times without a half of the day may be ratios. A time with one is no mere number.
+    """
+    if max(len(gold), len(answer)) > MAX_CHARS:
+        return None
+    a, b = time_of_day(gold), time_of_day(answer)
+    if a and b and min(len(a[0]), len(b[0])) == 1:
+        return not a[0].isdisjoint(b[0])
+    if (a and a[1] and ":" in gold) or (b and b[1] and ":" in answer):
+        return False
+    expected, given = _date(gold), _date(answer)
+    if expected and given:
+        return expected[:2] == given[:2] and (
+            expected[2] == given[2] or not all((expected[2], given[2]))
+        )
+    span, its_span = _duration(gold), _duration(answer)
+    if span and its_span and max(span[1], its_span[1]) > 1:
+        return span[0] == its_span[0]
+    return None
+
+
+def _date(cleaned: str) -> tuple[str, int, str] | None:
+    """Read the month, the day and the year, "" for none, of `March 5th` and `5 March 2026`."""
+    found = _DATE.fullmatch(without_text(cleaned))
+    if found is None or bool(found[1]) == bool(found[3]):
+        return None
+    return found[2][:3].lower(), int(found[1] or found[3]), found[4] or ""
+
+
+def _duration(cleaned: str) -> tuple[Fraction, int] | None:
+    """Read the seconds of `2 hours and 30 minutes`, and how many units it has."""
+    text = without_text(cleaned).lower()
+    parts = _DURATION.findall(text)
+    if not parts or _DURATION.sub("", text):
+        return None
+    seconds = [Fraction(number) * _SECONDS[unit] for number, unit in parts]
+    return sum(seconds, Fraction(0)), len(parts)
 
 
 def congruence(cleaned: str) -> tuple[frozenset[int], int] | None:
@@ -97,14 +165,6 @@ def congruence(cleaned: str) -> tuple[frozenset[int], int] | None:
         if sign != "-":
             residues.add(int(number) % modulus)
     return frozenset(residues), modulus
-
-
-def choices(cleaned: str) -> frozenset[str]:
-    """Read several letters, `ACD` or `A, C and D`; none for anything else."""
-    letters = without_text(cleaned).replace("and", ",").replace(" ", "")
-    if not _LETTERS.fullmatch(letters):
-        return frozenset()
-    return frozenset(letters.replace(",", ""))
 
 
 def ratio(cleaned: str) -> list[str]:
@@ -130,7 +190,7 @@ def cases(cleaned: str) -> list[tuple[str, str]] | None:
     for row in re.split(r"\\\\", found["rows"]):
         value, mark, condition = row.partition("&")
         if not (mark and value.strip()) or condition.lstrip().startswith("="):  # of an alignment
-            value, condition = _by_comma(row.replace("&", " "))
+            value, condition = row.replace("&", " "), ""
         condition = _CONDITION.sub(" ", condition.replace("&", " "))
         if value.strip():
             rows.append((value.strip(" ,."), condition.strip(" ,.")))
@@ -161,9 +221,16 @@ def vector(cleaned: str) -> str:
     return f"({', '.join(part for part in parts if part)})"
 
 
-def _by_comma(row: str) -> tuple[str, str]:
-    """Split `x^2, x > 0` at the comma where a condition follows it."""
-    value, comma, rest = row.rpartition(",")
-    if comma and re.search(r"[<>]|\\(?:le|ge|ne|lt|gt)(?![A-Za-z])|\\text", rest):
-        return value, rest
-    return row, ""
+def by_units(cleaned: str, other: str) -> str:
+    r"""Write `3\mathbf{i} - \mathbf{k}` beside a vector as a tuple; another text as it stands."""
+    if len(cleaned) > MAX_CHARS or not other.startswith(("(", "\\begin")):
+        return cleaned
+    factors = {}
+    for factor, unit in _TERM.findall(cleaned):
+        factor = factor.strip(" +").replace(" ", "")
+        factors[unit] = _SIGNS.get(factor, factor)
+    is_other = _TERM.sub("", cleaned) or list(factors) != sorted(factors)
+    if is_other or factors.keys().isdisjoint("jk"):
+        return cleaned
+    values = [factors.get(unit, "0") for unit in "ijk" if unit <= max("j", *factors)]
+    return f"({', '.join(values)})"

@@ -21,7 +21,7 @@ def says_more(text: str) -> bool:
     r"""Tell whether words in `\text` doubt an answer, change it or add another:
     `5 \text{ or more}`."""
     for marked in TEXT.findall(text):
-        words = set(_WORD.findall(marked.lower()))
+        words = {*_WORD.findall(marked.lower()), marked.strip()}  # also K and M, which are scales
         if words & _SAYING_MORE or (words and words <= POWER_WORDS.keys()):
             return True
     return False

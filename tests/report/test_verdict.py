@@ -77,7 +77,7 @@ SPENT = {"sft": 7e12, "warmup": 48e9, "collect": 300e9, "dpo": 100e9}
         (
             {"sft": 0.3, "warmup": 0.42, "dpo": 0.78},
             "10 online updates and DPO on their rollouts: 78.0 % of 400 problems for 448 GFLOPs; "
-            "three quarters of the gain came from DPO.",
+            "75 % of the gain came from DPO.",
         ),
         (
             {"sft": 0.3, "warmup": 0.3, "dpo": 0.6},

@@ -146,7 +146,7 @@ def test_quantities(text: str, quantity: Quantity | None) -> None:
         (r"5\text{ km/h}", r"5\,\frac{\text{m}}{\text{h}}", False),
         (r"5\text{ m/s}", r"5\text{ m min}^{-1}", False),
         ("5", r"5\frac{\mathrm{m}}{\mathrm{n}}", None),
-        ("5", r"5\text{ x}^{-1}", None),
+        ("5", r"5\text{ x}^{-1}", False),
         (r"\frac{a}{b}", r"\frac{\mathrm{a}}{\mathrm{b}}", True),
         ("\u00a35", r"5\text{ pounds}", True),
         (r"18", r"\text{18 dollars}", True),
@@ -167,7 +167,6 @@ def test_quantities(text: str, quantity: Quantity | None) -> None:
         (r"1,2,\ldots,10", r"1,2,10", False),
         (r"1,2,\ldots,10", r"1, 2, \dots, 10", True),
         (r"1,2,\ldots,10", r"10,\ldots,2,1", False),
-        (r"1,2,...,n^2", r"1,2,\cdots,n \cdot n", None),
         (r"3.14", r"3.14\ldots", False),
         (r"\frac{1}{3}", r"0.333\ldots", True),
         (r"\frac{3}{11}", r".\overline{27}", True),
@@ -230,7 +229,6 @@ def test_quantities(text: str, quantity: Quantity | None) -> None:
         ("HHT, TTH", "TTH, HHT", True),
         ("HHT, TTH", "HTH, TTH", False),
         ("HHT, HTH", "HHT", False),
-        (r"\angle ABC", r"\angle CBA", True),
         (r"\angle ABC", r"\angle BAC", False),
         ("", "", False),
         ("073", r"\textbf{(73)}", None),
@@ -265,6 +263,14 @@ def test_large_lists_are_compared_without_a_worker() -> None:
     )
     roots = [rf"\sqrt{{{n}}}" for n in numbers]
     assert quick_verdict(", ".join(roots), ", ".join(reversed(roots))) is True
+
+
+@pytest.mark.parametrize("gold", [r"x^2+\sqrt{2}", r"\{1, \sqrt{2}\}", r"(1, \pi)"])
+def test_a_list_far_longer_than_the_gold_is_wrong_at_once(gold: str) -> None:
+    numbers = ", ".join(map(str, range(2_000)))
+    for answer in (numbers, rf"\{{{numbers}\}}", f"({numbers})"):
+        assert quick_verdict(gold, answer) is False
+        assert quick_verdict(answer, gold) is False
 
 
 @pytest.mark.parametrize(
