@@ -1,10 +1,7 @@
 """Studies whose arms are tuned alike: the rule of choice, the parts that it joins, the verdicts."""
 
 import json
-import os
 import runpy
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -237,33 +234,3 @@ def test_seeds_that_are_not_finished_are_left_out_of_what_is_packed(tmp_path, ca
         f"stages/dev-{arm}-{rate}-0/manifest.json" for arm, rate, seed in DEV if seed == 0
     }
     assert "seeds [0] are packed, [1] are not finished" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_study_from_its_tuning_to_its_verdicts(tmp_path, one_device):
-    folder = tmp_path / "study"
-    choice = tmp_path / "choice.json"
-    study = BENCHMARKS / "demo_study.py"
-    sweep = [sys.executable, "-m", "g2d_jax", "sweep", "--workdir", folder, "--config"]
-    tuned = [sys.executable, BENCHMARKS / "tuned_alike.py"]
-    for command in (
-        [*sweep, f"{study}:part=tune,preset=smoke"],
-        [*tuned, "choose", folder, "demo-study-smoke-tune", choice],
-        [*sweep, f"{study}:part=judge,preset=smoke,choice={choice}"],
-    ):
-        subprocess.run(command, check=True, env={**os.environ, **one_device})
-    told = subprocess.run(
-        [*tuned, "answers", folder, "demo-study-smoke-judge"],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **one_device},
-    ).stdout
-    assert told.startswith("2 seeds: 10, 11")
-    for question in (
-        "1. Is G2D better",
-        "2. Is a smaller K",
-        "3. Does what DPO",
-        "4. Do rollouts teach",
-    ):
-        assert question in told
