@@ -135,7 +135,7 @@ def trial(config: ModelConfig, options: Namespace) -> bool:
 
     heads = config.num_attention_heads, config.num_key_value_heads
     sizes = *heads, config.head_dim, jnp.dtype(jnp.bfloat16)
-    wrong = decode_check.trial(jax.devices()[0], *sizes, codes=False)
+    wrong = decode_check.trial(jax.devices()[0], *sizes)
     say("trial", "{} query and {} key heads".format(*heads), wrong or "as XLA's")
     return not wrong
 

@@ -144,7 +144,7 @@ put("model.safetensors", b"2")
 assert difference(model, weights(folder)) == "of 2 files and settings 1 changed (model.safetensors)"
 row = '{{"prompt": "%s", "completion": "1", "reward": 1}}\\n'
 def dump(prompts):
-    return inputs._rollouts(put("dump.jsonl", "".join(row % prompt for prompt in prompts).encode()), None)
+    return inputs._rollouts(put("dump.jsonl", "".join(row % prompt for prompt in prompts).encode()), {{}})
 began = dump("aabb")
 assert grown(began, dump("aabbcc")) and not grown(began, dump("aabbaa"))
 """

@@ -1,10 +1,7 @@
 """Studies whose arms are tuned alike: the rule of choice, the parts that it joins, the verdicts."""
 
 import json
-import os
 import runpy
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -216,33 +213,3 @@ def test_arithmetic_has_every_problem_once():
         first, word, second = row["problem"].removeprefix("What is ").rstrip("?").split()
         assert row["answer"] == str(compute[word](int(first), int(second)))
     assert len({row["problem"] for row in rows}) == len(rows) == 19 * 19 + 190 + 121
-
-
-@pytest.mark.slow
-def test_a_study_from_its_tuning_to_its_verdicts(tmp_path, one_device):
-    folder = tmp_path / "study"
-    choice = tmp_path / "choice.json"
-    study = BENCHMARKS / "demo_study.py"
-    sweep = [sys.executable, "-m", "g2d_jax", "sweep", "--workdir", folder, "--config"]
-    tuned = [sys.executable, BENCHMARKS / "tuned_alike.py"]
-    for command in (
-        [*sweep, f"{study}:part=tune,preset=smoke"],
-        [*tuned, "choose", folder, "demo-study-smoke-tune", choice],
-        [*sweep, f"{study}:part=judge,preset=smoke,choice={choice}"],
-    ):
-        subprocess.run(command, check=True, env={**os.environ, **one_device})
-    told = subprocess.run(
-        [*tuned, "answers", folder, "demo-study-smoke-judge"],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **one_device},
-    ).stdout
-    assert told.startswith("2 seeds: 10, 11")
-    for question in (
-        "1. Is G2D better",
-        "2. Is a smaller K",
-        "3. Does what DPO",
-        "4. Do rollouts teach",
-    ):
-        assert question in told

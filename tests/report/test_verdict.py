@@ -82,7 +82,7 @@ SPENT = {"sft": 7e12, "warmup": 48e9, "collect": 300e9, "dpo": 100e9}
         (
             {"sft": 0.3, "warmup": 0.3, "dpo": 0.6},
             "10 online updates and DPO on their rollouts: 60.0 % of 400 problems for 448 GFLOPs; "
-            "all of the gain came from DPO.",
+            "100 % of the gain came from DPO.",
         ),
         (
             {"sft": 0.3, "warmup": 0.5, "dpo": 0.5025},
