@@ -26,7 +26,7 @@ from g2d_jax.data.order import draw
 from g2d_jax.data.preferences import is_correct, pairs_of, select_pairs, to_preference
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict, pick
+from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict, differ, pick
 from g2d_jax.rollouts.buffer import read_rounds
 from g2d_jax.rollouts.external import ExternalRow, external_groups, read_groups
 from g2d_jax.rollouts.generate import (
@@ -36,6 +36,7 @@ from g2d_jax.rollouts.generate import (
     concat_rounds,
     describe,
     grouped,
+    rewards,
     rows_of,
     sampled_batches,
 )
@@ -362,10 +363,10 @@ def _fate(group: Sequence[ScoredRollout], lowest: float, highest: float) -> str:
 def _ranked_fate(group: list[ScoredRollout]) -> str:
     """Return the outcome where the reward knows better and worse only; there is no window of pass
     rates."""
-    values = {row.score.reward for row in group} - {None}
-    if not values:
+    values = rewards([group])[0]
+    if np.isnan(values).all():
         return "unscorable"
-    return "mixed" if len(values) > 1 else "all_equal"
+    return "mixed" if differ(values) else "all_equal"
 
 
 def shown(session: Session, problem: Problem) -> Prompt:

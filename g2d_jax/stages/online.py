@@ -15,7 +15,7 @@ import numpy as np
 from g2d_jax.config import Online
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import lora
-from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict, indices_by_task, pick
+from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict, differ, indices_by_task, pick
 from g2d_jax.rollouts import batches
 from g2d_jax.rollouts.ahead import schedule
 from g2d_jax.rollouts.buffer import (
@@ -317,7 +317,7 @@ def _cause(stage: Online, groups: Groups) -> str:
         return "every response was cut at max_new_tokens, and mask_truncated leaves these out"
     if np.nan_to_num(correct(groups), nan=1.0).max() <= 0:
         return "every response was wrong"
-    if np.all(np.nanmax(values, axis=1) == np.nanmin(values, axis=1)):
+    if not differ(values).any():
         return "the responses to each prompt all got the same reward"
     return (
         "no prompt had responses to tell apart: one right and one wrong, both of them counted in "
