@@ -196,7 +196,7 @@ def _call(
             "ground_truth": problem.answer,
             "extra_info": copy.deepcopy(problem.columns.get("extra_info")),
         }
-        result = function(**_taken(parameters, arguments))
+        result: Any = function(**_taken(parameters, arguments))
         if isinstance(result, Mapping):
             result = result.get("score")
         results.append(result)

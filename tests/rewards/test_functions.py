@@ -82,7 +82,7 @@ def test_every_call_gets_copies_of_its_own(value: Any) -> None:
     def emptying(completions: list[str], tests: list[Any], **columns: Any) -> list[float]:
         seen.extend(copy.deepcopy(tests))
         for test in tests:
-            for part in (test.values() if isinstance(test, dict) else test):
+            for part in test.values() if isinstance(test, dict) else test:
                 if isinstance(part, list):
                     part.clear()
             test.clear()
@@ -98,7 +98,7 @@ def test_every_call_gets_copies_of_its_own(value: Any) -> None:
         emptying(completions, tests)
         return [1 / completions.count("x")] * len(completions)
 
-    with pytest.raises(RewardFailed, match="it does so for problem a .* response 'y'"):
+    with pytest.raises(RewardFailed, match=r"it does so for problem a .* response 'y'"):
         call_reward(failing, [problem], ["y"], IDS[:1])
     assert problem.columns == {"tests": kept}
 
