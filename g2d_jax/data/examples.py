@@ -24,6 +24,7 @@ from g2d_jax.data.fields import (
     check_fields,
     find,
     named,
+    require_rendered,
 )
 from g2d_jax.data.problems import open_rows, procedural
 from g2d_jax.data.splits import problem_id
@@ -62,6 +63,7 @@ def load_examples(source: Source, seed: int = 0) -> tuple[list[Example], LoadRep
 
 def to_example(values: Values, fields: Fields) -> Example:
     """Read one row as an Example. Raises BrokenRow."""
+    require_rendered(values)
 
     def field(name: str) -> Found:
         if name in fields:

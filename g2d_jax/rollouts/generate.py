@@ -568,7 +568,7 @@ def opening_thoughts(session: Session, problems: Iterable[Problem]) -> set[str]:
     """Return the ids of the problems in whose prompt the template opens a thought."""
     opened = set()
     for problem in problems:
-        if session.tokenizer.render(problem).rstrip().endswith("<think>"):
+        if session.tokenizer.opens_thought(problem):
             opened.add(problem.id)
     return opened
 
