@@ -30,7 +30,7 @@ class LoadReport:
     (the answer).
     errors: the first broken rows, each with its place and what is wrong.
     filtered: rows that the data set's own filter leaves out, of every split, by reason.
-    keys: rows by each key that their messages have beside role and content.
+    keys: rows by each key of their messages other than role and content.
     firsts: the place of the first row of each reason and key.
     holes: rows by each answer that stands for a missing one.
     """
@@ -96,9 +96,9 @@ def require_few(errors: Sequence[str], broken: int, rows: int, on_error: str) ->
     them, each with its place."""
     if broken <= MOST_BROKEN * rows:
         return
-    advice = "Mend them, or take them out of the file"
+    advice = "Correct them, or take them out of the file"
     if on_error:
-        advice = 'Mend them, map their fields, or leave broken rows out: on_error="skip"'
+        advice = 'Correct them, map their fields, or leave broken rows out: on_error="skip"'
     raise ValueError(
         f"{errors[0]}. Of {rows:,} rows {broken:,} are broken, and {MOST_BROKEN:.0%} may be. "
         f"{advice}"

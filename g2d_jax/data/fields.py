@@ -116,7 +116,7 @@ def require_rendered(values: Values, where: str = "") -> None:
 
 
 def further_keys(value: Any) -> set[str]:
-    """Return the keys that a row's messages have beside role and content, where they hold
+    """Return the keys of a row's messages other than role and content, where they hold
     something."""
     if isinstance(value, str):
         with contextlib.suppress(BrokenRow):
@@ -180,8 +180,8 @@ def as_messages(value: Any, path: str) -> Conversation:
     """Read at least one message with a role of system, user or assistant and a text.
 
     A thought that has a key of its own (THOUGHTS) goes before the text, in <think> and </think>, as
-    chat templates write it. What a template would render beside it is refused (UNRENDERED); other
-    keys are counted by `further_keys`.
+    chat templates write it. Other keys that a template would render are refused (UNRENDERED).
+    `further_keys` counts the rest.
     """
     value = unpacked(value, path)
     if not isinstance(value, list | tuple) or not value:

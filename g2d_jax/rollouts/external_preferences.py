@@ -54,7 +54,9 @@ def _rows(source: str) -> Iterator[Row]:
 
 def _fitting(session: Session, stage: Offline, values: Values) -> Preference:
     """Read a pair that fits. Raises BrokenRow and LeftOut."""
-    pair = values["pair"] if "pair" in values else _encoded(session, values)
+    pair = values.get("pair")
+    if not isinstance(pair, Preference):  # a column of another tool's set
+        pair = _encoded(session, values)
     _refuse_long(session, stage, pair)
     return pair
 

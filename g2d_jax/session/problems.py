@@ -298,8 +298,8 @@ def _answered(problems: list[Problem], label: str, say: Say) -> list[Problem]:
 
 
 def tell(label: str, report: LoadReport, say: Say, template: Template) -> None:
-    """Say what became of the rows of a source that are not used, and what its messages have beside
-    their text. label: of the source.
+    """Print what became of the rows of a source that are not used, and which further keys its
+    messages have. label: of the source.
 
     Raises ValueError for thoughts that the chat template does not write.
     """
