@@ -35,7 +35,7 @@ MAX_TEXT = 2**20  # characters of a text: more than any model here reads
 MAX_MESSAGES = 4096
 
 
-_PACKED = re.compile(r"\s*\[?\s*\{(?=.*[\"'](?:role|from)[\"']\s*:)", re.DOTALL)
+_PACKED = re.compile(r"\s*(?:\[\s*)?\{(?=.*[\"'](?:role|from)[\"']\s*:)", re.DOTALL)
 # as Python, or NumPy, shows a list of messages
 _SHOWN = re.compile(r"\s*\[\s*\{\s*'(?:role|content|from|value)'\s*:")
 # A missing answer, as pandas reads and writes it, and notes of people.

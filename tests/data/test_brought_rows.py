@@ -1,7 +1,9 @@
 """Rows as people have them, read alike for problems, examples, pairs and rollouts: rendered, refused
 by line and key, or counted."""
 
+import contextlib
 import json
+import time
 from typing import Any
 
 import pytest
@@ -117,6 +119,26 @@ def test_what_is_nested_beyond_reading_is_a_broken_row(jsonl, load, key):
     assert len(records) + report.broken == 2 and records[0].prompt == "2+2?"
     if key == "tools":
         assert report.broken == 1 and "line 2: " in report.errors[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " " * 300_000 + "x",
+        "[" + " " * 300_000 + "x",
+        "[{" + "'role' " * 60_000,
+        '[{"role"' + " " * 300_000 + "x",
+        "[{'role': " * 30_000,
+    ],
+    ids=lambda text: text.strip()[:12],
+)
+def test_texts_that_may_be_messages_are_searched_in_linear_time(jsonl, text):
+    path = jsonl({"prompt": text, "completion": text, "chosen": text, "rejected": f"{text}."})
+    started = time.process_time()
+    for kind in KINDS:
+        with contextlib.suppress(ValueError):
+            read(kind, path)
+    assert time.process_time() - started < 5
 
 
 def test_keys_that_are_not_read_are_counted(jsonl):
