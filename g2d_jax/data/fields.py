@@ -273,13 +273,15 @@ def _unquoted(item: str) -> str:
 
 
 def as_scalar(value: Any, path: str) -> str | None:
-    """Read a value as text, None when blank or a hole such as NA: 27.0 is "27", since data frames turn
-    whole numbers into floats."""
+    """Read a value as text, None when blank or a hole such as NaN or NA: 27.0 is "27", since data
+    frames turn whole numbers into floats."""
     if isinstance(value, str):
         text = _clean(value, path).strip()
         return None if _HOLE.fullmatch(text) else text or None
     if isinstance(value, int | float | decimal.Decimal) and not isinstance(value, bool):
         number = decimal.Decimal(str(value))
+        if number.is_nan():
+            return None
         if number.is_finite():
             text = format(number, "f")
             if "." in text:

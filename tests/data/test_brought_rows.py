@@ -217,6 +217,16 @@ def test_answers_that_stand_for_none_are_missing_and_counted(jsonl, hole, write)
         assert next(read_dump(jsonl(row))).answer is None
 
 
+def test_a_number_that_is_none_is_missing_too(jsonl):
+    """As data frames write a hole in a column of numbers."""
+    rows = [{"problem": "a", "answer": float("nan")}, {"problem": "b", "answer": 4.0}]
+    problems, report = load_problems(jsonl(*rows))
+    assert [problem.answer for problem in problems] == [None, "4"]
+    assert report.holes == {"nan": 1}
+    (problem,) = load_problems(jsonl({"problem": "a", "answer": [float("nan"), 7]}))[0]
+    assert problem.answer == "7"
+
+
 @pytest.mark.parametrize("answer", ["no", "0", "nano", "none of them", "N", "Na", "-"])
 def test_other_short_answers_stay(jsonl, answer):
     expected = None if answer.lower() == "na" else answer

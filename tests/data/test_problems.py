@@ -140,7 +140,7 @@ BROKEN = {
     b'{"problem": "x", "answer": ' + b"9" * 5000 + b"}": "not JSON",
     b'{"problem": "x", "answer": true}': "'answer' must be a text or a finite number, got True",
     b'{"problem": "x", "answer": [[1]]}': r"'answer\[0\]' must be a text or a finite number",
-    b'{"problem": "x", "answer": NaN}': "'answer' must be a text or a finite number, got nan",
+    b'{"problem": "x", "answer": Infinity}': "'answer' must be a text or a finite number, got inf",
     b"\x00\xff\xfe": "not UTF-8",
 }
 
