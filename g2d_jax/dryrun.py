@@ -21,12 +21,14 @@ from g2d_jax.config import Config, Online, TrainingStage, places
 from g2d_jax.config import io as config_io
 from g2d_jax.config.graph import Plan, plan
 from g2d_jax.config.policy_name import own_stage
+from g2d_jax.data.tokenizer import THINKING
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.kernels import platform_of
 from g2d_jax.records import Problem, Verdict
 from g2d_jax.rewards.extract import in_form
 from g2d_jax.rewards.verify import reading
 from g2d_jax.rollouts.ahead import schedule
+from g2d_jax.rollouts.generate import graded_texts, opening_thoughts
 from g2d_jax.run_stages import check_models, refuse_unused, require_packages
 from g2d_jax.runtime import flags, memory, precision, storage
 from g2d_jax.runtime.tracking import Tracker
@@ -206,18 +208,27 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
         return
     asked = forms_asked_for(session, problems[0])
     chosen = (read_by_rule(session, task, asked) if is_read_by_rule(session, task) else asked)[:1]
-    write = chosen[0].write if chosen else partial(in_form, rule=reward.answers)
+    form = chosen[0].write if chosen else partial(in_form, rule=reward.answers)
+    opened = opening_thoughts(session, problems[:SHOWN])
+
+    def write(problem: Problem, answer: str) -> str:
+        """Write a response in which a thought that the prompt opens is closed."""
+        return THINKING[1] * (problem.id in opened) + form(answer)
+
     answers = [problem.answer for problem in problems if problem.answer is not None]
     tried: list[tuple[Problem, str, str]] = []
     for problem in problems[:SHOWN]:
         # Another problem's answer is wrong in a way that the reward may well take for right.
         others = (answer for answer in answers if answer != problem.answer)
         wrong = next(others, f"{problem.answer}1")
-        tried += [(problem, "right", write(problem.answer or "")), (problem, "wrong", write(wrong))]
+        tried.append((problem, "right", write(problem, problem.answer or "")))
+        tried.append((problem, "wrong", write(problem, wrong)))
         if asked and not chosen:
             tried.append((problem, "right, as asked", asked[0].write(problem.answer or "")))
     tried_problems, _, texts = zip(*tried, strict=True)
-    scores = session.scorer.score_local(tried_problems, texts, [np.zeros(1, np.int32)] * len(texts))
+    graded = graded_texts(session, tried_problems, texts)
+    ids = [np.zeros(1, np.int32)] * len(texts)
+    scores = session.scorer.score_local(tried_problems, graded, ids)
     rows = []
     rewards: dict[tuple[str, str], float] = {}
     misjudged: list[str] = []
@@ -249,7 +260,7 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
     if alike:
         session.tracker.say(
             f"WARNING: the reference answer of {' and '.join(alike)} gets no more, in "
-            f"{write('').strip()}, "
+            f"{form('').strip()}, "
             "than a wrong one: look at it as it was parsed, and at how the reward reads responses"
         )
 

@@ -232,6 +232,30 @@ MOST_REWARD = 1e12
 too."""
 
 
+EQUAL = 1e-9
+"""The relative difference up to which two rewards are one: rounding makes that of 0.1 + 0.2 and 0.3."""
+
+
+def exceeds(reward: Any, other: Any) -> Any:
+    """Return whether a reward is above another by more than EQUAL, for arrays too.
+
+    With `differ` this is the one rule of which rewards are equal: in advantages, signals, pairs,
+    curricula and metrics. NaN exceeds nothing.
+    """
+    return reward - other > EQUAL * np.maximum(np.abs(reward), np.abs(other))
+
+
+def differ(rewards: np.ndarray) -> Any:
+    """Return whether any two rewards of a group differ by more than EQUAL, bool [...].
+
+    rewards: float64 [..., G], NaN for a response that could not be scored, which takes no part.
+    """
+    scored = ~np.isnan(rewards)
+    highest = np.where(scored, rewards, -math.inf).max(-1, initial=-math.inf)
+    lowest = np.where(scored, rewards, math.inf).min(-1, initial=math.inf)
+    return exceeds(highest, lowest)
+
+
 def is_reward(value: float) -> bool:
     """Return whether a number can be a reward: not NaN, nor beyond MOST_REWARD."""
     return -MOST_REWARD <= value <= MOST_REWARD

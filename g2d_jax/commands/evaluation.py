@@ -52,14 +52,13 @@ def evaluate(
     own, like = evaluate_stage(config)
     changes = {name: value for name, value in sampling.items() if value is not None}
     samples = changes.pop("num_generations", like.num_generations)
-    limited = replace(like, num_generations=samples).told_at
     stage = replace(
         like,
         policies=(policy,),
         num_generations=samples,
         sampling=replace(like.sampling, **changes),
-        pass_at=limited,
     )
+    stage = replace(stage, pass_at=stage.told_at)
     is_trained_on = False
     if problems is not None:
         source = _source(config, task, problems, split, limit)
@@ -80,10 +79,10 @@ def evaluate(
                 f"WARNING: the run trains on {problems} too: what is answered there may be learned "
                 "by heart. Of a file that the run divides, --split test is what it holds out"
             )
-        if limited != like.pass_at:
+        if stage.pass_at != like.pass_at:
             session.tracker.say(
                 f"pass_at of the run's stage is {like.pass_at}: of {samples} answers to a "
-                f"problem only {limited} can be told"
+                f"problem only {stage.pass_at} can be told"
             )
         kept_inputs.verify(session, policy, *scored_by(session, None if problems else stage.split))
         name = _evaluation_name(session, stage, policy)

@@ -73,6 +73,11 @@ class Sampling(Section):
         if fault := stop_fault(self.stop):
             yield FieldError("stop", fault)
 
+    def answers(self, count: int) -> int:
+        """Return how many of `count` responses to a prompt are sampled: of greedy ones, which are
+        all the same, one."""
+        return count if self.temperature else 1
+
     def params(self, stop_ids: tuple[int, ...] = (), **changes: Any) -> SamplingParams:
         """Return the sampler's parameters. stop_ids: tokens that end a response. changes: of the
         section's fields."""

@@ -5,8 +5,8 @@ are others.
                 │               └─ now and then drawn all the same
                 └─ drawn again after a while
 
-- Retirement (the density filter): a prompt all of whose responses got one reward, as
-  overlong_buffer shapes it, the same in several groups running, has no gradient and is left out.
+- Retirement (the density filter): a prompt all of whose responses got one reward, the same in
+  several groups running, has no signal and is left out. A penalty of length is no part of it.
 - Targeting: prompts whose running pass rate lies outside a window are drawn less often.
 
 A choice depends on the order, the history and the seed alone, and neither on the batch nor on the
@@ -25,6 +25,7 @@ import numpy as np
 from g2d_jax import keys
 from g2d_jax.config import Difficulty, DropSolved
 from g2d_jax.data.order import Draw, Mixture, Order
+from g2d_jax.records import differ
 
 _NEW_SHARE = 0.5
 """The weight of the last group in the running pass rate: the policy moves, so older groups soon
@@ -89,12 +90,12 @@ class History:
         values = rewards[~np.isnan(rewards)]
         if values.size < 2:
             return
-        if (values != values[0]).any():
+        if differ(values):
             seen.same = None
             seen.times = 0
             seen.step = 0
             return
-        if seen.same != values[0]:
+        if seen.same is None or differ(np.array([seen.same, values[0]])):
             seen.times = 0
         seen.same = float(values[0])
         seen.times += 1

@@ -3,39 +3,106 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from g2d_jax.config import Source
-from g2d_jax.data.fields import BrokenRow, LeftOut, Values
+from g2d_jax.data.fields import BrokenRow, LeftOut, Values, further_keys
 from g2d_jax.data.rows import Row
 from g2d_jax.data.splits import HasId, split_of
 
+R = TypeVar("R")
 T = TypeVar("T", bound=HasId)
+MOST_BROKEN = 0.05
+"""The share of a set's rows that may be broken without a setting that allows it."""
 _SHOWN_ERRORS = 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LoadReport:
-    """Counts the rows that were read by their fate: rows = kept + duplicates + broken + other_split
-    + all of filtered.
+    """Reads the rows of a set one by one, and counts them by their fate: the same for problems,
+    examples, pairs and rollouts. rows = kept + duplicates + broken + other_split + all of filtered.
 
+    on_error: "raise" allows MOST_BROKEN of the rows to be broken, "skip" any share; "" is "raise"
+    of a set without that setting.
     conflicts: those duplicates that differ from the first, which is kept, in what they should share
     (the answer).
     errors: the first broken rows, each with its place and what is wrong.
     filtered: rows that the data set's own filter leaves out, of every split, by reason.
+    keys: rows by each key of their messages other than role and content.
+    firsts: the place of the first row of each reason and key.
+    holes: rows by each answer that stands for a missing one.
     """
 
     source: str
-    rows: int
-    kept: int
+    on_error: str = ""
+    rows: int = 0
+    kept: int = 0
     duplicates: int = 0
     conflicts: int = 0
     broken: int = 0
     other_split: int = 0
-    errors: tuple[str, ...] = ()
-    filtered: Mapping[str, int] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+    filtered: Counter[str] = field(default_factory=Counter)
+    keys: Counter[str] = field(default_factory=Counter)
+    firsts: dict[str, str] = field(default_factory=dict)
+    holes: Counter[str] = field(default_factory=Counter)
+
+    def read(self, row: Row, convert: Callable[[Values], R]) -> R | None:
+        """Convert a row; None for one that is left out."""
+        self.rows += 1
+        try:
+            record, keys = row.read(convert), row.read(further_keys)
+        except LeftOut as reason:
+            cause = f": {reason.__cause__}" if reason.__cause__ else ""
+            self.firsts.setdefault(str(reason), f"{row.where}{cause}")
+            self.filtered[str(reason)] += 1
+            return None
+        except BrokenRow as error:
+            self.broken += 1
+            self.errors += [str(error)] if len(self.errors) < _SHOWN_ERRORS else []
+            return None
+        for key in keys:
+            self.firsts.setdefault(key, row.where)
+            self.keys[key] += 1
+        return record
+
+    @property
+    def left_out(self) -> str:
+        """Describe the rows that are not used: how many, why, and the first of each kind; "" for
+        none."""
+        parts = []
+        if self.broken:
+            parts.append(f"{self.broken} broken (the first: {self.errors[0]})")
+        for reason, count in self.filtered.items():
+            parts.append(f"{count} {reason} (the first: {self.firsts[reason]:.400})")
+        return ", ".join(parts)
+
+    def require_usable(self, used: object) -> None:
+        """Raise ValueError for too many broken rows, and where none made a record. used: what is
+        false then."""
+        if self.on_error != "skip":
+            require_few(self.errors, self.broken, self.rows, self.on_error)
+        if not used:
+            raise ValueError(
+                f"{self.source} holds nothing usable: {self.rows} rows, left out: "
+                f"{self.left_out or 'none'}"
+            )
+
+
+def require_few(errors: Sequence[str], broken: int, rows: int, on_error: str) -> None:
+    """Raise ValueError where more than MOST_BROKEN of the rows are broken. errors: the first of
+    them, each with its place."""
+    if broken <= MOST_BROKEN * rows:
+        return
+    advice = "Correct them, or take them out of the file"
+    if on_error:
+        advice = 'Correct them, map their fields, or leave broken rows out: on_error="skip"'
+    raise ValueError(
+        f"{errors[0]}. Of {rows:,} rows {broken:,} are broken, and {MOST_BROKEN:.0%} may be. "
+        f"{advice}"
+    )
 
 
 def collect(
@@ -50,48 +117,27 @@ def collect(
     rows.
 
     Beyond source.limit no more rows are read. content: what records of one key should agree in.
-    Raises ValueError for a broken row unless they are skipped, and when no row at all made a
-    record.
+    Raises ValueError as `LoadReport.require_usable`.
     """
-    counts, filtered = Counter[str](), Counter[str]()
-    errors: list[str] = []
+    report = LoadReport(source.path, source.on_error)
     first: dict[object, object] = {}  # key -> content
     records: list[T] = []
     for row in rows:
-        counts["rows"] += 1
-        try:
-            record = row.read(convert)
-        except LeftOut as reason:
-            filtered[str(reason)] += 1
-            continue
-        except BrokenRow as error:
-            if source.on_error == "raise":
-                raise ValueError(
-                    f'{error}. Mend it, map its fields, or leave broken rows out: on_error="skip"'
-                ) from error
-            counts["broken"] += 1
-            errors += [str(error)] if len(errors) < _SHOWN_ERRORS else []
+        record = report.read(row, convert)
+        if record is None:
             continue
         if key(record) in first:
-            counts["duplicates"] += 1
-            counts["conflicts"] += first[key(record)] != content(record)
+            report.duplicates += 1
+            report.conflicts += first[key(record)] != content(record)
             continue
         first[key(record)] = content(record)
         # Only now: a problem that comes twice is a duplicate in whichever split it is.
         if source.split not in ("", split_of(record.id)):
-            counts["other_split"] += 1
+            report.other_split += 1
             continue
         records.append(record)
         if len(records) == source.limit:
             break
-    if not first:
-        shown = f"; the first: {errors[0]}" if errors else ""
-        left_out = "".join(f", {count} {reason}" for reason, count in filtered.items())
-        raise ValueError(
-            f"{source.path} holds nothing usable: {counts['rows']} rows, {counts['broken']} of "
-            f"them broken{left_out}{shown}"
-        )
-    report = LoadReport(
-        source.path, kept=len(records), errors=tuple(errors), filtered=dict(filtered), **counts
-    )
+    report.kept = len(records)
+    report.require_usable(first)
     return records, report

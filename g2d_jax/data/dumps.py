@@ -2,7 +2,8 @@
 
     prompt             text, or messages; or rendered_prompt: the text after the chat template; or prompt_ids
     completion         text, or one assistant message; or completion_ids
-    reward, answer     how good the completion is (null: it could not be scored); the reference answer
+    reward, answer     how good the completion is (null: it could not be scored), also named score; the reference
+                       answer
     logprobs           of the sampler, one for each of completion_ids
     finish_reason      "stop", or "length" where the limit cut the completion
     step               of the training run; else the number in the file's name (train_data_step12.jsonl)
@@ -25,7 +26,16 @@ import numpy as np
 from etils import epath
 
 from g2d_jax.config.places import data_files
-from g2d_jax.data.fields import BrokenRow, Values, as_answer, as_prompt, as_reply, as_text
+from g2d_jax.data.distinct import LoadReport
+from g2d_jax.data.fields import (
+    BrokenRow,
+    Values,
+    as_answer,
+    as_prompt,
+    as_reply,
+    as_text,
+    require_rendered,
+)
 from g2d_jax.data.rows import file_rows
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import MOST_REWARD, Prompt, is_reward
@@ -76,14 +86,17 @@ class DumpRow:
 
 
 def read_dump(
-    paths: str | Sequence[str], columns: Mapping[str, str] | None = None
+    paths: str | Sequence[str],
+    columns: Mapping[str, str] | None = None,
+    report: LoadReport | None = None,
 ) -> Iterator[DumpRow]:
     """Read the rows of a file, of a folder's files, or of those that match a glob; local, gs:// or
     s3://.
 
-    columns: from our name of a field to the files', such as {"reward": "accuracy_reward"}. Raises
-    ValueError for a field that a rollout does not have, and naming file and line of the first row
-    that lacks a column or has a broken value.
+    columns: from our name of a field to the files', such as {"reward": "accuracy_reward"}. report:
+    leaves broken rows out, and counts them. Raises ValueError for a field that a rollout does not
+    have, and without a report naming file and line of the first row that lacks a column or has a
+    broken value.
     """
     columns = columns or {}
     unknown = columns.keys() - _FIELDS.keys()
@@ -93,7 +106,10 @@ def read_dump(
         numbers = re.findall(r"step[-_]?(\d+)", epath.Path(file).stem)
         step = int(numbers[-1]) if numbers else None
         for row in file_rows(file):
-            yield row.read(partial(_read, row.where, step, columns))
+            convert = partial(_read, row.where, step, columns)
+            dumped = row.read(convert) if report is None else report.read(row, convert)
+            if dumped is not None:
+                yield dumped
 
 
 def by_step(rows: Iterable[DumpRow]) -> list[list[DumpRow]]:
@@ -122,6 +138,10 @@ def _read(where: str, step: int | None, columns: Mapping[str, str], values: Valu
             names["reward"] = _trl_reward(values)
         # Other columns are what a reward function logged, under any name.
         values = {name: values[name] for name in (*_TRL, *names.values())}
+    if "reward" not in names and "reward" not in values and "score" in values:
+        names["reward"] = "score"
+    if not values.keys() & {"prompt_ids", "rendered_prompt"}:
+        require_rendered(values)
     found: dict[str, Any] = {"step": step}
     for field, read in _FIELDS.items():
         column = names.get(field, field)

@@ -24,10 +24,11 @@ from g2d_jax.data.fields import (
     check_fields,
     find,
     named,
+    require_rendered,
 )
 from g2d_jax.data.problems import open_rows, procedural
 from g2d_jax.data.splits import problem_id
-from g2d_jax.records import Conversation, Example
+from g2d_jax.records import Example
 
 _NAMES = ("messages", "prompt", "completion")
 
@@ -62,6 +63,7 @@ def load_examples(source: Source, seed: int = 0) -> tuple[list[Example], LoadRep
 
 def to_example(values: Values, fields: Fields) -> Example:
     """Read one row as an Example. Raises BrokenRow."""
+    require_rendered(values)
 
     def field(name: str) -> Found:
         if name in fields:
@@ -71,7 +73,10 @@ def to_example(values: Values, fields: Fields) -> Example:
     path, value = (None, None) if "prompt" in fields else field("messages")
     if path is not None:
         messages = as_messages(value, path)
-        completion = _answer(messages, path)
+        if messages[-1]["role"] != "assistant":
+            roles = ", ".join(message["role"] for message in messages)
+            raise BrokenRow(f"{path!r} must end with an assistant message, got {roles}")
+        completion = as_text(messages[-1]["content"], path)
         if len(messages) == 1:
             raise BrokenRow(f"{path!r} has no user message before the assistant's")
         prompt = as_prompt(messages[:-1], path)
@@ -84,11 +89,3 @@ def to_example(values: Values, fields: Fields) -> Example:
     prompt = as_prompt(prompt_value, prompt_path)
     completion = as_text(as_reply(value, path), path)
     return Example(problem_id(prompt), prompt, completion)
-
-
-def _answer(messages: Conversation, path: str) -> str:
-    """Return the content of the last message, which must be the assistant's."""
-    if messages[-1]["role"] != "assistant":
-        roles = ", ".join(message["role"] for message in messages)
-        raise BrokenRow(f"{path!r} must end with an assistant message, got {roles}")
-    return as_text(messages[-1]["content"], path)

@@ -3,6 +3,7 @@ so."""
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 import json
 import re
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from g2d_jax.config.io import suggest
-from g2d_jax.records import Conversation, Prompt
+from g2d_jax.records import Conversation, Message, Prompt
 
 Values: TypeAlias = Mapping[str, Any]
 """The values of a row, by the names of its fields."""
@@ -23,10 +24,22 @@ Fields: TypeAlias = Mapping[str, str]
 nested objects)."""
 
 ROLES = ("system", "user", "assistant")
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Keys of an assistant's message that hold its thought."""
+UNRENDERED = (
+    *("tools", "tool_calls", "function_call", "chat_template_kwargs"),
+    *("image", "images", "audio", "audios", "video", "videos"),
+)
+"""Columns of a row, and keys of a message, that other tools hand to a chat template."""
 MAX_TEXT = 2**20  # characters of a text: more than any model here reads
 MAX_MESSAGES = 4096
 
 
+_PACKED = re.compile(r"\s*(?:\[\s*)?\{(?=.*[\"'](?:role|from)[\"']\s*:)", re.DOTALL)
+# as Python, or NumPy, shows a list of messages
+_SHOWN = re.compile(r"\s*\[\s*\{\s*'(?:role|content|from|value)'\s*:")
+# A missing answer, as pandas reads and writes it, and notes of people.
+_HOLE = re.compile(r"-?nan|nat|[#<]?n[/.]?a[.>]?|null|none|tb[ad]|todo", re.IGNORECASE)
 _ITEM = re.compile(r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[-+]?\d+(?:\.\d+)?)""", re.DOTALL)
 _ITEMS = rf"{_ITEM.pattern}\s*(?:,\s*{_ITEM.pattern}\s*)*,?\s*"
 _LIST = re.compile(rf"\s*\[\s*(?:{_ITEMS})?\]\s*", re.DOTALL)
@@ -89,8 +102,70 @@ def as_text(value: Any, path: str) -> str:
     return _clean(value, path)
 
 
+def require_rendered(values: Values, where: str = "") -> None:
+    """Raise BrokenRow for a row, or a message, with something for the chat template that is not
+    rendered here. where: the message's path."""
+    for key in UNRENDERED:
+        value = values.get(key)
+        if not is_empty(value) and value not in ("[]", "{}", "null"):
+            raise BrokenRow(
+                f"{where}{key!r} is for the chat template and is not rendered here, so the policy "
+                "would not see it: write it into the text, or leave such rows out. Of "
+                "enable_thinking there is tokenizer.enable_thinking, the same for all rows"
+            )
+
+
+def further_keys(value: Any) -> set[str]:
+    """Return the keys of a row's messages other than role and content, where they hold
+    something."""
+    if isinstance(value, str):
+        with contextlib.suppress(BrokenRow):
+            value = unpacked(value, "")
+    if isinstance(value, Mapping):
+        if {"role", "content"} <= value.keys():
+            return {k for k, v in value.items() if k not in ("role", "content") and not is_empty(v)}
+        return set().union(*map(further_keys, value.values()))
+    if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+        return set().union(*map(further_keys, value))
+    return set()
+
+
+def is_empty(value: Any) -> bool:
+    """Return whether a value is null or blank, or holds only such values."""
+    if isinstance(value, Mapping):
+        return all(map(is_empty, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(is_empty, value))
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def unpacked(value: Any, path: str) -> Any:
+    """Return the messages of a text that is a list of them in JSON, as tables keep them; any other
+    value as it is.
+
+    Raises BrokenRow for such a list as Python shows it.
+    """
+    if not isinstance(value, str) or not _PACKED.match(value):
+        return value
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        if _SHOWN.match(value):
+            raise BrokenRow(
+                f"{path!r} is a list of messages as Python shows it, {value!r:.60}: write it with "
+                "json.dumps"
+            ) from error
+        return value
+    messages = found if isinstance(found, list) else [found]
+    for message in messages:
+        if not isinstance(message, Mapping) or not message.keys() & {"role", "from"}:
+            return value
+    return messages
+
+
 def as_prompt(value: Any, path: str) -> Prompt:
     """Read a text, or a tuple of messages that ends with a user message."""
+    value = unpacked(value, path)
     if not isinstance(value, list | tuple):
         return as_text(value, path)
     messages = as_messages(value, path)
@@ -102,33 +177,50 @@ def as_prompt(value: Any, path: str) -> Prompt:
 
 
 def as_messages(value: Any, path: str) -> Conversation:
-    """Read at least one message with a role of system, user or assistant and a text; other keys are
-    left out."""
+    """Read at least one message with a role of system, user or assistant and a text.
+
+    A thought that has a key of its own (THOUGHTS) goes before the text, in <think> and </think>, as
+    chat templates write it. Other keys that a template would render are refused (UNRENDERED).
+    `further_keys` counts the rest.
+    """
+    value = unpacked(value, path)
     if not isinstance(value, list | tuple) or not value:
         raise BrokenRow(f"{path!r} must be a list of messages, got {type(value).__name__}")
     if len(value) > MAX_MESSAGES:
         raise BrokenRow(f"{path!r} has {len(value):,} messages, {MAX_MESSAGES:,} at most are read")
-    messages = []
-    for i, message in enumerate(value):
-        if not isinstance(message, Mapping):
+    return tuple(_message(message, f"{path}[{i}]") for i, message in enumerate(value))
+
+
+def _message(message: Any, path: str) -> Message:
+    """Read one message."""
+    if not isinstance(message, Mapping):
+        raise BrokenRow(
+            f"{path} must be a message with role and content, got {type(message).__name__}"
+        )
+    role, content = message.get("role"), message.get("content")
+    require_rendered(message, f"{path}: ")
+    if role not in ROLES:
+        raise BrokenRow(f"{path}: the role must be one of {', '.join(ROLES)}, got {role!r:.50}")
+    if not isinstance(content, str):
+        raise BrokenRow(f"{path}: the content must be a text, got {type(content).__name__}")
+    thoughts = {}  # by their text, for some tools write one under two keys
+    for key in THOUGHTS:
+        if not is_empty(message.get(key)):
+            thoughts[as_text(message[key], f"{path}.{key}")] = key
+    for thought, key in thoughts.items():
+        if role != "assistant" or len(thoughts) > 1 or "</think>" in content:
             raise BrokenRow(
-                f"{path}[{i}] must be a message with role and content, got {type(message).__name__}"
+                f"{path}: {key!r} is a thought of a message that is no assistant's, or that has "
+                "another thought: leave one, of an assistant"
             )
-        role, content = message.get("role"), message.get("content")
-        if role not in ROLES:
-            raise BrokenRow(
-                f"{path}[{i}]: the role must be one of {', '.join(ROLES)}, got {role!r:.50}"
-            )
-        if not isinstance(content, str):
-            raise BrokenRow(
-                f"{path}[{i}]: the content must be a text, got {type(content).__name__}"
-            )
-        messages.append({"role": role, "content": _clean(content, f"{path}[{i}]")})
-    return tuple(messages)
+        thought, text = thought.strip("\n"), content.lstrip("\n")
+        content = f"<think>\n{thought}\n</think>\n\n{text}"
+    return {"role": role, "content": _clean(content, path)}
 
 
 def as_reply(value: Any, path: str) -> str:
     """Read a text, which may be blank, or a conversation of one assistant message."""
+    value = unpacked(value, path)
     if isinstance(value, list | tuple):
         messages = as_messages(value, path)
         roles = [message["role"] for message in messages]
@@ -181,12 +273,15 @@ def _unquoted(item: str) -> str:
 
 
 def as_scalar(value: Any, path: str) -> str | None:
-    """Read a value as text, None when blank: 27.0 is "27", since data frames turn whole numbers
-    into floats."""
+    """Read a value as text, None when blank or a hole such as NaN or NA: 27.0 is "27", since data
+    frames turn whole numbers into floats."""
     if isinstance(value, str):
-        return _clean(value, path).strip() or None
+        text = _clean(value, path).strip()
+        return None if _HOLE.fullmatch(text) else text or None
     if isinstance(value, int | float | decimal.Decimal) and not isinstance(value, bool):
         number = decimal.Decimal(str(value))
+        if number.is_nan():
+            return None
         if number.is_finite():
             text = format(number, "f")
             if "." in text:

@@ -23,6 +23,9 @@ from g2d_jax.data.fields import (
     as_prompt,
     as_reply,
     as_text,
+    is_empty,
+    require_rendered,
+    unpacked,
 )
 from g2d_jax.data.problems import open_rows
 from g2d_jax.data.rows import Row, file_rows
@@ -55,12 +58,13 @@ def to_pair(values: Values) -> tuple[Prompt, str, str]:
             "it has token ids, which are read from Parquet with all columns of a collect stage "
             "alone: leave the column chosen_ids out to tokenise the texts"
         )
+    require_rendered(values)
     chosen, rejected = _reply(values, "chosen"), _reply(values, "rejected")
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise BrokenRow("one of 'chosen' and 'rejected' is a text, the other messages")
     if chosen == rejected:
         raise LeftOut(EQUAL)
-    prompt = values.get("prompt")
+    prompt = unpacked(values.get("prompt"), "prompt")
     if prompt is None or (isinstance(prompt, str) and not isinstance(chosen, str)):
         shared, chosen, rejected = _split(chosen, rejected)
         if not shared:
@@ -86,8 +90,8 @@ def _reply(values: Values, name: str) -> str | Conversation:
             f"no column {name!r}; a preference set has prompt, chosen and rejected, or chosen and "
             f"rejected that begin with the prompt. This row has {present:.300}"
         )
-    value: Any = values[name]
-    if value is None or value == [] or (isinstance(value, str) and not value.strip()):
+    value = unpacked(values[name], name)
+    if is_empty(value):
         raise LeftOut(EMPTY)
     if isinstance(value, str):
         return as_text(value, name)

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from g2d_jax import keys
-from g2d_jax.records import Preference, Prompt, ScoredRollout
+from g2d_jax.records import Preference, Prompt, ScoredRollout, exceeds
 
 Pair: TypeAlias = tuple[int, int]
 """The places of the chosen and the rejected response in their group."""
@@ -59,8 +59,8 @@ def best_worst(
 
     rewards: [G], NaN for a response that could not be scored, which takes no part. contents: [G],
     equal for responses that are the same, of which the first counts; None: all differ. Up to
-    `limit` pairs (chosen, rejected), no response in two of them, each chosen reward strictly
-    greater; of equal ones the first goes first.
+    `limit` pairs (chosen, rejected), no response in two of them, each chosen reward greater by more
+    than rounding (`records.exceeds`); of equal ones the first goes first.
     """
     if contents is None:
         contents = range(len(rewards))
@@ -69,7 +69,7 @@ def best_worst(
     falling = scored[np.argsort(-rewards[scored], kind="stable")]
     pairs = []
     for i in range(min(limit, len(scored) // 2)):
-        if rewards[falling[i]] > rewards[rising[i]]:
+        if exceeds(rewards[falling[i]], rewards[rising[i]]):
             pairs.append((int(falling[i]), int(rising[i])))
     return pairs
 

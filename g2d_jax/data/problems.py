@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from g2d_jax.data.fields import (
     find,
     listed,
     named,
+    require_rendered,
 )
 from g2d_jax.data.rows import SUFFIXES, Row, file_rows, hub_rows
 from g2d_jax.data.splits import problem_id
@@ -49,7 +51,7 @@ from g2d_jax.records import Problem
 from g2d_jax.rewards.extract import solution_answer
 
 FIELDS = {
-    "prompt": ("problem", "question", "prompt"),
+    "prompt": ("problem", "question", "prompt", "messages"),
     "answer": (
         "answer",
         "ground_truth",
@@ -103,10 +105,20 @@ def load_problems(
         return problems, LoadReport(source.path, rows=len(problems), kept=len(problems))
     label, rows = open_rows(source.path, source.revision)
     read = _READ.get(source.path.partition(":")[0], to_problem)
+    holes = Counter[str]()
+    given = [fields["answer"]] if "answer" in fields else FIELDS["answer"]
+
+    def convert(values: Values) -> Problem:
+        problem = read(values, label, fields)
+        hole = find(values, *given)[1]
+        if problem.answer is None and hole is not None:
+            holes[f"{hole!r:.40}"] += 1
+        return problem
+
     problems, report = collect(
         source,
         rows,
-        lambda values: read(values, label, fields),
+        convert,
         key=lambda problem: problem.id,
         content=lambda problem: problem.answer,
     )
@@ -114,6 +126,7 @@ def load_problems(
         problems = [
             dataclasses.replace(p, answer=p.answer and plain_answer(p.answer)) for p in problems
         ]
+    report.holes = holes
     return problems, report
 
 
@@ -136,6 +149,7 @@ def to_problem(values: Values, source: str, fields: Fields) -> Problem:
     answer. With a solution only, the answer is found in it the same way; a solution of one short
     line is taken to be the answer.
     """
+    require_rendered(values)
     used: dict[str, Found] = {}
     for name, paths in FIELDS.items():
         if name in fields:
@@ -299,7 +313,7 @@ def plain_answer(answer: str) -> str | None:
     items = listed(answer)
     if items is None:
         return answer
-    values = [solution_answer(item) or item for item in items if item]
+    values = [solution_answer(item) or item for item in items if as_scalar(item, "answer")]
     if len(values) > 1:
         # A comma between thousands would be read as one between values.
         values = [
@@ -316,10 +330,10 @@ def _reference(answer: Found, solution: Found) -> tuple[str | None, str | None]:
         inside = None if listed(given) is not None else solution_answer(given)
         if inside is None:
             return given, worked
-        return inside, worked or given
+        return as_scalar(inside, "answer"), worked or given
     if worked is None:
         return None, None
     inside = solution_answer(worked)
     if inside is None and "\n" not in worked and len(worked) <= _BARE_ANSWER_CHARACTERS:
         return worked, None
-    return inside, worked
+    return inside and as_scalar(inside, "solution"), worked

@@ -54,6 +54,8 @@ class Row:
             if self.error is not None:
                 raise BrokenRow(self.error)
             return convert(self.values)
+        except RecursionError as error:
+            raise BrokenRow(f"{self.where}: nested too deeply") from error
         except BrokenRow as error:
             raise BrokenRow(f"{self.where}: {error}") from error
 

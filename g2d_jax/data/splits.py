@@ -35,6 +35,7 @@ class Asks(HasId, Protocol):
 
 T = TypeVar("T", bound=Asks)
 
+_ENDS = ".,;:!?\u2026\u3002\uff0c\uff1b\uff1a\uff01\uff1f"  # also the Chinese ones
 Names = dict[str, tuple[str, bool]]
 """Every id by which a held-out prompt may be met -> that of its problem, and whether that has a
 system message."""
@@ -59,6 +60,13 @@ def problem_id(prompt: Prompt) -> str:
     return hashlib.blake2b(normalised.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
+def _asked(prompt: Prompt) -> str:
+    """Name what a prompt asks, by which leaks are found: its text without spaces, case and the
+    punctuation at its end."""
+    text = "".join(unicodedata.normalize("NFC", prompt_text(prompt)).casefold().split())
+    return problem_id(text.rstrip(_ENDS) or text)
+
+
 def split_of(identifier: str) -> Split:
     """Return the split of an id, by this uniform hash as a fraction of 2^64: eight tenths train,
     one dev, one test."""
@@ -75,20 +83,22 @@ def names_of(
 ) -> Names:
     """Map the ids by which the prompts of held-out problems may be met to the problems' own.
 
-    Those are its own, and that of what the user says in it, if that is one message: alone and
-    behind the prompt template. conversation: what makes the messages of a prompt, such as
+    Those are its own, and those of what it asks (spaces, case and final punctuation apart): as a
+    whole, and of what the user says in it, if that is one message, alone and behind the prompt
+    template. conversation: what makes the messages of a prompt, such as
     `PromptTokenizer.conversation`; None for no template.
     """
     records = sorted(held_out, key=lambda record: _has_system(record.prompt))
     names = {record.id: (record.id, _has_system(record.prompt)) for record in records}
     for record in records:
+        names.setdefault(_asked(record.prompt), names[record.id])
         prompts = [record.prompt]
         if conversation is not None:
             prompts.append(conversation(record.prompt))
         for prompt in prompts:
             said = _said_by_user(prompt)
             if len(said) == 1:
-                names.setdefault(problem_id(said[0]), names[record.id])
+                names.setdefault(_asked(said[0]), names[record.id])
     return names
 
 
@@ -99,13 +109,12 @@ def met(identifier: str, prompt: Prompt, names: Names) -> str | None:
     Of two prompts that both have a system message, what the user says is not all that is asked: they
     are one problem only as a whole. identifier: the prompt's own id.
     """
-    if identifier in names:
-        return names[identifier][0]
-    if isinstance(prompt, str):
-        return None
+    for name in (identifier, _asked(prompt)):
+        if name in names:
+            return names[name][0]
     has_system = _has_system(prompt)
     for text in _said_by_user(prompt):
-        found = names.get(problem_id(text))
+        found = names.get(_asked(text))
         if found is not None and not (has_system and found[1]):
             return found[0]
     return None

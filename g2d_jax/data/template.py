@@ -186,6 +186,16 @@ class Template:
             f"tokenizer.enable_thinking is {thinking}, and {why}: leave it unset (None)"
         )
 
+    def require_thoughts(self, data: str) -> None:
+        """Raise ValueError where the template does not write thoughts in <think> and </think>, as
+        reasoning models' do. data: what has some."""
+        if "think>" in self.own:
+            return
+        raise ValueError(
+            f"{data}. The chat template does not write <think> and </think>, where there is one: "
+            "write the thoughts into the content, or leave such rows out"
+        )
+
     def _begins_thought(self) -> bool:
         if not self.is_chat:
             return False

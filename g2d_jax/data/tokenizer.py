@@ -24,6 +24,7 @@ from g2d_jax.config import places
 from g2d_jax.data import arithmetic
 from g2d_jax.data.template import Fault, Template, TemplateSettings, hand_over, refuse, try_out
 from g2d_jax.records import Conversation, Example, Problem, Prompt
+from g2d_jax.rewards.extract import answer_text
 from g2d_jax.runtime import storage
 
 if TYPE_CHECKING:
@@ -163,15 +164,30 @@ class PromptTokenizer:
             raise ValueError(f"the prompt {bare!r} has no tokens")
         return np.asarray(self.without_second_bos(ids), np.int32)
 
-    def encode_completion(self, text: str) -> Ids:
+    def opens_thought(self, prompt: Problem | Prompt) -> bool:
+        """Return whether the template opens a thought at the prompt's end, which the response
+        closes."""
+        return self.render(prompt).rstrip().endswith(THINKING[0])
+
+    def leaves_open(self, prompt: Problem | Prompt, text: str) -> bool:
+        """Return whether a response leaves a thought open, its prompt's or its own: it has no
+        answer."""
+        if "<think>" not in text and "<think>" not in self.template.own:
+            return False
+        before = THINKING[0] if self.opens_thought(prompt) else ""
+        return answer_text(before + text) is None
+
+    def encode_completion(self, text: str, prompt: Problem | Prompt | None = None) -> Ids:
         """Encode a response and its stop token, [T] int32; a stop token written at the end of
         `text` is that one.
 
-        Encoded apart from the prompt, as the sampler generates it; THINKING counts as such. Raises
-        ValueError when the text holds another special token elsewhere, or a character that the
-        tokenizer does not know.
+        prompt: what it follows, whose thought it does not open again (see `continued`). Encoded
+        apart from it, as the sampler generates; THINKING counts as such. Raises ValueError when the
+        text holds another special token elsewhere, or a character that the tokenizer does not know.
         """
         stop = self.stop_id
+        if prompt is not None and text.lstrip().startswith(THINKING[0]):
+            text = continued(self.render(prompt), text)
         for name, identifier in self.special_tokens.items():
             if identifier in self.eos_ids and name and text.rstrip().endswith(name):
                 stop = identifier
@@ -183,7 +199,8 @@ class PromptTokenizer:
     def encode_example(self, example: Example) -> tuple[Ids, Ids]:
         """Encode the prompt exactly as for sampling, and the completion, which alone carries loss:
         ([P], [T]) int32."""
-        return self.encode_prompt(example.prompt), self.encode_completion(example.completion)
+        completion = self.encode_completion(example.completion, example.prompt)
+        return self.encode_prompt(example.prompt), completion
 
     def decode(self, ids: Ids | Sequence[int]) -> str:
         """Decode ids without the stop token and special tokens, THINKING apart: what rewards and
@@ -356,6 +373,28 @@ _NO_UNKNOWN = (
     "and signs alone: set model.path to a model that reads such text, or tokenizer.path for a "
     "random one"
 )
+
+
+def continued(rendered: str, text: str) -> str:
+    """Return a response without the `<think>`, or the empty thought, that its prompt ends with too.
+
+    Raises ValueError for a response that opens a thought after a prompt that has closed it.
+    """
+    opening, closing = THINKING
+    prompt = rendered.rstrip()
+    thought, _, rest = text.lstrip().removeprefix(opening).partition(closing)
+    if prompt.endswith(closing) and thought.strip():
+        raise ValueError(
+            f"the prompt ends with a closed thought, and the response opens another, {text!r:.80}: "
+            "leave it out of the response, or set tokenizer.enable_thinking"
+        )
+    if prompt.endswith(closing):
+        return rest.lstrip()
+    if prompt.endswith(opening):
+        text = text.lstrip().removeprefix(opening)
+        if rendered.endswith("\n"):
+            return text.lstrip("\n")
+    return text
 
 
 def encode(backend: Any, text: str) -> list[int]:

@@ -41,6 +41,7 @@ from g2d_jax.losses.reduction import (
     is_off,
     weighted_sum,
 )
+from g2d_jax.records import differ
 
 MAX_LOG_RATIO = 20.0
 """Upper bound of a log-ratio before exp, so that ratio and gradient stay finite: e^20 is 4.9e8.
@@ -81,11 +82,9 @@ def group_advantages(
     scorable = ~np.isnan(rewards)
     total = np.where(scorable, rewards, 0.0).sum(1, keepdims=True)
     mean = total / np.maximum(scorable.sum(1, keepdims=True), 1)
-    lowest = np.where(scorable, rewards, np.inf).min(1, keepdims=True)
-    highest = np.where(scorable, rewards, -np.inf).max(1, keepdims=True)
     # Equal rewards leave rounding errors of the mean, which a division by 1e-4 would turn into a
     # signal.
-    centred = np.where(scorable & (highest > lowest), rewards - mean, 0.0)
+    centred = np.where(scorable & differ(rewards)[:, None], rewards - mean, 0.0)
     return (centred / _reward_scale(rewards, centred, scale_rewards, eps)).astype(np.float32)
 
 

@@ -216,6 +216,7 @@ def architecture_headers(
             "tensors"
         )
     expected = expected_shapes(config) | dict(extra or {})
+    headers = _as_expected(headers, expected, config)
     allowed = dict(expected)
     if config.tie_word_embeddings:
         allowed["lm_head.weight"] = (config.vocab_size, config.hidden_size)
@@ -239,6 +240,21 @@ def architecture_headers(
     read = f"{', '.join(DTYPES)} are read; quantised weights are not"
     _refuse(folder, f"of an unsupported dtype ({read})", unknown)
     return _split(headers, config)
+
+
+def _as_expected(
+    headers: dict[str, Stored], expected: Mapping[str, tuple[int, ...]], config: ModelConfig
+) -> dict[str, Stored]:
+    """Return the tensors by the names of a whole model: those of its body alone lack "model.", and
+    a tied model may be saved with its head in place of the embedding."""
+    named = {}
+    for name, stored in headers.items():
+        whole = f"model.{name}"
+        is_body = name not in expected and whole in expected and whole not in headers
+        named[whole if is_body else name] = stored
+    if config.tie_word_embeddings and "lm_head.weight" in named:
+        named.setdefault("model.embed_tokens.weight", named["lm_head.weight"])
+    return named
 
 
 def language_model(headers: Mapping[str, Stored]) -> dict[str, Stored]:

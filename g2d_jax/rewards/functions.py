@@ -8,12 +8,18 @@ Its module is installed, on PYTHONPATH, or a file beside the config ("my_rewards
 my_rewards.py), of which nothing else is imported.
 
 Completions are strings, or [{"role": "assistant", "content": text}] where the prompt is a chat.
-Columns are `answer`, `solution` and the other fields of the data, one list each. None means: this
-one cannot be scored.
+Columns are `answer`, `solution` and the other fields of the data, one list each. Every call gets
+copies of its own. None means: this one cannot be scored.
+
+verl's signature is read too, one response a call; what it returns is a number, or a dict with one
+under "score". `data_source` is the problem's subset:
+
+    def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | dict
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import inspect
@@ -155,15 +161,14 @@ def call_reward(
     if code:
         place = f" ({code.co_filename}, line {code.co_firstlineno})"
     name = f"reward {getattr(function, '__qualname__', type(function).__name__)}{place}"
-    arguments = _arguments(function, problems, texts, token_ids)
     try:
-        result = function(**arguments)
+        result = _call(function, problems, texts, token_ids)
     except _STOPPED:
         raise
     except BaseException as error:
         of = ""
-        for i, (problem, text) in enumerate(zip(problems, texts, strict=True)):
-            if _raises_for(function, arguments, i):
+        for problem, text, ids in zip(problems, texts, token_ids, strict=True):
+            if _raises_for(function, problem, text, ids):
                 of = (
                     f"; it does so for problem {problem.id} ({problem.prompt!r:.80}), response "
                     f"{text!r:.200}"
@@ -173,27 +178,62 @@ def call_reward(
     return _as_rewards(name, result, problems)
 
 
-def _arguments(
+def _call(
     function: RewardFunction,
+    problems: Sequence[Problem],
+    texts: Sequence[str],
+    token_ids: Sequence[np.ndarray],
+) -> Any:
+    """Call a function as its signature asks, as TRL or as verl does."""
+    parameters = inspect.signature(function).parameters
+    if not parameters.keys() >= {"solution_str", "ground_truth"}:
+        return function(**_arguments(parameters, problems, texts, token_ids))
+    results = []
+    for problem, text in zip(problems, texts, strict=True):
+        arguments = {
+            "data_source": problem.subset,
+            "solution_str": text,
+            "ground_truth": problem.answer,
+            "extra_info": copy.deepcopy(problem.columns.get("extra_info")),
+        }
+        result: Any = function(**_taken(parameters, arguments))
+        if isinstance(result, Mapping):
+            result = result.get("score")
+        results.append(result)
+    return results
+
+
+def _taken(
+    parameters: Mapping[str, inspect.Parameter], arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments that a function names, or all where it takes `**columns`."""
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return arguments
+    return {name: value for name, value in arguments.items() if name in parameters}
+
+
+def _arguments(
+    parameters: Mapping[str, inspect.Parameter],
     problems: Sequence[Problem],
     texts: Sequence[str],
     token_ids: Sequence[np.ndarray],
 ) -> dict[str, list[Any]]:
     """Collect what TRL hands to a reward: a list each, of the data's columns too (None where a
-    problem lacks it)."""
+    problem lacks it).
+
+    Each response has a copy of its problem's columns: what a function does to one is seen by no
+    other, and by no later call.
+    """
     names = set().union(*(problem.columns for problem in problems)) - {"prompt", "completion"}
     arguments: dict[str, list[Any]] = {}
     for name in sorted(names):
-        arguments[name] = [problem.columns.get(name) for problem in problems]
+        arguments[name] = [copy.deepcopy(problem.columns.get(name)) for problem in problems]
     for name in ("answer", "solution"):
         arguments[name] = list(map(attrgetter(name), problems))
     arguments["prompts"] = list(map(_prompt_as_in_trl, problems))
     arguments["completions"] = list(map(_completion_as_in_trl, problems, texts))
     arguments["completion_ids"] = [np.asarray(ids).tolist() for ids in token_ids]
-    parameters = inspect.signature(function).parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return arguments
-    return {name: values for name, values in arguments.items() if name in parameters}
+    return _taken(parameters, arguments)
 
 
 def _prompt_as_in_trl(problem: Problem) -> str | list[dict[str, Any]]:
@@ -209,10 +249,12 @@ def _completion_as_in_trl(problem: Problem, text: str) -> str | list[dict[str, A
     return [{"role": "assistant", "content": text}]
 
 
-def _raises_for(function: RewardFunction, arguments: Mapping[str, list[Any]], index: int) -> bool:
+def _raises_for(
+    function: RewardFunction, problem: Problem, text: str, token_ids: np.ndarray
+) -> bool:
     """Tell whether the function raises for a response by itself."""
     try:
-        function(**{name: values[index : index + 1] for name, values in arguments.items()})
+        _call(function, [problem], [text], [token_ids])
     except _STOPPED:
         raise
     except BaseException:

@@ -27,7 +27,7 @@ from g2d_jax.losses import (
     raft_weights,
     token_weights,
 )
-from g2d_jax.records import Problem, ScoredRollout, indices_by_task, pick
+from g2d_jax.records import Problem, ScoredRollout, differ, exceeds, indices_by_task, pick
 from g2d_jax.rollouts.generate import Draws, Groups, by_response, lengths, problems_of, rewards
 
 # indices of the chosen and of the rejected responses of a group
@@ -53,8 +53,8 @@ def make(
 ) -> Batch:
     """Make one update's batch from all that was sampled for it. verifiable: by task.
 
-    A prompt has a signal if it has a pair, with GRPO two different rewards, with RAFT a right
-    response. With
+    A prompt has a signal if it has a pair, with GRPO two different rewards (`records.differ`) before
+    any penalty of length, with RAFT a right response. With
     stage.dynamic_sampling the first prompts_per_step prompts with a signal are kept, or as many as
     there are (without any the first ones); else all are. Raises AssertionError for a loss that has
     no batch here.
@@ -62,7 +62,8 @@ def make(
     signal = np.zeros(len(groups), bool)
     pairs = [NO_PAIR] * len(groups)
     if stage.has_ratio:
-        signal |= ((advantages(stage, draws, groups) != 0) & _counted(stage, groups)).any(axis=1)
+        apart = _normalised(stage, draws, rewards(groups)) != 0
+        signal |= (apart & _counted(stage, groups)).any(axis=1)
     if stage.is_preference_loss:
         for i, (draw, group) in enumerate(zip(draws, groups, strict=True)):
             pairs[i] = _sides(seed, stage, draw, group, verifiable)
@@ -110,7 +111,11 @@ def _mean_length(group: Sequence[ScoredRollout], indices: Sequence[int]) -> floa
 
 def advantages(stage: Online, draws: Draws, groups: Groups) -> np.ndarray:
     """Compute advantages, float32 [N, G]; the rewards of each task are normalised by themselves."""
-    values = shaped_rewards(stage, groups)
+    return _normalised(stage, draws, shaped_rewards(stage, groups))
+
+
+def _normalised(stage: Online, draws: Draws, values: np.ndarray) -> np.ndarray:
+    """Compute the advantages of some rewards, [N, G]."""
     normalised = np.zeros(values.shape, np.float32)
     for rows in indices_by_task(problems_of(draws)).values():
         normalised[rows] = group_advantages(
@@ -121,13 +126,19 @@ def advantages(stage: Online, draws: Draws, groups: Groups) -> np.ndarray:
 
 def shaped_rewards(stage: Online, groups: Groups) -> np.ndarray:
     """Return rewards less the penalty of too long responses, float64 [N, G], NaN where there is
-    none."""
+    none.
+
+    As in DAPO (arXiv 2503.14476, equation 11) dynamic sampling goes by the rewards alone, and
+    groups that it filters out are not penalised either.
+    """
     values = rewards(groups)
-    if stage.overlong_buffer:
-        values = values + overlong_penalty(
-            lengths(groups), stage.sampling.max_new_tokens, stage.overlong_buffer
-        )
-    return values
+    if not stage.overlong_buffer:
+        return values
+    longest = stage.sampling.max_new_tokens
+    shaped = values + overlong_penalty(lengths(groups), longest, stage.overlong_buffer)
+    if stage.dynamic_sampling:
+        return np.where(differ(values)[:, None], shaped, values)
+    return shaped
 
 
 def _counted(stage: Online, groups: Groups) -> np.ndarray:
@@ -167,7 +178,7 @@ def _kept(
         if verifiable[problem.task]:
             kept[i] = is_correct(groups[i]) == 1
         elif not np.isnan(values[i]).all():
-            kept[i] = values[i] == np.nanmax(values[i])
+            kept[i] = ~np.isnan(values[i]) & ~exceeds(np.nanmax(values[i]), values[i])
     return kept & _counted(stage, groups)
 
 

@@ -44,6 +44,7 @@ from g2d_jax.rollouts.generate import (
     generate,
     on_disk,
     read_sampled,
+    rewards,
     rows_of,
 )
 from g2d_jax.rollouts.workload import Workload, workload_of
@@ -347,8 +348,7 @@ class RolloutBuffer:
         if self.stage.targeted:
             outcomes = zip(
                 train_batch.draws,
-                # what the loss compares: equal rewards, shaped, have no gradient
-                batches.shaped_rewards(self.stage, train_batch.groups),
+                rewards(train_batch.groups),
                 correct(train_batch.groups),
                 strict=True,
             )

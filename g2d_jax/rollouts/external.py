@@ -16,6 +16,7 @@ import numpy as np
 from etils import epath
 
 from g2d_jax.config import Online
+from g2d_jax.data.distinct import LoadReport
 from g2d_jax.data.dumps import DumpRow, by_step, read_dump
 from g2d_jax.data.fields import BrokenRow
 from g2d_jax.data.problems import plain_answer
@@ -36,7 +37,7 @@ from g2d_jax.rollouts.generate import (
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.tables import read_rollouts, safe_text
 from g2d_jax.session.cost import Cost
-from g2d_jax.session.problems import ids_of, joined
+from g2d_jax.session.problems import ids_of, joined, tell
 from g2d_jax.session.session import Session
 
 LEFT_OUT = (
@@ -176,7 +177,11 @@ def read(session: Session, path: str, columns: Mapping[str, str] | None = None) 
     firsts: dict[str, ExternalRow] = {}
     counts: Counter[str] = Counter()
     groups: ExternalGroups = []
-    for same in by_step(read_dump(path, columns)):
+    report = LoadReport(path)
+    rows = by_step(read_dump(path, columns, report))
+    report.require_usable(rows)
+    tell("rollouts", report, session.say_once, session.tokenizer.template)
+    for same in rows:
         group = []
         for dumped in same:
             try:
@@ -257,7 +262,7 @@ def _tokenised(
     token_ids, text, finish = row.completion_ids, row.completion, row.finish_reason
     if token_ids is None:
         assert text is not None  # a row has one of both
-        token_ids = tokenizer.encode_completion(text)
+        token_ids = tokenizer.encode_completion(text, problem)
         if finish == "length":
             token_ids = token_ids[:-1]
         finish = finish or "stop"

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 from g2d_jax.config import Offline
-from g2d_jax.data.fields import LeftOut
+from g2d_jax.data.distinct import LoadReport
+from g2d_jax.data.fields import LeftOut, Values
 from g2d_jax.data.preference_sets import HUB, pair_rows, to_pair
 from g2d_jax.data.rows import Row
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Preference
 from g2d_jax.runtime.tables import has_preferences, read_preferences
+from g2d_jax.session.problems import tell
 from g2d_jax.session.session import Session
 
 
@@ -25,40 +28,37 @@ def read(session: Session, stage: Offline) -> list[Preference]:
     and why.
 
     Those are empty or equal pairs, prompts longer than data.max_prompt_length, a prompt and
-    response longer than stage.max_length or than the model has positions, and texts that cannot be
-    tokenised. Raises ValueError naming file and line of a row of another shape, and where no pair
-    is left.
+    response longer than stage.max_length or than the model has positions, texts that cannot be
+    tokenised, and few rows of another shape. Raises ValueError as `LoadReport.require_usable`.
     """
     source = stage.preferences
+    report = LoadReport(source)
     pairs: list[Preference] = []
-    left_out: dict[str, list[str]] = {}
-    for where, found in _candidates(source):
-        try:
-            pair = found if isinstance(found, Preference) else _encoded(session, found)
-            _refuse_long(session, stage, pair)
+    for row in _rows(source):
+        pair = report.read(row, partial(_fitting, session, stage))
+        if pair is not None:
             pairs.append(pair)
-        except LeftOut as reason:
-            first = f"{where}: {reason.__cause__}" if reason.__cause__ else where
-            left_out.setdefault(str(reason), []).append(first)
-    counted = []
-    for why, places in left_out.items():
-        counted.append(f"{len(places)} {why} (the first: {places[0]:.400})")
-    listed = ", ".join(counted)
-    if not pairs:
-        raise ValueError(f"{source} has no pair to train on: {listed or 'it has no rows'}")
-    if left_out:
-        session.say_once(f"{source}: {len(pairs)} pairs; left out: {listed}")
+    report.require_usable(pairs)
+    tell(f"{len(pairs)} pairs", report, session.say_once, session.tokenizer.template)
     return pairs
 
 
-def _candidates(source: str) -> Iterator[tuple[str, Preference | Row]]:
-    """Yield the place of each pair, and the pair, or the row that has it."""
-    if not source.startswith(HUB) and has_preferences(source):
-        for number, pair in enumerate(read_preferences(source)):
-            yield f"{source}, pair {number}", pair
+def _rows(source: str) -> Iterator[Row]:
+    """Yield the rows of a set; one of a collect stage's Parquet has its pair, "pair"."""
+    if source.startswith(HUB) or not has_preferences(source):
+        yield from pair_rows(source)
         return
-    for row in pair_rows(source):
-        yield row.where, row
+    for number, pair in enumerate(read_preferences(source)):
+        yield Row(f"{source}, pair {number}", {"pair": pair})
+
+
+def _fitting(session: Session, stage: Offline, values: Values) -> Preference:
+    """Read a pair that fits. Raises BrokenRow and LeftOut."""
+    pair = values.get("pair")
+    if not isinstance(pair, Preference):  # a column of another tool's set
+        pair = _encoded(session, values)
+    _refuse_long(session, stage, pair)
+    return pair
 
 
 def _refuse_long(session: Session, stage: Offline, pair: Preference) -> None:
@@ -73,15 +73,14 @@ def _refuse_long(session: Session, stage: Offline, pair: Preference) -> None:
         raise LeftOut(f"longer than max_length or the model's positions, {limit} tokens")
 
 
-def _encoded(session: Session, row: Row) -> Preference:
-    """Read a pair and tokenise it. Raises BrokenRow with its place, LeftOut for what cannot be
-    tokenised."""
-    prompt, chosen, rejected = row.read(to_pair)
+def _encoded(session: Session, values: Values) -> Preference:
+    """Read a pair and tokenise it. Raises BrokenRow, and LeftOut for what cannot be tokenised."""
+    prompt, chosen, rejected = to_pair(values)
     tokenizer = session.tokenizer
     try:
         prompt_ids = tokenizer.encode_prompt(prompt)
-        chosen_ids = tokenizer.encode_completion(chosen)
-        rejected_ids = tokenizer.encode_completion(rejected)
+        chosen_ids = tokenizer.encode_completion(chosen, prompt)
+        rejected_ids = tokenizer.encode_completion(rejected, prompt)
     except ValueError as error:
         raise LeftOut("that cannot be tokenised") from error
     ids = prompt_ids, chosen_ids, rejected_ids

@@ -16,7 +16,7 @@ from etils import epath
 
 from g2d_jax.data.stops import cut
 from g2d_jax.models.flops import attended, forward_flops
-from g2d_jax.records import Problem, Request, Rollout, ScoredRollout, Verdict, by_id
+from g2d_jax.records import Problem, Request, Rollout, ScoredRollout, Verdict, by_id, differ
 from g2d_jax.rewards.pool import Begun
 from g2d_jax.rollouts.workload import Workload, prompts_per_call
 from g2d_jax.runtime import processes, storage
@@ -568,7 +568,7 @@ def opening_thoughts(session: Session, problems: Iterable[Problem]) -> set[str]:
     """Return the ids of the problems in whose prompt the template opens a thought."""
     opened = set()
     for problem in problems:
-        if session.tokenizer.render(problem).rstrip().endswith("<think>"):
+        if session.tokenizer.opens_thought(problem):
             opened.add(problem.id)
     return opened
 
@@ -628,15 +628,13 @@ def describe(groups: Groups) -> dict[str, float]:
     means = np.where(scored, values, 0.0).sum(axis=1) / np.maximum(counts, 1)
     # Equal rewards leave rounding errors of the mean (six times 0.7 has a standard deviation of
     # 1e-16): compare them.
-    differ = np.where(scored, values, -np.inf).max(axis=1) > np.where(scored, values, np.inf).min(
-        axis=1
-    )
-    centred = np.where(scored & differ[:, None], values - means[:, None], 0.0)
+    apart = differ(values)
+    centred = np.where(scored & apart[:, None], values - means[:, None], 0.0)
     spread = np.sqrt(np.square(centred).sum(axis=1) / np.maximum(counts - 1, 1))
     metrics = {
         "reward": float(values[scored].mean()) if scored.any() else float("nan"),
         "reward_std": float(spread.mean()),
-        "frac_reward_zero_std": float(np.mean(~differ)),
+        "frac_reward_zero_std": float(np.mean(~apart)),
         "entropy": float(np.concatenate([row.rollout.entropies for row in rows]).mean()),
         "completions/mean_length": float(tokens.mean()),
         "completions/min_length": float(tokens.min()),

@@ -325,9 +325,10 @@ def _rows_of_dump(
     path: str, columns: tuple[tuple[str, str], ...], stamps: tuple[str, ...]
 ) -> Content:
     """Read a dump. stamps: of its files, so that it is read again when one changes."""
+    from g2d_jax.data.distinct import LoadReport
     from g2d_jax.data.dumps import by_step, read_dump
 
-    return contents.rollouts(by_step(read_dump(path, dict(columns))))
+    return contents.rollouts(by_step(read_dump(path, dict(columns), LoadReport(path))))
 
 
 def _checkpoint(policy: str) -> Content:

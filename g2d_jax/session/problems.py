@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 from g2d_jax import keys
 from g2d_jax.config import Config, Reward, Source, Task, setting_of
 from g2d_jax.contents import Content, records
+from g2d_jax.data.fields import THOUGHTS
 from g2d_jax.data.order import Mixture, Order
 from g2d_jax.data.problems import FIELDS, LoadReport, load_problems
 from g2d_jax.data.splits import Names, drop_overlap, names_of
+from g2d_jax.data.template import Template
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.records import Problem, Prompt, by_id, indices_by_task
 from g2d_jax.runtime import processes, storage
@@ -272,7 +274,7 @@ def _of_task(
         problems, report, contents[setting_of(name, split)] = read_source(
             source, config.data.seed, how
         )
-        tell(f"{prefix}{split}", report, say)
+        tell(f"{prefix}{split}", report, say, tokenizer.template)
         if how.verified:
             problems = _answered(problems, f"{prefix}{split}", say)
         short, dropped = tokenizer.drop_too_long(problems, longest)
@@ -295,8 +297,12 @@ def _answered(problems: list[Problem], label: str, say: Say) -> list[Problem]:
     return answered
 
 
-def tell(label: str, report: LoadReport, say: Say) -> None:
-    """Say what became of the rows of a source that are not used. label: of the source."""
+def tell(label: str, report: LoadReport, say: Say, template: Template) -> None:
+    """Print what became of the rows of a source that are not used, and which further keys its
+    messages have. label: of the source.
+
+    Raises ValueError for thoughts that the chat template does not write.
+    """
     rows = f"rows of {report.source}"
     if report.duplicates:
         say(f"{label}: {report.duplicates} {rows} are duplicates")
@@ -305,11 +311,25 @@ def tell(label: str, report: LoadReport, say: Say) -> None:
             f"WARNING: {label}: {report.conflicts} of the duplicates have another answer than the "
             "first row of their problem, which is kept"
         )
-    if report.broken:
-        say(f"{label}: {report.broken} {rows} are broken")
-    if report.filtered:
-        listed = ", ".join(f"{count} {reason}" for reason, count in report.filtered.items())
-        say(f"{label}: rows of {report.source} left out: {listed}")
+    if report.left_out:
+        say(f"{label}: {rows} left out: {report.left_out}")
+    if report.holes:
+        listed = ", ".join(f"{count} have {hole}" for hole, count in report.holes.items())
+        say(f"{label}: {rows} whose answer stands for none: {listed}")
+    thoughts, unread = [], []
+    for key, count in sorted(report.keys.items()):
+        text = f"{count} have {key!r} (the first: {report.firsts[key]})"
+        if key in THOUGHTS:
+            thoughts.append(text)
+        else:
+            unread.append(text)
+    if thoughts:
+        template.require_thoughts(f"{label}: {rows} with thoughts: {', '.join(thoughts)}")
+        say(
+            f"{label}: {rows} with thoughts, written in <think> and </think>: {', '.join(thoughts)}"
+        )
+    if unread:
+        say(f"{label}: {rows} whose messages have what is not read: {', '.join(unread)}")
 
 
 def table(config: Config, loaded: Splits) -> list[list[str | int]]:

@@ -15,8 +15,19 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from g2d_jax.config import Offline, Online, Sampling, TrainingStage
+import numpy as np
+
+from g2d_jax.config import (
+    BestCheckpoint,
+    DPOLoss,
+    Evaluate,
+    Offline,
+    Online,
+    Sampling,
+    TrainingStage,
+)
 from g2d_jax.models.config import LongRope
+from g2d_jax.runtime.terminal import shortened
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import Trainer
 from g2d_jax.stages.causes import Cause
@@ -219,8 +230,12 @@ def unlikely(stage: TrainingStage) -> list[Alert]:
             "1e-4 to 1e-3 for a tiny model"
         )
         found.append(Alert("rate", text, {"learning_rate": rate}))
+    if isinstance(stage, DPOLoss):
+        found += unlikely_beta(stage)
     if not isinstance(stage, Online) or not stage.steps:
         return found
+    if stage.is_preference_loss:
+        found += unlikely_beta(stage.dpo)
     beyond = [step for step in stage.keep if step > stage.steps]
     if beyond:
         listed = ", ".join(map(str, beyond))
@@ -241,6 +256,53 @@ def unlikely(stage: TrainingStage) -> list[Alert]:
         )
         found.append(Alert("sync", text, {"sync_every": stage.sync_every, "steps": stage.steps}))
     return found
+
+
+def unlikely_beta(loss: DPOLoss) -> list[Alert]:
+    """Warn of a beta for sums over tokens in a loss that takes means over them."""
+    if loss.loss_type not in ("sigmoid_norm", "simpo") or loss.beta >= 1:
+        return []
+    text = (
+        f"beta is {loss.beta:g}, a value for log-probabilities summed over tokens, and "
+        f"{loss.loss_type!r} takes their means. To try: 2 to 2.5 as SimPO (arXiv 2405.14734), 5 as "
+        "Tulu 3 for DPO normalised by length (arXiv 2411.15124)"
+    )
+    return [Alert("beta", text, {"beta": loss.beta})]
+
+
+def one_answer(stage: BestCheckpoint | Evaluate) -> list[Alert]:
+    """Warn of several greedy answers to a problem, which are all the same."""
+    if stage.sampling.answers(stage.num_generations) == stage.num_generations:
+        return []
+    text = (
+        f"sampling.temperature is 0, so that the {stage.num_generations} answers of num_generations "
+        "to a problem would be the same: one is sampled. To try: a temperature above 0, or "
+        "num_generations=1"
+    )
+    return [Alert("greedy", text, {"num_generations": stage.num_generations})]
+
+
+def unclosed(what: str, count: int, of: int) -> list[Alert]:
+    """Warn of texts to train on that leave a thought open: a policy that learns them gives no
+    answer that a reward reads."""
+    if not count:
+        return []
+    text = (
+        f"{count} of {of} {what} leave a thought open: they lack </think>, and responses like them "
+        "are graded as without an answer. To try: data with whole thoughts, or "
+        "tokenizer.enable_thinking=False where the chat template knows it"
+    )
+    return [Alert("unclosed", text, {what: of, "open": count})]
+
+
+def say_example(session: Session, head: str, parts: Mapping[str, np.ndarray]) -> None:
+    """Print an example exactly as it is trained on, special tokens written out. parts: token ids,
+    [T] int32 each, by what they are."""
+    lines = [head]
+    for part, ids in parts.items():
+        text = shortened(session.tokenizer.decode_raw(ids), 1000)
+        lines += [f"{part}, {len(ids)} tokens:", *(f"| {line}" for line in text.splitlines())]
+    session.tracker.say("\n  ".join(lines))
 
 
 def too_few_problems(what: Drawn, count: int, batch: int, batches: int) -> list[Alert]:

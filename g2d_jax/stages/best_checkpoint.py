@@ -41,7 +41,7 @@ def run(session: Session, name: str, stage: BestCheckpoint) -> dict[str, Any]:
     problems = session.problems.by_split["dev"]
     write_problems(session.folders[name], problems)
     warnings: list[dict[str, Any]] = []
-    alerts.say(session, name, 0, alerts.position_alerts(session, stage.sampling), warnings)
+    alerts.say(session, name, 0, alerts_ahead(session, name, stage), warnings)
     cost = Cost()
     scores: dict[int, dict[str, Any]] = {}
     steps = candidates(stage, session)
@@ -70,7 +70,7 @@ def run(session: Session, name: str, stage: BestCheckpoint) -> dict[str, Any]:
         "policy": f"{stage.policy}@{best}",
         "steps": {str(step): entry for step, entry in scores.items()},
         "split": "dev",
-        "samples": stage.num_generations,
+        "samples": stage.sampling.answers(stage.num_generations),
         "sampling": stage.sampling.to_dict(),
     }
     return {

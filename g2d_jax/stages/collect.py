@@ -26,9 +26,9 @@ from g2d_jax.data.order import draw
 from g2d_jax.data.preferences import is_correct, pairs_of, select_pairs, to_preference
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict, pick
+from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict, differ, pick
 from g2d_jax.rollouts.buffer import read_rounds
-from g2d_jax.rollouts.external import ExternalRow, external_groups, read_groups
+from g2d_jax.rollouts.external import ExternalGroups, ExternalRow, external_groups, read_groups
 from g2d_jax.rollouts.generate import (
     Draws,
     Groups,
@@ -37,6 +37,7 @@ from g2d_jax.rollouts.generate import (
     describe,
     grouped,
     problems_of,
+    rewards,
     rows_of,
     sampled_batches,
 )
@@ -114,7 +115,17 @@ def alerts_ahead(session: Session, name: str, stage: Collect) -> list[alerts.Ale
     if stage.rollouts in ("archive", *session.config.stages):
         return []
     groups = read_groups(session, stage.rollouts, stage.columns)
+    show_rollout(session, name, stage.rollouts, groups)
     return _position_alerts(session, itertools.chain.from_iterable(groups))
+
+
+def show_rollout(session: Session, name: str, path: str, groups: ExternalGroups) -> None:
+    """Print the first of the rollouts that other tools wrote, as it is trained on."""
+    first = groups[0][0].rollout
+    count = sum(map(len, groups))
+    head = f"{name}: {count} responses to {len(groups)} prompts of {path}; the first of them:"
+    parts = {"prompt": first.prompt_ids, "completion": first.token_ids}
+    alerts.say_example(session, head, parts)
 
 
 def _sampling_alerts(session: Session, stage: Collect) -> list[alerts.Alert]:
@@ -366,10 +377,10 @@ def _fate(group: Sequence[ScoredRollout], lowest: float, highest: float) -> str:
 def _ranked_fate(group: list[ScoredRollout]) -> str:
     """Return the outcome where the reward knows better and worse only; there is no window of pass
     rates."""
-    values = {row.score.reward for row in group} - {None}
-    if not values:
+    values = rewards([group])[0]
+    if np.isnan(values).all():
         return "unscorable"
-    return "mixed" if len(values) > 1 else "all_equal"
+    return "mixed" if differ(values) else "all_equal"
 
 
 def shown(session: Session, problem: Problem) -> Prompt:

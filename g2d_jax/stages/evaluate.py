@@ -50,7 +50,7 @@ def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
     answers: dict[str, Answers] = {}
     warnings: list[dict[str, Any]] = []
     write_problems(session.folders[name], problems)
-    alerts.say(session, name, 0, alerts.position_alerts(session, stage.sampling), warnings)
+    alerts.say(session, name, 0, alerts_ahead(session, name, stage), warnings)
     total = len(problems) * len(stage.policies)
     with session.track_cost(cost), session.tracker.progress(name, total) as bar:
         for number, policy in enumerate(stage.policies, start=1):
@@ -81,7 +81,7 @@ def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
         "policies": policies,
         "paired": paired,
         "problems": len(problems),
-        "samples": stage.num_generations,
+        "samples": stage.sampling.answers(stage.num_generations),
         "split": stage.split,
         "sampling": stage.sampling.to_dict(),
     }

@@ -124,13 +124,14 @@ def sampling(
     """Return the sampling of an evaluate or best_checkpoint stage: each policy by itself, in as few
     calls as compute.generation_batch_size allows. response: mean tokens, None: the most."""
     params = stage.sampling.params(session.sampling.stop_ids)
-    samples = stage.num_generations + stage.greedy
+    answers = stage.sampling.answers(stage.num_generations)
+    samples = answers + stage.greedy
     policies = stage.policy_count(session.config.stages)
     prompts = session.problems.counts[stage.split]
     together = min(prompts, prompts_per_call(session, samples))
     return Workload(
         params,
-        stage.num_generations,
+        answers,
         session.sampling.shapes(stage, together, samples, params),
         rng_stream,
         prompts=prompts * policies,
@@ -144,7 +145,7 @@ def alerts_ahead(
     session: Session, name: str, stage: BestCheckpoint | Evaluate
 ) -> list[alerts.Alert]:
     """Return what may be wrong with the settings of an evaluate or best_checkpoint stage."""
-    return alerts.position_alerts(session, stage.sampling)
+    return [*alerts.one_answer(stage), *alerts.position_alerts(session, stage.sampling)]
 
 
 def programs(

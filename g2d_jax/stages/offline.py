@@ -29,7 +29,6 @@ from g2d_jax.rollouts import external_preferences
 from g2d_jax.rollouts.generate import measured_once
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_preferences, write_columns
-from g2d_jax.runtime.terminal import shortened
 from g2d_jax.session.cost import Cost
 from g2d_jax.session.inputs import fingerprint
 from g2d_jax.session.policies import checkpoint_of, load_policy
@@ -85,8 +84,7 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
             trainer.cost = scoring
         alerts.say_unread(session, name, f"loss_type={stage.loss_type!r}", stage.idle)
         alerts.report(trainer, alerts.few_updates(steps, batch_size, count))
-        alerts.report(trainer, alerts.unlikely(stage))
-        alerts.report(trainer, positions_exceeded(session, pairs))
+        alerts.report(trainer, _alerts_of(session, stage, pairs))
         while trainer.meet_before_update():
             with session.track_cost(trainer.cost):
                 drawn = [i for i, _ in draw(order, trainer.step * batch_size, batch_size)]
@@ -132,11 +130,23 @@ def alerts_ahead(session: Session, name: str, stage: Offline) -> list[alerts.Ale
     Raises ValueError as the run would for such a set.
     """
     alerts.say_unread(session, name, f"loss_type={stage.loss_type!r}", stage.idle)
-    pairs = []
+    pairs: list[Preference] = []
     if stage.preferences not in session.config.stages:
         pairs = read(session, stage)
-        _show_pair(session, name, pairs)
-    return [*alerts.unlikely(stage), *positions_exceeded(session, pairs)]
+        pair, head = pairs[0], f"{name}: {len(pairs)} pairs of {stage.preferences}"
+        ids = {"prompt": pair.prompt_ids, "chosen": pair.chosen_ids, "rejected": pair.rejected_ids}
+        alerts.say_example(session, f"{head}; the first of them:", ids)
+    return _alerts_of(session, stage, pairs)
+
+
+def _alerts_of(session: Session, stage: Offline, pairs: Sequence[Preference]) -> list[alerts.Alert]:
+    """Return what may be wrong with the settings and the pairs."""
+    unclosed = 0
+    if stage.preferences not in session.config.stages:
+        leaves_open = session.tokenizer.leaves_open
+        unclosed = sum(leaves_open(pair.prompt, pair.chosen) for pair in pairs)
+    found = alerts.unclosed("chosen responses", unclosed, len(pairs))
+    return [*found, *alerts.unlikely(stage), *positions_exceeded(session, pairs)]
 
 
 def programs(
@@ -273,7 +283,7 @@ def read(session: Session, stage: Offline) -> list[Preference]:
     return pairs
 
 
-def positions_exceeded(session: Session, pairs: list[Preference]) -> list[alerts.Alert]:
+def positions_exceeded(session: Session, pairs: Sequence[Preference]) -> list[alerts.Alert]:
     """Warn if a pair is longer than what the model is made for."""
     sides: list[tuple[np.ndarray, np.ndarray]] = []
     for pair in pairs:
@@ -357,22 +367,3 @@ def score(scorer: Scorer, params: Decoder, examples: list[Group], cost: Cost) ->
         sides = itertools.chain.from_iterable(logprobs)
         scored += [side.sum(dtype=np.float32) for side in sides]
     return np.array(scored, np.float32).reshape(-1, 2)
-
-
-def _show_pair(session: Session, name: str, pairs: Sequence[Preference]) -> None:
-    """Print the first pair of a set that was made elsewhere, as the policy reads it."""
-    pair = pairs[0]
-    lines = [
-        (
-            f"{name}: {len(pairs)} pairs of {session.config.stage(name, Offline).preferences}; the "
-            "first of them:"
-        )
-    ]
-    for side, ids in (
-        ("prompt", pair.prompt_ids),
-        ("chosen", pair.chosen_ids),
-        ("rejected", pair.rejected_ids),
-    ):
-        text = shortened(session.tokenizer.decode_raw(ids), 1000)
-        lines += [f"{side}, {len(ids)} tokens:", *(f"| {line}" for line in text.splitlines())]
-    session.tracker.say("\n  ".join(lines))

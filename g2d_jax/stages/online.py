@@ -15,7 +15,15 @@ import numpy as np
 from g2d_jax.config import Online
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import lora
-from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict, indices_by_task, pick
+from g2d_jax.records import (
+    Problem,
+    Rollout,
+    Score,
+    ScoredRollout,
+    Verdict,
+    indices_by_task,
+    pick,
+)
 from g2d_jax.rollouts import batches
 from g2d_jax.rollouts.ahead import schedule
 from g2d_jax.rollouts.buffer import (
@@ -49,6 +57,7 @@ from g2d_jax.session.training_programs import (
 from g2d_jax.session.windows import window_at
 from g2d_jax.stages import alerts, early_stopping
 from g2d_jax.stages.causes import NOTHING_SAMPLED, Cause, cause_of
+from g2d_jax.stages.collect import show_rollout
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective
 
@@ -113,7 +122,10 @@ def alerts_ahead(session: Session, name: str, stage: Online) -> list[alerts.Aler
     row_shape(session, stage)
     # Raises for a task that has no training problem left; the run draws by its own order.
     train_order(session.config, session.problems.train, name)
-    return _alerts_of_inputs(session, name, stage, external_batches(session, name, stage))
+    external = external_batches(session, name, stage)
+    if external is not None:
+        show_rollout(session, name, stage.rollouts, external.groups)
+    return _alerts_of_inputs(session, name, stage, external)
 
 
 def _alerts_of_inputs(

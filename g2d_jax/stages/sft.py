@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from g2d_jax.config import Sft
+from g2d_jax.data.distinct import require_few
 from g2d_jax.data.examples import load_examples
 from g2d_jax.data.order import draw
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.data.splits import drop_overlap
 from g2d_jax.losses import sft_weights
+from g2d_jax.session.problems import described, tell
 from g2d_jax.session.problems import order as problem_order
-from g2d_jax.session.problems import tell
 from g2d_jax.session.program import Program, compile_programs
 from g2d_jax.session.row_shapes import RowShape, choose_row_length
 from g2d_jax.session.session import Session
@@ -39,6 +40,9 @@ def run(session: Session, name: str, stage: Sft) -> dict[str, Any]:
             trainer,
             alerts.too_few_problems("examples", len(demonstrations), stage.batch_size, stage.steps),
         )
+        alerts.report(
+            trainer, alerts.unclosed("completions", counts["unclosed"], len(demonstrations))
+        )
         alerts.report(trainer, alerts.unlikely(stage))
         alerts.report(trainer, alerts.position_alerts(session, pairs=demonstrations))
         while trainer.meet_before_update():
@@ -50,12 +54,17 @@ def run(session: Session, name: str, stage: Sft) -> dict[str, Any]:
 
 
 def alerts_ahead(session: Session, name: str, stage: Sft) -> list[alerts.Alert]:
-    """Return what may be wrong with the settings and examples. Raises ValueError as the run would
-    for them."""
-    encoded, _ = examples(session, name, stage)
+    """Return what may be wrong with the settings and examples, the first of which is shown. Raises
+    ValueError as the run would for them."""
+    encoded, counts = examples(session, name, stage)
+    (prompt, completion), count = encoded[0], len(encoded)
+    head = f"{name}: {count} examples of {described(stage.data)}; the first of them:"
+    alerts.say_example(session, head, {"prompt": prompt, "completion": completion})
     row_length(session, stage, encoded)
     scarce = alerts.too_few_problems("examples", len(encoded), stage.batch_size, stage.steps)
-    return [*scarce, *alerts.unlikely(stage), *alerts.position_alerts(session, pairs=encoded)]
+    unclosed = alerts.unclosed("completions", counts["unclosed"], count)
+    positions = alerts.position_alerts(session, pairs=encoded)
+    return [*scarce, *unclosed, *alerts.unlikely(stage), *positions]
 
 
 def programs(
@@ -95,18 +104,33 @@ def examples(session: Session, name: str, stage: Sft) -> tuple[list[Encoded], di
         stage.steps * stage.batch_size if data.path.startswith("procedural:") else None
     )
     loaded, report = load_examples(replace(data, limit=limit), session.config.data.seed)
-    tell(f"stages.{name}.data", report, session.tracker.say)
+    tell(f"stages.{name}.data", report, session.tracker.say, tokenizer.template)
     distinct, overlap = drop_overlap(loaded, session.problems.held_out_names)
-    fits = []
-    for prompt, completion in map(tokenizer.encode_example, distinct):
+    fits: list[Encoded] = []
+    unwritten: list[str] = []
+    unclosed = 0
+    for example in distinct:
+        try:
+            prompt, completion = tokenizer.encode_example(example)
+        except ValueError as error:
+            unwritten.append(f"{data.path}, example of prompt {example.prompt!r:.80}: {error}")
+            continue
         if len(prompt) + len(completion) <= stage.max_length:
             fits.append((prompt, completion))
+            unclosed += tokenizer.leaves_open(example.prompt, example.completion)
+    if data.on_error != "skip":
+        require_few(unwritten, len(unwritten), len(distinct), data.on_error)
+    if unwritten:
+        session.tracker.say(
+            f"{data.path}: {len(unwritten)} of {len(distinct)} examples that cannot be tokenised "
+            f"dropped (the first: {unwritten[0]})"
+        )
     if overlap:
         session.tracker.say(
             f"stages.{name}.data: {overlap} examples dropped, whose prompt asks a problem of dev or "
             "test"
         )
-    too_long = len(distinct) - len(fits)
+    too_long = len(distinct) - len(unwritten) - len(fits)
     if too_long:
         session.tracker.say(
             f"{data.path}: {too_long} of {len(distinct)} examples longer than max_length {stage.max_length} dropped"
@@ -118,9 +142,10 @@ def examples(session: Session, name: str, stage: Sft) -> tuple[list[Encoded], di
         )
     counts = {
         "duplicates": report.duplicates,
-        "broken": report.broken,
+        "broken": report.broken + len(unwritten),
         "overlap": overlap,
         "too_long": too_long,
+        "unclosed": unclosed,
     }
     return fits, {"examples": len(fits), **counts}
 

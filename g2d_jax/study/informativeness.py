@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from g2d_jax.records import ScoredRollout, tie_nats
+from g2d_jax.records import ScoredRollout, differ, tie_nats
 from g2d_jax.study.stats import mean
 
 BINS = 10
@@ -55,7 +55,7 @@ class _Responses:
     @property
     def gives_pairs(self) -> bool:
         ranked = self.reward[self.scored & ~self.judged]
-        return bool((self.correct.any() and self.wrong.any()) or len(np.unique(ranked)) > 1)
+        return bool((self.correct.any() and self.wrong.any()) or differ(ranked))
 
     @property
     def token_logprob(self) -> NDArray[np.float64]:
@@ -331,6 +331,6 @@ def _variance(values: NDArray[np.float64]) -> float:
     if not len(values):
         return math.nan
     # Equal values leave rounding errors of the mean, and their variance is 0.
-    if (values == values[0]).all():
+    if not differ(values):
         return 0.0
     return float(values.var())

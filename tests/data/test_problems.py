@@ -54,7 +54,7 @@ def test_what_became_of_the_rows_is_counted(jsonl):
     assert (report.rows, report.kept, report.duplicates, report.conflicts) == (5, 3, 2, 1)
     for content, message in (
         (b"", "nothing usable: 0 rows"),
-        (b"x\ny", r"2 rows, 2 of them broken; the first: .*1"),
+        (b"x\ny", r"2 rows, left out: 2 broken \(the first: .*1"),
     ):
         with pytest.raises(ValueError, match=message):
             load_problems(jsonl(content), on_error="skip")
@@ -124,7 +124,7 @@ BROKEN = {
     b'{"problem": "\xff"}': "not UTF-8 at byte 13",
     b"[1, 2]": "an object with named fields is needed, got list",
     b'"x"': "got str",
-    b"{}": "no field 'problem' or 'question' or 'prompt'; the row has none",
+    b"{}": "no field 'problem' or 'question' or 'prompt' or 'messages'; the row has none",
     b'{"problem": null, "text": 1}': "the row has 'problem', 'text'",
     b'{"problem": 5}': "'problem' must be a text, got int",
     b'{"problem": " "}': "'problem' is blank",
@@ -140,7 +140,7 @@ BROKEN = {
     b'{"problem": "x", "answer": ' + b"9" * 5000 + b"}": "not JSON",
     b'{"problem": "x", "answer": true}': "'answer' must be a text or a finite number, got True",
     b'{"problem": "x", "answer": [[1]]}': r"'answer\[0\]' must be a text or a finite number",
-    b'{"problem": "x", "answer": NaN}': "'answer' must be a text or a finite number, got nan",
+    b'{"problem": "x", "answer": Infinity}': "'answer' must be a text or a finite number, got inf",
     b"\x00\xff\xfe": "not UTF-8",
 }
 
@@ -205,7 +205,7 @@ def test_equal_long_texts_of_parquet_are_expanded_a_few_at_a_time(tmp_path, monk
     assert count == 1000
     monkeypatch.setattr(rows, "MAX_ROW_BYTES", 199_999)
     with pytest.raises(
-        ValueError, match=r"1000 of them broken; .*row 1: the row is longer than 199,999 bytes"
+        ValueError, match=r"left out: 1000 broken .*row 1: the row is longer than 199,999 bytes"
     ):
         load_problems(str(path), on_error="skip")
 

@@ -90,6 +90,32 @@ def test_a_held_out_problem_is_met_whatever_stands_around_it(held_out, prompt):
         assert found == problem.id
 
 
+ALIKE = [
+    ("7 + 7 = ?", "7+7=?"),
+    ("What is 1+1?", "what is 1 + 1"),
+    ("WHAT IS\n1+1 ?!", "What is 1+1."),
+    ("1+1\u662f\u591a\u5c11\uff1f", "1+1\u662f\u591a\u5c11"),
+]
+
+
+@pytest.mark.parametrize("pair", ALIKE, ids=str)
+@pytest.mark.parametrize("as_messages", [False, True])
+def test_prompts_alike_but_for_spaces_case_and_final_punctuation_are_one_leak(pair, as_messages):
+    prompts = [(SYSTEM, user(text)) if as_messages else text for text in pair]
+    for held_out, trained in (prompts, prompts[::-1]):
+        names = names_of([Problem(id=problem_id(held_out), prompt=held_out)])
+        records = [Problem(id=problem_id(prompt), prompt=prompt) for prompt in (trained, "8+8=?")]
+        kept, dropped = drop_overlap(records, names)
+        assert [record.prompt for record in kept] == ["8+8=?"] and dropped == 1
+
+
+@pytest.mark.parametrize("pair", [("7+7=?", "7-7=?"), ("7+7", "77"), ("?", "!"), ("(1)", "1")])
+def test_other_signs_make_other_problems(pair):
+    held_out, trained = pair
+    names = names_of([Problem(id=problem_id(held_out), prompt=held_out)])
+    assert met(problem_id(trained), trained, names) is None
+
+
 def test_prompts_with_system_messages_are_one_problem_as_a_whole():
     """Where the system message has the task, what the user says may be the same in all."""
     ask = user("Solve the task above.")

@@ -284,6 +284,28 @@ def test_tied_model_with_a_head_in_the_file(references: dict[str, Any], tmp_path
         hf.load(damaged(reference, tmp_path / "other", another))
 
 
+@pytest.mark.parametrize("name", ["llama3", "qwen2-tied"])
+@pytest.mark.parametrize("what", ["its head alone", "its body alone", "both"])
+def test_other_names_of_the_same_tensors_are_read(
+    references: dict[str, Any], tmp_path: Path, name: str, what: str
+) -> None:
+    reference = references[name]
+
+    def change(tensors: dict[str, np.ndarray]) -> None:
+        if what != "its body alone":
+            tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+        if what != "its head alone":
+            for whole in list(tensors):
+                tensors[whole.removeprefix("model.")] = tensors.pop(whole)
+
+    folder = damaged(reference, tmp_path / "model", change)
+    if name == "qwen2-tied" or what == "its body alone":
+        assert_same_parameters(hf.load(folder), hf.load(reference.folder))
+        return
+    with pytest.raises(ValueError, match=r"missing: model\.embed_tokens\.weight"):
+        hf.load(folder)
+
+
 def test_missing_shard_and_escaping_index_are_refused(
     references: dict[str, Any], tmp_path: Path
 ) -> None:

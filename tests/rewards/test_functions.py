@@ -3,6 +3,7 @@ they should be."""
 
 from __future__ import annotations
 
+import copy
 import sys
 from decimal import Decimal
 from fractions import Fraction
@@ -66,6 +67,62 @@ def test_a_reward_may_name_only_what_it_needs() -> None:
         )
 
     assert call_reward(reward, [PLAIN, PLAIN], ["it is 2", "3"], IDS) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [["2", "4"], {"stdin": ["1"], "stdout": ["2"]}, [{"cases": [1, 2]}, "3"]],
+    ids=str,
+)
+def test_every_call_gets_copies_of_its_own(value: Any) -> None:
+    """Also each of several responses to one problem, and the calls that look for what fails."""
+    problem = Problem(id="a", prompt="1+1?", columns={"tests": value})
+    kept = copy.deepcopy(value)
+
+    def emptying(completions: list[str], tests: list[Any], **columns: Any) -> list[float]:
+        seen.extend(copy.deepcopy(tests))
+        for test in tests:
+            for part in test.values() if isinstance(test, dict) else test:
+                if isinstance(part, list):
+                    part.clear()
+            test.clear()
+        return [0.0 for _ in completions]
+
+    for _ in range(2):
+        seen: list[Any] = []
+        call_reward(emptying, [problem] * 2, ["x"] * 2, IDS)
+        assert seen == [kept, kept]
+    assert problem.columns == {"tests": kept}
+
+    def failing(completions: list[str], tests: list[Any], **columns: Any) -> list[float]:
+        emptying(completions, tests)
+        return [1 / completions.count("x")] * len(completions)
+
+    with pytest.raises(RewardFailed, match=r"it does so for problem a .* response 'y'"):
+        call_reward(failing, [problem], ["y"], IDS[:1])
+    assert problem.columns == {"tests": kept}
+
+
+def of_verl(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> Any:
+    right = float(solution_str == ground_truth and data_source == "sums")
+    extra_info["tries"].append(1)
+    return {"score": right + len(extra_info["tries"]), "acc": right}
+
+
+def plain_of_verl(solution_str: str, ground_truth: str, **others: Any) -> float:
+    assert others.keys() == {"data_source", "extra_info"}
+    return float(solution_str == ground_truth)
+
+
+def test_a_reward_with_the_signature_of_verl_is_called_for_each_response() -> None:
+    problem = Problem(
+        id="a", prompt="1+1?", answer="2", subset="sums", columns={"extra_info": {"tries": []}}
+    )
+    assert call_reward(of_verl, [problem] * 2, ["2", "3"], IDS) == [2.0, 1.0]
+    assert call_reward(plain_of_verl, [problem] * 2, ["2", "3"], IDS) == [1.0, 0.0]
+    no_score = Problem(id="b", prompt="1+1?")
+    with pytest.raises(RewardFailed, match=r"TypeError: .* it does so for problem b"):
+        call_reward(of_verl, [no_score], ["2"], IDS[:1])
 
 
 async def coroutine(**columns: Any) -> Any:

@@ -7,7 +7,7 @@ import pytest
 from ml_collections import ConfigDict
 from worlds import only, run, training
 
-from g2d_jax.config import Offline, Online, Optimizer, Sft, TrainingStage
+from g2d_jax.config import Offline, Online, OnlineDPO, Optimizer, Sft, TrainingStage
 from g2d_jax.config.io import to_dict
 from g2d_jax.config.stages.online import Budget
 from g2d_jax.report.page import text as markdown
@@ -56,6 +56,13 @@ def causes(found: list[alerts.Alert]) -> list[str]:
         ),
         (Online(stop="budget", budget=Budget(amount=1e12)), []),
         (Online(optimizer=Optimizer(schedule="cosine")), []),
+        (Offline(loss_type="simpo"), ["2 to 2.5 as SimPO (arXiv 2405.14734), 5 as Tulu 3"]),
+        (Offline(loss_type="sigmoid_norm", beta=0.5), ["beta is 0.5, a value for log-prob"]),
+        (Offline(loss_type="sigmoid_norm", beta=5.0), []),
+        (Offline(loss_type="ipo"), []),
+        (Online(loss="dpo", dpo=OnlineDPO(loss_type="simpo")), ["'simpo' takes their means"]),
+        (Online(loss="dpo", dpo=OnlineDPO(loss_type="simpo", beta=2.0)), []),
+        (Online(loss="dpo"), []),
     ],
 )
 def test_settings_that_hardly_anyone_wants(stage: TrainingStage, expected: list[str]) -> None:

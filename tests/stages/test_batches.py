@@ -9,6 +9,7 @@ import pytest
 
 from g2d_jax import config as settings
 from g2d_jax.config.section import record
+from g2d_jax.data.curriculum import History
 from g2d_jax.data.packing import pack
 from g2d_jax.data.preferences import pairs_of
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
@@ -174,6 +175,59 @@ def test_overlong_responses_lose_reward_in_a_straight_line():
     assert make(groups).has_signal.tolist() == [True, False]
     found = values(make(groups[1:], overlong_buffer=4), "advantage")
     assert list(found.values()) == pytest.approx([0.4375, -0.3125, -0.5625, 0.4375])
+
+
+@pytest.mark.parametrize("wanted", [1, 2])
+def test_dynamic_sampling_filters_as_dapo_before_the_penalty_of_length(wanted):
+    """Equation 11 of arXiv 2503.14476 keeps 0 < correct < G. Equation 13 is a part of the reward
+    later, and no group that the filter drops is trained on for its lengths."""
+    short_and_long = [1, 2, 7, 8]
+    groups = [
+        group(0, [0, 0, 0, 0], short_and_long),
+        group(1, [1, 0, 0, 1], [8, 4, 4, 8]),
+        group(2, [1, 1, 1, 1], short_and_long),
+        group(3, [None, 0, 0, 0], short_and_long),
+    ]
+    how = {"overlong_buffer": 4, "num_generations": 4, "prompts_per_step": wanted}
+    batch = make(groups, **how, dynamic_sampling=1)
+    correct_counts = [sum(row.score.reward == 1 for row in some) for some in groups]
+    assert batch.has_signal.tolist() == [0 < count < 4 for count in correct_counts]
+    equal = describe(groups)["frac_reward_zero_std"]
+    assert equal == pytest.approx(1 - batch.has_signal.mean())
+    # Right responses of 8 tokens lose what wrong ones of 4 lack: no gradient, and still the signal.
+    assert trained(batch) == set()
+    without = make([groups[0], groups[2]], **how, dynamic_sampling=1)
+    assert trained(without) == set() and not without.has_signal.any()
+    penalised = make([groups[0]], **how)
+    assert trained(penalised) == {(0, 0), (0, 1), (0, 2), (0, 3)}
+    assert not penalised.has_signal.any()
+
+
+ALIKE = [
+    [0.1 + 0.2, 0.3, 0.3, 0.3],
+    [1e9 / 3, 1e9 * (1 / 3), 1e9 / 3, 1e9 / 3],
+    [-0.7, -0.1 * 7, -0.7, -0.7],
+    [0.0, -0.0, 0.0, 0.0],
+]
+
+
+@pytest.mark.parametrize("rewards", ALIKE, ids=str)
+@pytest.mark.parametrize("how", [*PLAIN, {"loss": "raft"}], ids=str)
+def test_rewards_that_only_rounding_tells_apart_are_equal_everywhere(rewards, how):
+    """Also for rewards that only rank, where a pair would prefer a rounding error."""
+    equal, apart = group(0, rewards, scored=True), group(1, [0.3, 0.3 + 1e-6] * 2, scored=True)
+    batch = make([equal, apart], ["chat"] * 2, **how)
+    assert batch.has_signal.tolist() == [how.get("loss") == "raft", True]
+    if how.get("loss") == "raft":  # all of them are the best
+        assert {name for name in trained(batch) if name[0] == 0} == {(0, i) for i in range(4)}
+    assert describe([equal, apart])["frac_reward_zero_std"] == 0.5
+    assert pairs_of(0, "", 0, equal, 4, verifiable=False) == []
+    assert len(pairs_of(0, "", 0, apart, 4, verifiable=False)) == 2
+    assert informativeness.prompts([equal, apart])["mixed"].tolist() == [False, True]
+    history = History()
+    for step in (1, 2):
+        history.update(0, np.roll(rewards, step), np.full(4, np.nan), step)
+    assert history.seen[0].times == 2
 
 
 @pytest.mark.parametrize("how", PLAIN)

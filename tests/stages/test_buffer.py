@@ -310,7 +310,7 @@ def always_right(prompts: list[str], completions: list[str], **columns: object) 
     return [1.0] * len(completions)
 
 
-def test_prompts_whose_lengths_alone_differ_in_reward_do_not_retire(train, tmp_path, opened):
+def test_prompts_that_only_a_penalty_of_length_tells_apart_retire(train, tmp_path, opened):
     stage = train.stages.train
     stage.update(steps=3, drop_solved={"after": 1, "revisit": 0})
     stage.overlong_buffer = stage.sampling.max_new_tokens
@@ -319,10 +319,11 @@ def test_prompts_whose_lengths_alone_differ_in_reward_do_not_retire(train, tmp_p
     lengths: dict[str, set[int]] = {}
     for row in rollouts(tmp_path, 0) + rollouts(tmp_path, 1):
         lengths.setdefault(row.rollout.problem_id, set()).add(row.rollout.length)
-    retired = sum(len(of_prompt) == 1 for of_prompt in lengths.values())
-    assert retired < len(lengths)
-    share = retired / len(session.problems.train)
-    assert metrics_of(tmp_path)[-1]["curriculum/retired"] == pytest.approx(share)
+    assert max(map(len, lengths.values())) > 1
+    share = len(lengths) / len(session.problems.train)
+    last = metrics_of(tmp_path)[-1]
+    assert last["curriculum/retired"] == pytest.approx(share)
+    assert last["frac_signal"] == 0 and last["frac_reward_zero_std"] == 1
 
 
 def test_two_tasks_with_rewards_of_their_own(train, tmp_path, opened):

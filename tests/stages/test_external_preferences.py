@@ -99,7 +99,8 @@ def test_what_cannot_be_trained_on_is_left_out_and_counted(small, tmp_path, open
     assert len(read(small, tmp_path, opened, rows)) == 3
     said = capsys.readouterr().out
     for reason in (
-        "set.jsonl: 3 pairs; left out: 1 with two equal responses (the first: ",
+        "3 pairs: rows of ",
+        "set.jsonl left out: 1 with two equal responses (the first: ",
         "set.jsonl, line 4), 1 with an empty response",
         "1 with a prompt longer than data.max_prompt_length, 64 tokens",
         "1 longer than max_length or the model's positions, 80 tokens",
@@ -108,7 +109,8 @@ def test_what_cannot_be_trained_on_is_left_out_and_counted(small, tmp_path, open
     ):
         assert reason in " ".join(said.split()), reason
     with pytest.raises(
-        ValueError, match=r"set\.jsonl has no pair to train on: 1 with two equal responses"
+        ValueError,
+        match=r"set\.jsonl holds nothing usable: 1 rows, left out: 1 with two equal resp",
     ):
         read(small, tmp_path, opened, rows[3:4])
     with pytest.raises(ValueError, match=r"set\.jsonl, line 2: no column 'chosen'"):
@@ -155,7 +157,7 @@ def test_pairs_with_all_columns_of_a_collect_stage_train_on_their_ids(small, tmp
     small.stages.dpo.max_length = 4
     session = opened(small, tmp_path / "work")
     with pytest.raises(
-        ValueError, match=r"no pair to train on: 2 longer than max_length .*, 4 tok"
+        ValueError, match=r"nothing usable: 2 rows, left out: 2 longer than max_length .*, 4 tok"
     ):
         offline.read(session, session.config.stages["dpo"])
 

@@ -163,7 +163,10 @@ def test_limits_hold_for_a_set_with_our_own_columns_too(small, tmp_path, opened,
     kept = offline.read(session, session.config.stages["dpo"])
     assert [pair.problem_id for pair in kept] == ["other-0", "other-3"]
     said = " ".join(capsys.readouterr().out.split())
-    assert "2 pairs; left out: 1 longer than max_length or the model's positions, 32 tok" in said
+    assert "2 pairs: rows of " in said
+    assert (
+        "pairs.parquet left out: 1 longer than max_length or the model's positions, 32 tok" in said
+    )
     assert "1 with a prompt longer than data.max_prompt_length, 16 tokens" in said
 
 

@@ -245,11 +245,12 @@ def test_it_is_said_which_examples_are_not_used(config, tmp_path, opened, capsys
     session = opened(config, tmp_path)
     found, counts = sft.examples(session, "sft", session.config.stage("sft", Sft))
     assert len(found) == 1
-    assert counts == {"examples": 1, "duplicates": 1, "broken": 1, "overlap": 1, "too_long": 0}
+    left_out = {"duplicates": 1, "broken": 1, "overlap": 1, "too_long": 0, "unclosed": 0}
+    assert counts == {"examples": 1, **left_out}
     said = " ".join(capsys.readouterr().out.split())
     for line in (
         f"stages.sft.data: 1 rows of {file} are duplicates",
-        f"stages.sft.data: 1 rows of {file} are broken",
+        f"stages.sft.data: rows of {file} left out: 1 broken (the first: {file}, line 3: needs",
         "stages.sft.data: 1 examples dropped, whose prompt asks a problem of dev or test",
     ):
         assert line in said

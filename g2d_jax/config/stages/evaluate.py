@@ -31,7 +31,8 @@ class Evaluate(Stage):
     def told_at(self) -> tuple[int, ...]:
         """The k of pass_at that so many answers tell. Of the default some may go; of others that is
         refused."""
-        return tuple(k for k in self.pass_at if k <= self.num_generations)
+        most = self.sampling.answers(self.num_generations)
+        return tuple(k for k in self.pass_at if k <= most)
 
     comes_last = True
 
@@ -52,12 +53,15 @@ class Evaluate(Stage):
 
         The default is nobody's wish: of it those are told that can be.
         """
+        is_greedy = not self.sampling.temperature
         many = [k for k in self.pass_at if k not in self.told_at]
         if many and self.pass_at != Evaluate().pass_at:
             yield ValueError(
-                f"pass_at has {many[0]}, and num_generations is {self.num_generations}: "
+                f"pass_at has {many[0]}, and num_generations is {self.num_generations}"
+                f"{', at sampling.temperature 0, which gives one answer' * is_greedy}: "
                 f"pass@{many[0]} takes at least {many[0]} answers to a problem. Set pass_at to "
                 f"{self.told_at}, or num_generations to {max(many)} or more"
+                f"{' and a temperature above 0' * is_greedy}"
             )
 
 

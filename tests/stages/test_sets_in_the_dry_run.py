@@ -1,0 +1,109 @@
+"""The dry run shows every set: source, count, rows left out and why, and an example as it is trained
+on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ml_collections import ConfigDict
+from toys import QWEN, make_tokenizer
+from worlds import only
+
+from g2d_jax import dryrun
+from g2d_jax.rollouts.generate import graded_texts
+
+THINKS = QWEN.replace("assistant\n'", "assistant\n<think>\n'")
+
+
+def written(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def several(config: ConfigDict, tmp_path: Path) -> ConfigDict:
+    """Problems, examples, pairs and rollouts from files, with a template that opens a thought."""
+    only(config, "sft", "collect", "dpo")
+    tokenizer = make_tokenizer(QWEN)
+    tokenizer.chat_template = THINKS
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    config.tokenizer.path = str(tmp_path / "tokenizer")
+    config.data.max_prompt_length = 64
+    config.compute.row_length = 0
+    config.reward.function = "verify"
+    problems = [{"problem": f"{n}+{n}=?", "answer": str(2 * n)} for n in range(8)]
+    holes = [{"problem": "9+9=?", "answer": "nan"}, {"problem": "8+9=?", "answer": "TBD"}]
+    config.data.train.update(path=written(tmp_path / "train.jsonl", [*problems, *holes]), split="")
+    config.data.train.limit = None
+    config.stages.sft.data.update(path=str(tmp_path / "sft.jsonl"), limit=None)
+    config.stages.sft.max_length = 256
+    config.stages.dpo.preferences = str(tmp_path / "pairs.jsonl")
+    config.stages.collect.rollouts = str(tmp_path / "dump.jsonl")
+    thought = {"role": "assistant", "content": "Yes.", "reasoning_content": "So be it.", "id": 5}
+    asked = {"role": "user", "content": "Add one?"}
+    examples = [{"messages": [{**asked, "content": f"Add {n}?"}, thought]} for n in range(18)]
+    open_ones = [{"prompt": f"Take {n}?", "completion": "No."} for n in range(2)]
+    written(tmp_path / "sft.jsonl", [*examples, *open_ones])
+    other = {**thought, "reasoning_content": "Not so."}
+    pairs = [
+        {"prompt": [{**asked, "content": f"Add {n}?"}], "chosen": [thought], "rejected": [other]}
+        for n in range(2)
+    ]
+    more = [{"prompt": f"Add {n}?", "chosen": "</think>A", "rejected": "B"} for n in range(2, 39)]
+    tools = {"prompt": "Add?", "chosen": "A", "rejected": "B", "tools": [{"name": "add"}]}
+    written(tmp_path / "pairs.jsonl", [*pairs, *more, tools])
+    rows = [
+        {"prompt": f"Add {n}?", "completion": f"</think>{m}", "score": m}
+        for n in range(2)
+        for m in range(2)
+    ]
+    written(tmp_path / "dump.jsonl", rows)
+    return config
+
+
+def test_every_set_is_shown_with_what_is_left_out_and_an_example(several, tmp_path, capsys):
+    dryrun.show(several)
+    said = " ".join(capsys.readouterr().out.split())
+    sft, pairs = tmp_path / "sft.jsonl", tmp_path / "pairs.jsonl"
+    begins = "| <|start|>user | Add 0?<|eot|> | <|start|>assistant | <think>"
+    for line in (
+        f"train: rows of {tmp_path / 'train.jsonl'} whose answer stands for none: 1 have 'nan', "
+        "1 have 'TBD'",
+        "train: 2 problems without a reference answer dropped",
+        f"rows of {sft} with thoughts, written in <think> and </think>: 18 have "
+        f"'reasoning_content' (the first: {sft}, line 1)",
+        f"rows of {sft} whose messages have what is not read: 18 have 'id' (the first: {sft}",
+        f"sft: 20 examples of {sft}; the first of them:",
+        # the template has written <think> in the prompt
+        "tokens: | So be it. | </think> | | Yes.<|eot|>",
+        "sft: 2 of 20 completions leave a thought open",
+        f"rows of {pairs} left out: 1 broken (the first: {pairs}, line 40: 'tools' is for the chat",
+        f"dpo: 39 pairs of {pairs}; the first of them:",
+        "tokens: | Not so. | </think> | | Yes.<|eot|>",
+        f"collect: 4 responses to 2 prompts of {tmp_path / 'dump.jsonl'}; the first of them:",
+        "tokens: | </think>0<|eot|>",
+    ):
+        assert line in said, line
+    assert said.count(begins) >= 3
+
+
+def test_the_dry_run_grades_as_the_run(several, tmp_path, opened, capsys):
+    """A response that does not close the prompt's thought has no answer in either."""
+    only(several, "sft")
+    dryrun.show(several)
+    shown = capsys.readouterr().out
+    assert shown.count("</think>\\boxed{") == 4
+    assert " 1.0 | correct" in shown and "gets no more" not in shown
+    session = opened(several, tmp_path / "work", None)
+    problem = session.problems.train[0]
+    texts = [f"</think>\\boxed{{{problem.answer}}}", f"\\boxed{{{problem.answer}}}"]
+    scores = session.scorer([problem] * 2, graded_texts(session, [problem] * 2, texts), [[1]] * 2)
+    assert [score.verdict.value for score in scores] == ["correct", "no_answer"]
+
+
+def test_thoughts_that_the_template_does_not_write_are_refused(several, tmp_path):
+    only(several, "sft")
+    make_tokenizer(QWEN).save_pretrained(tmp_path / "tokenizer")
+    with pytest.raises(ValueError, match=r"18 have 'reasoning_content' .*line 1.* does not write"):
+        dryrun.show(several)
