@@ -28,14 +28,15 @@ RATING = re.compile(r"\[\[(\d+(?:\.\d+)?)\]\]")
 def rated(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
     """Rate each response from 1 to 10; None where the reply has no rating or was cut.
 
-    Raises ConnectionError for a server that does not answer, ValueError where no reply has a
-    rating: the run then stops, and the same command resumes it.
+    Raises ConnectionError for a server that does not answer, ValueError where none of eight
+    replies or more has a rating: the run then stops, and the same command resumes it.
     """
     questions = map(question, prompts, completions)
     with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has an event loop already
         replies = thread.submit(asyncio.run, _replies(questions)).result()
     ratings = [rating(reply) for reply in replies]
-    if replies and all(value is None for value in ratings):
+    # One answer may be without a rating; a batch without any has a fault that is worth a stop.
+    if len(replies) >= 8 and all(value is None for value in ratings):
         raise ValueError(
             f"none of {len(replies)} replies has a rating; the first: {replies[0]!r:.300}"
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from g2d_jax.config import (
     TrainingStage,
 )
 from g2d_jax.models.config import LongRope
+from g2d_jax.records import Verdict
 from g2d_jax.runtime.terminal import shortened
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import Trainer
@@ -135,7 +136,7 @@ def watch(
     trainer: Trainer,
     stage: Online,
     metrics: Mapping[str, float],
-    cause: Cause,
+    cause: Callable[[], Cause],
     *,
     new: bool = True,
 ) -> None:
@@ -167,10 +168,10 @@ def watch(
             _judge_rise(trainer, stage)
 
 
-def conclude(trainer: Trainer, stage: Online, cause: Cause) -> None:
-    """Warn of what only the whole of an online stage shows. cause: of the last batch."""
+def conclude(trainer: Trainer, stage: Online) -> None:
+    """Warn of what only the whole of an online stage shows."""
     state = trainer.extra_state
-    report(trainer, silent(state.without_signal, trainer.step, state.rewards, cause))
+    report(trainer, silent(state.without_signal, trainer.step, state.rewards))
     _judge_rise(trainer, stage)
 
 
@@ -407,7 +408,10 @@ def few_pairs(counts: Mapping[str, int], cause: Cause) -> list[Alert]:
 
 
 def sampled(
-    shares: Mapping[str, float], limit: int | None, cause: Cause, whose: str = "its responses"
+    shares: Mapping[str, float],
+    limit: int | None,
+    cause: Callable[[], Cause],
+    whose: str = "its responses",
 ) -> list[Alert]:
     """Warn of faulty responses of a policy, by their shares under the names of `WATCHED`; missing
     ones give no warning.
@@ -432,29 +436,32 @@ def sampled(
         alerts.append(Alert("ungraded", text, {"unscorable": unscorable, "timeout": timeout}))
     signal = shares.get("frac_signal", 1.0)
     mute = shares.get("verdicts/no_answer", 0.0)
+    if signal >= SIGNAL and mute <= UNREAD:
+        return alerts
+    why = cause()
     if signal < SIGNAL:
         text = (
-            f"{signal:.0%} of the prompts have responses that differ in reward, and the rest "
-            f"teaches nothing: {cause.symptom}. To try: {cause.remedy}"
+            f"{signal:.0%} of the prompts give a signal, and the rest teaches nothing: "
+            f"{why.symptom}. To try: {why.remedy}"
         )
         alerts.append(Alert("signal", text, {"frac_signal": signal}))
-    elif mute > UNREAD:
-        text = f"of {whose}, {cause.symptom}. To try: {cause.remedy}"
+    elif why.verdict is Verdict.NO_ANSWER:
+        text = f"of {whose}, {why.symptom}. To try: {why.remedy}"
         alerts.append(Alert("no_answer", text, {"no_answer": mute}))
     return alerts
 
 
-def silent(without_signal: int, steps: int, rewards: Sequence[float], cause: Cause) -> list[Alert]:
+def silent(without_signal: int, steps: int, rewards: Sequence[float]) -> list[Alert]:
     """Warn if no step of an online stage had a prompt whose responses differ in reward.
     without_signal: the steps in a row, at its end, that had none; rewards: the mean of each
-    batch; cause: of the last batch."""
+    batch."""
     if not steps or without_signal < steps:
         return []
     reward = statistics.fmean(rewards) if rewards else math.nan
     text = (
-        f"not one of its {steps} steps had a prompt whose responses differ in reward, whose mean "
-        f"is {reward:.3f}: it learned nothing from rewards; {cause.symptom}. To try: {cause.remedy}, "
-        "more steps"
+        f"not one of its {steps} steps had a prompt that gives a signal, with a mean reward of "
+        f"{reward:.3f}: it learned nothing from rewards. samples/ has responses. To try: "
+        "responses of more than one reward to a prompt, more steps"
     )
     return [Alert("signal", text, {"steps": steps, "reward": reward})]
 

@@ -6,95 +6,128 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from g2d_jax.config import Task
+from g2d_jax.config import Reward, Task
 from g2d_jax.records import Problem, ScoredRollout, Verdict
-from g2d_jax.rewards.extract import RULES, final_answer, in_form
+from g2d_jax.rewards.extract import RULES, answer_text, final_answer, in_form
 from g2d_jax.runtime.terminal import shown
 
 MOST = 0.5
-"""The share of responses that makes a verdict the cause."""
+"""The share of a task's responses above which a verdict is the cause."""
 
 QUOTED = 80  # characters at the end of a response
 EASIER = "easier problems, a stronger policy (SFT, more warm-up), more num_generations"
-HARDER = "harder problems, difficulty.max_pass_rate, an earlier checkpoint"
+HARDER = "harder problems, an earlier checkpoint"
 LONGER = "a larger sampling.max_new_tokens, SFT on responses that end"
-REFERENCES = "look at the reference answers: --dry-run shows how they are read"
-
-
-Response = tuple[Problem, ScoredRollout]
+OTHERS = "other rollouts, with several responses to a prompt"
+NO_VALUE = {
+    "verify": "look at the reference answers: --dry-run shows how they are read",
+    "model": "a larger reward.model.max_length, which longer texts exceed",
+}
+"""What to do where a reward gives no number, by reward.function; else the function returned None."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """symptom: what most responses have in common, a clause. remedy: settings to change."""
+    """symptom: what most responses have in common, a clause. remedy: settings to change. verdict:
+    theirs, None without a majority."""
 
     symptom: str
     remedy: str
-
-
-NOTHING_SAMPLED = Cause("no response was sampled", "more prompts")
+    verdict: Verdict | None = None
 
 
 def cause_of(
     problems: Sequence[Problem],
     groups: Sequence[Sequence[ScoredRollout]],
     tasks: Mapping[str, Task],
+    sampled: bool = True,
 ) -> Cause:
-    """Return the first cause that more than half of the responses share. groups: the responses to
-    each of the problems; tasks: by name."""
-    by_verdict: dict[Verdict, list[Response]] = {verdict: [] for verdict in Verdict}
+    """Return why responses teach little: the commonest verdict of a task, if most have it.
+
+    groups: the responses to each of the problems; tasks: by name; sampled: by this run, and not
+    read from a file.
+    """
+    rows: dict[str, list[ScoredRollout]] = {}
     for problem, group in zip(problems, groups, strict=True):
-        for row in group:
-            by_verdict[row.score.verdict].append((problem, row))
-    count = sum(map(len, by_verdict.values()))
-    verdict, most = max(by_verdict.items(), key=lambda item: len(item[1]))
-    if not count:
-        return NOTHING_SAMPLED
-    if len(most) <= MOST * count:
-        return Cause("the verdicts are mixed", "more num_generations")
-    share = f"{len(most) / count:.0%} of the responses"
-    cut = sum(row.rollout.stop_reason == "length" for _, row in most) > MOST * len(most)
-    if verdict is Verdict.CORRECT:
-        return Cause(f"{share} are correct", HARDER)
-    if verdict in (Verdict.UNSCORABLE, Verdict.TIMEOUT):
-        return Cause(f"{share} could not be graded ({verdict})", REFERENCES)
-    if verdict is Verdict.NO_ANSWER:
-        symptom, remedy = _no_answer(most, share, tasks)
-    elif verdict is Verdict.INCORRECT:
-        symptom, remedy = _incorrect(most, share, tasks)
-    else:
-        symptom, remedy = "the responses to a prompt get equal rewards", EASIER
-    if cut:
-        return Cause(f"{symptom}; most of these were cut at max_new_tokens", LONGER)
-    return Cause(symptom, remedy)
+        rows.setdefault(problem.task, []).extend(group)
+    found = [_of_task(name, of_task, tasks) for name, of_task in rows.items() if of_task]
+    known = [cause for cause in found if cause.verdict is not None]
+    if not known:
+        return Cause("no verdict is that of most responses", "more num_generations")
+    if sampled or "reward." in known[0].remedy:
+        return known[0]
+    return Cause(known[0].symptom, OTHERS, known[0].verdict)
+
+
+def _of_task(name: str, rows: Sequence[ScoredRollout], tasks: Mapping[str, Task]) -> Cause:
+    verdicts = [row.score.verdict for row in rows]
+    verdict = max(Verdict, key=verdicts.count)
+    most = [row for row in rows if row.score.verdict is verdict]
+    if len(most) <= MOST * len(rows):
+        return Cause("", "")
+    reward, prefix = tasks[name].reward, ""
+    share = f"{len(most) / len(rows):.0%} of the responses"
+    if len(tasks) > 1:
+        share += f" of the task {name}"
+    if name != "main":
+        prefix = f"tasks.{name}."
+    symptom, remedy = _words(verdict, most, share, reward, prefix)
+    cut = sum(row.rollout.stop_reason == "length" for row in most) > MOST * len(most)
+    if cut and verdict in (Verdict.NO_ANSWER, Verdict.INCORRECT):
+        symptom, remedy = f"{symptom}; most of these were cut at max_new_tokens", LONGER
+    return Cause(symptom, remedy, verdict)
+
+
+def _words(
+    verdict: Verdict, most: Sequence[ScoredRollout], share: str, reward: Reward, prefix: str
+) -> tuple[str, str]:
+    """Return symptom and remedy of responses with one verdict."""
+    match verdict:
+        case Verdict.CORRECT:
+            return f"{share} are correct", HARDER
+        case Verdict.TIMEOUT:
+            return f"grading {share} took too long", f"a larger {prefix}reward.cpu_seconds"
+        case Verdict.UNSCORABLE:
+            remedy = NO_VALUE.get(
+                reward.function, f"numbers in place of None from {reward.function}"
+            )
+            return f"{share} could not be scored", remedy
+        case Verdict.NO_ANSWER:
+            return _no_answer(most, share, reward, prefix)
+        case Verdict.INCORRECT:
+            return _incorrect(most, share, reward, prefix)
+        case Verdict.SCORED:
+            return f"the reward ranks {share}", "a reward that differs more, more num_generations"
 
 
 def _no_answer(
-    responses: Sequence[Response], share: str, tasks: Mapping[str, Task]
+    most: Sequence[ScoredRollout], share: str, reward: Reward, prefix: str
 ) -> tuple[str, str]:
-    """Return the symptom and remedy of responses without an answer for the rule."""
-    problem, row = responses[0]
-    rule = tasks[problem.task].reward.answers
-    symptom = f"reward.answers={rule!r} finds no answer in {share}, such as {_end(row)}"
-    remedy = f"ask for {in_form('x', rule)} in the prompt, and show it in the SFT data"
-    for other in RULES:
-        answer = final_answer(row.text, other)
-        if answer:
-            return symptom, f"reward.answers={other!r}, which reads {answer!r} there; or {remedy}"
-    return symptom, remedy
+    """Return symptom and remedy of responses in which the rule finds no answer."""
+    symptom = f"{prefix}reward.answers={reward.answers!r} finds no answer in {share}"
+    symptom += f", such as {_end(most[0])}"
+    if sum(answer_text(row.text) is None for row in most) > MOST * len(most):
+        return f"{symptom}: <think> is never closed", f"tokenizer.enable_thinking=False, {LONGER}"
+    form = f"ask for {in_form('x', reward.answers)} in the prompt, and show it in the SFT data"
+    for rule in RULES:
+        read = sum(final_answer(row.text, rule) is not None for row in most)
+        if rule != reward.answers and read > MOST * len(most):
+            setting = f"{prefix}reward.answers={rule!r}"
+            return symptom, f"{setting}, which reads {read / len(most):.0%} of these; or {form}"
+    return symptom, form
 
 
 def _incorrect(
-    responses: Sequence[Response], share: str, tasks: Mapping[str, Task]
+    most: Sequence[ScoredRollout], share: str, reward: Reward, prefix: str
 ) -> tuple[str, str]:
-    """Return the symptom and remedy of responses that were graded as wrong."""
-    symptom = f"{share} are incorrect, such as {_end(responses[0][1])}"
-    problem, row = max(responses, key=lambda response: response[1].score.reward or 0.0)
-    if not row.score.reward or row.score.reward <= 0:
+    """Return symptom and remedy of responses that were graded as wrong."""
+    symptom = f"{share} are incorrect, such as {_end(most[0])}"
+    values = [row.score.reward for row in most if row.score.reward is not None]
+    if not values or min(values) == max(values):
         return symptom, EASIER
-    above = tasks[problem.task].reward.correct_above
-    partial = f"rewards go up to {row.score.reward:g}, and correct is above {above:g}"
-    return f"{symptom}; {partial} (reward.correct_above)", f"a lower correct_above, {EASIER}"
+    span = f"rewards go from {min(values):g} to {max(values):g}"
+    above = f"correct is above {prefix}reward.correct_above={reward.correct_above:g}"
+    return f"{symptom}; {span}, and {above}", f"{EASIER}, another {prefix}reward.correct_above"
 
 
 def _end(row: ScoredRollout) -> str:

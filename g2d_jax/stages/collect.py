@@ -72,10 +72,9 @@ def run(session: Session, name: str, stage: Collect) -> dict[str, Any]:
     described = describe(groups)
     # a file has no limit
     limit = sampler_settings(session, name).get("max_new_tokens")
-    cause = cause_of(problems_of(draws), groups, session.config.all_tasks)
-    of_samples = alerts.sampled(described, limit, cause)
+    cause = _cause(session, stage, counts, draws, groups)
+    of_samples = alerts.sampled(described, limit, lambda: cause)
     if not counts["pairs"]:
-        alerts.say(session, name, 0, of_samples, [])
         raise StopRun(_no_pairs(name, counts, groups, cause))
     missing = counts["pairs_missing"]
     if missing:
@@ -418,10 +417,20 @@ def _provenance(
     }
 
 
+def _cause(
+    session: Session, stage: Collect, counts: dict[str, int], draws: Draws, groups: Groups
+) -> Cause:
+    if 2 * counts["outside_window"] > counts["prompts"]:
+        return Cause(
+            "most prompts are outside the window of pass rates",
+            "a wider window: min_pass_rate, max_pass_rate",
+        )
+    sampled = stage.rollouts == "sample"
+    return cause_of(problems_of(draws), groups, session.config.all_tasks, sampled)
+
+
 def _no_pairs(name: str, counts: dict[str, int], groups: Groups, cause: Cause) -> str:
     remedy = cause.remedy
-    if counts["outside_window"]:
-        remedy = "widen min_pass_rate and max_pass_rate"
     single = [len(group) for group in groups].count(1)
     if single > len(groups) / 2:
         remedy = f"rollouts with several responses to a prompt: {single} prompts have one"

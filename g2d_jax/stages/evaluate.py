@@ -6,7 +6,8 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +39,7 @@ class Answers(NamedTuple):
     rewards: np.ndarray
     greedy: np.ndarray | None
     described: dict[str, float]
-    cause: Cause
+    cause: Callable[[], Cause]
 
 
 def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
@@ -127,7 +128,7 @@ def evaluate_policy(
     }
     log_samples(session, name, 0, held_out.draws, groups, policy=policy)
     greedily_correct = None if greedy is None else correct(greedy)
-    cause = cause_of(problems, groups, session.config.all_tasks)
+    cause = partial(cause_of, problems, groups, session.config.all_tasks)
     return entry, Answers(correct(groups), rewards(groups), greedily_correct, described, cause)
 
 

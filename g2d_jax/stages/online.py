@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any, assert_never
 
 import numpy as np
@@ -40,6 +41,7 @@ from g2d_jax.rollouts.generate import (
     draw_once,
     log_samples,
     problems_of,
+    rows_of,
 )
 from g2d_jax.rollouts.programs import sampling_programs
 from g2d_jax.rollouts.workload import workload_of
@@ -56,7 +58,7 @@ from g2d_jax.session.training_programs import (
 )
 from g2d_jax.session.windows import window_at
 from g2d_jax.stages import alerts, early_stopping
-from g2d_jax.stages.causes import NOTHING_SAMPLED, Cause, cause_of
+from g2d_jax.stages.causes import LONGER, Cause, cause_of
 from g2d_jax.stages.collect import show_rollout
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective
@@ -77,7 +79,6 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
             buffer.resume()
         # Meets the other processes, the last time too; False when all updates are done.
         generation: dict[str, float] = {}
-        cause = NOTHING_SAMPLED
         while trainer.meet_before_update() and not ended:
             window = window_at(trainer.step, stage)
             # A synchronisation: all batches of the window are sampled now, or here by now if a
@@ -100,13 +101,13 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
                 # Launches this update, and logs the one before, whose metrics are ready by now.
                 trainer.update(train_batch.batch.groups, metrics)
             # Before the checkpoint, which has the alerts and the end that these record.
-            cause = _cause(trainer, train_batch)
+            cause = partial(_cause, trainer, stage, train_batch)
             alerts.watch(trainer, stage, metrics, cause, new=train_batch.new)
             ended = early_stopping.ends(trainer, stage)
             trainer.checkpoint_if_due()
             if trainer.step % max(stage.steps // 4, 1) == 0:
                 _log_samples(trainer, train_batch)
-        alerts.conclude(trainer, stage, cause)
+        alerts.conclude(trainer, stage)
         state = trainer.extra_state
         return {
             **trainer.finish({"steps": trainer.step, **buffer.summary()}),
@@ -312,7 +313,7 @@ def _stop_without_signal(trainer: Trainer, stage: Online, train_batch: TrainBatc
         return
     trainer.save_and_pin()
     _log_samples(trainer, train_batch)
-    cause = _cause(trainer, train_batch)
+    cause = _cause(trainer, stage, train_batch)
     raise StopRun(
         f"{trainer.name}: no reward signal for {state.without_signal} steps in a row; "
         f"{cause.symptom}. To try, in another --workdir: {cause.remedy}. "
@@ -320,6 +321,15 @@ def _stop_without_signal(trainer: Trainer, stage: Online, train_batch: TrainBatc
     )
 
 
-def _cause(trainer: Trainer, train_batch: TrainBatch) -> Cause:
-    problems = problems_of(train_batch.draws)
-    return cause_of(problems, train_batch.groups, trainer.session.config.all_tasks)
+def _cause(trainer: Trainer, stage: Online, train_batch: TrainBatch) -> Cause:
+    rows = rows_of(train_batch.groups)
+    if stage.mask_truncated and all(row.rollout.stop_reason == "length" for row in rows):
+        return Cause(
+            "every response was cut at max_new_tokens, and mask_truncated leaves these out", LONGER
+        )
+    return cause_of(
+        problems_of(train_batch.draws),
+        train_batch.groups,
+        trainer.session.config.all_tasks,
+        stage.rollouts == "sample",
+    )

@@ -218,14 +218,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for rate, best in (("0.1", 0.5), ("0.2", 0.55)):
             for k in ENDS:
                 fake.online(rate, seed, k, best)
-        probe = {
-            "slope": 0.004,
-            "slope_error": 0.001,
-            "step_flops": 4e10,
-            "prolonged": 0.08,
-            "offline_flops": 5e11,
-        }
-        stop = {"rule": "adaptive", "step": 3 - seed, "probes": [probe]}
+        stop = {"rule": "adaptive", "step": 3 - seed}
         own = fake.stage(f"warmup-own-{seed}", "online", 150, counts={"steps": 3 - seed}, stop=stop)
         fake.offline("own", seed, {}, "warmup", own, [1, 1, 1 - seed, 0], dev=0.65, stop="adaptive")
         for select, right, pairs in (("all", [1, 0, 0, 0], 80), (HOSTILE, [1, 1, 0, seed], 60)):

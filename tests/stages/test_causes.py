@@ -1,5 +1,7 @@
 """Why responses teach nothing: the symptom that a message gives, and its remedy."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -25,9 +27,9 @@ def response(
             "boxed",
             "The answer is 54.",
             "'The answer is 54.'",
-            "answers='last_line', which reads '54'",
+            "answers='last_line', which reads 100%",
         ),
-        ("tags", "so 7\n#### 7", "finds no answer in 75%", "answers='boxed', which reads '7'"),
+        ("tags", "so 7\n#### 7", "finds no answer in 75%", "answers='boxed', which reads"),
         (
             "last_line",
             r"thus \boxed{3}",
@@ -51,14 +53,9 @@ def test_responses_without_an_answer(rule: str, text: str, symptom: str, remedy:
     [
         (response(Verdict.CORRECT, "2", 1.0), "100% of the responses are correct", "harder"),
         (response(Verdict.INCORRECT, "3"), "are incorrect, such as '3'", "easier problems"),
-        (
-            response(Verdict.INCORRECT, "3", 0.42),
-            "rewards go up to 0.42, and correct is above 0.5",
-            "a lower correct_above",
-        ),
-        (response(Verdict.INCORRECT, "3", -1.0), "such as '3'", "easier problems"),
-        (response(Verdict.UNSCORABLE, "3", None), "could not be graded", "reference answers"),
-        (response(Verdict.SCORED, "3", 0.3), "get equal rewards", "easier problems"),
+        (response(Verdict.TIMEOUT, "3"), "took too long", "reward.cpu_seconds"),
+        (response(Verdict.UNSCORABLE, "3", None), "could not be scored", "reference answers"),
+        (response(Verdict.SCORED, "3", 0.3), "the reward ranks", "more num_generations"),
         (response(Verdict.NO_ANSWER, "let us", 0.0, "length"), "cut at max_new_tokens", "larger"),
         (response(Verdict.INCORRECT, "let 1", 0.0, "length"), "cut at max_new_tokens", "larger"),
     ],
@@ -73,3 +70,39 @@ def test_every_verdict_has_its_symptom_and_remedy(
 def test_verdicts_without_a_majority() -> None:
     rows = [response(Verdict.CORRECT, "2", 1.0), response(Verdict.INCORRECT, "3")]
     assert cause_of([PROBLEM], [rows], {"main": Task()}).remedy == "more num_generations"
+
+
+def test_partial_rewards_name_what_counts_as_correct() -> None:
+    """Also those that are all negative; equal ones do not."""
+    for low, high in ((-0.9, -0.1), (0.1, 0.42)):
+        rows = [response(Verdict.INCORRECT, "3", low), response(Verdict.INCORRECT, "4", high)]
+        cause = cause_of([PROBLEM], [rows], {"main": Task()})
+        assert (
+            f"from {low:g} to {high:g}, and correct is above reward.correct_above=0.5"
+            in cause.symptom
+        )
+    assert "correct_above" not in cause_of([PROBLEM], [rows[:1]], {"main": Task()}).symptom
+
+
+def test_each_task_is_read_by_its_own_rule() -> None:
+    other = dataclasses.replace(PROBLEM, task="b")
+    tasks = {"main": Task(), "b": Task(reward=Reward(answers="tags"))}
+    groups = [[response(Verdict.CORRECT, "2", 1.0), response(Verdict.INCORRECT, "3")]]
+    groups.append([response(Verdict.NO_ANSWER, "It is 7")] * 3)
+    cause = cause_of([PROBLEM, other], groups, tasks)
+    assert (
+        "tasks.b.reward.answers='tags' finds no answer in 100% of the responses of the task b"
+        in cause.symptom
+    )
+    assert "<answer>x</answer>" in cause.remedy
+
+
+def test_a_thought_that_is_never_closed() -> None:
+    rows = [response(Verdict.NO_ANSWER, "<think> let me see")]
+    cause = cause_of([PROBLEM], [rows], {"main": Task()})
+    assert "<think> is never closed" in cause.symptom and "enable_thinking" in cause.remedy
+
+
+def test_a_files_responses_have_no_settings_of_sampling() -> None:
+    rows = [response(Verdict.INCORRECT, "3")]
+    assert "other rollouts" in cause_of([PROBLEM], [rows], {"main": Task()}, sampled=False).remedy

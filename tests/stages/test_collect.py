@@ -295,7 +295,7 @@ def test_a_stage_that_ended_half_way_ends_with_the_same_bytes(small, tmp_path, o
             r"all_incorrect 8.*100% of the responses are incorrect.*a larger sampling.max_new_tokens",
         ),
         (1.0, r"all_correct 8.*100% of the responses are correct.*harder problems"),
-        (None, r"unscorable 8.*could not be graded.*look at the reference answers"),
+        (None, r"unscorable 8.*could not be scored.*numbers in place of None"),
     ],
 )
 def test_no_pairs_stop_the_run_with_advice(small, tmp_path, opened, reward, advice):
