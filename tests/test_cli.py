@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 from toys import make_tokenizer, their_logits_and_ours
 
 from g2d_jax import cli, commands, pipeline
+from g2d_jax.commands import answers
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
 from g2d_jax.data import arithmetic
@@ -983,7 +984,6 @@ def test_what_is_shown_of_answers_is_told_from_the_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long ones are wrapped, and none can pretend to be a line about it, or steer."""
-    from g2d_jax import commands
 
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
@@ -993,18 +993,18 @@ def test_what_is_shown_of_answers_is_told_from_the_answers(
     problem = Problem("p", [{"role": "user", "content": "x | y\nproblem: z"}], "7")
     shown = {}
     for show, out in (
-        (commands._show_on_terminal, Terminal()),
-        (commands._show_as_table, io.StringIO()),
+        (answers._show_on_terminal, Terminal()),
+        (answers._show_as_table, io.StringIO()),
     ):
         with Tracker(tmp_path, tensorboard=False, screen=Screen(out)) as tracker:
             show(tracker, problem, [(rollout, evil, "0 incorrect")])
         shown[show] = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
-    lines = [line.rstrip() for line in shown[commands._show_on_terminal].splitlines()]
+    lines = [line.rstrip() for line in shown[answers._show_on_terminal].splitlines()]
     start = lines.index("0 incorrect · 3 tokens · cut at the limit · mean log-prob -0.50")
     assert lines[:start] == ["", "x | y", "problem: z", "reference answer: 7", ""]
     assert all(line.startswith("  ") for line in lines[start + 1 :])
     assert max(map(len, lines)) <= 80 and "\x1b" not in "".join(lines)
-    blank, asked, head, _, row = shown[commands._show_as_table].splitlines()
+    blank, asked, head, _, row = shown[answers._show_as_table].splitlines()
     assert (blank, asked) == ("", r"problem: x | y\nproblem: z")
     assert [cell.strip() for cell in head.strip("|").split("|")] == [
         "response", "answer", "reward", "stop", "mean log-prob"
@@ -1038,7 +1038,6 @@ def test_evaluate_elsewhere(work: Path, folder: Path, forks: Forks) -> None:
 
 def test_samples_are_drawn_as_the_stage_that_runs_first_draws() -> None:
     """The order of a run is not that of names: there `best` precedes `train`."""
-    from g2d_jax import commands
     from g2d_jax import config as settings
 
     config = settings.base()
@@ -1046,11 +1045,11 @@ def test_samples_are_drawn_as_the_stage_that_runs_first_draws() -> None:
     drawn = settings.sampling(1024, stop=("x",))
     config.stages.train = settings.online(policy="init", sampling=drawn)
     config.stages.best = settings.best_checkpoint(policy="train")
-    assert commands.first_sampling(Config.of(config)).max_new_tokens == 1024
+    assert answers.first_sampling(Config.of(config)).max_new_tokens == 1024
     del config.stages["train"], config.stages["best"]
     config.stages.sft = settings.sft()
     with pytest.raises(ValueError, match="no stage with sampling settings"):
-        commands.first_sampling(Config.of(config))
+        answers.first_sampling(Config.of(config))
 
 
 def test_evaluation_and_samples_read_no_other_problems(
