@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -191,6 +191,37 @@ def _show_problem(session: Session, problem: Problem) -> None:
     )
 
 
+def _trials(
+    session: Session, task: str, problems: Sequence[Problem]
+) -> tuple[list[tuple[Problem, str, str]], Callable[[str], str]]:
+    """Return responses to try, each with its problem and kind ("right", …), and the form in which
+    their answers are written."""
+    reward = session.config.all_tasks[task].reward
+    answers = [problem.answer for problem in problems if problem.answer is not None]
+    # A function of one's own may have to do without the answers of some problems.
+    holes = [problem for problem in problems[SHOWN:] if answers and problem.answer is None]
+    problems = [*problems[:SHOWN], *holes[:1]]
+    asked = forms_asked_for(session, problems[0])
+    chosen = (read_by_rule(session, task, asked) if is_read_by_rule(session, task) else asked)[:1]
+    form = chosen[0].write if chosen else partial(in_form, rule=reward.answers)
+    opened = opening_thoughts(session, problems)
+
+    def write(problem: Problem, answer: str) -> str:
+        """Write a response in which a thought that the prompt opens is closed."""
+        return THINKING[1] * (problem.id in opened) + form(answer)
+
+    tried: list[tuple[Problem, str, str]] = []
+    for problem in problems:
+        # Another problem's answer is wrong in a way that the reward may well take for right.
+        others = (answer for answer in answers if answer != problem.answer)
+        wrong = next(others, f"{problem.answer}1")
+        tried.append((problem, "right", write(problem, problem.answer or "")))
+        tried.append((problem, "wrong", write(problem, wrong)))
+        if asked and not chosen:
+            tried.append((problem, "right, as asked", asked[0].write(problem.answer or "")))
+    return tried, form
+
+
 def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> None:
     """Score the reference answer, and that of another problem, as the prompt asks for answers.
 
@@ -206,25 +237,7 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
     if why:
         session.tracker.say(f"the reward of {task} is not tried: {why}")
         return
-    asked = forms_asked_for(session, problems[0])
-    chosen = (read_by_rule(session, task, asked) if is_read_by_rule(session, task) else asked)[:1]
-    form = chosen[0].write if chosen else partial(in_form, rule=reward.answers)
-    opened = opening_thoughts(session, problems[:SHOWN])
-
-    def write(problem: Problem, answer: str) -> str:
-        """Write a response in which a thought that the prompt opens is closed."""
-        return THINKING[1] * (problem.id in opened) + form(answer)
-
-    answers = [problem.answer for problem in problems if problem.answer is not None]
-    tried: list[tuple[Problem, str, str]] = []
-    for problem in problems[:SHOWN]:
-        # Another problem's answer is wrong in a way that the reward may well take for right.
-        others = (answer for answer in answers if answer != problem.answer)
-        wrong = next(others, f"{problem.answer}1")
-        tried.append((problem, "right", write(problem, problem.answer or "")))
-        tried.append((problem, "wrong", write(problem, wrong)))
-        if asked and not chosen:
-            tried.append((problem, "right, as asked", asked[0].write(problem.answer or "")))
+    tried, form = _trials(session, task, problems)
     tried_problems, _, texts = zip(*tried, strict=True)
     graded = graded_texts(session, tried_problems, texts)
     ids = [np.zeros(1, np.int32)] * len(texts)
@@ -243,8 +256,9 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
     session.tracker.table(title, ["problem", "", "response", "reward", "verdict"], rows)
     alike = [
         problem.id
-        for problem in problems[:SHOWN]
-        if problem.answer is not None
+        for problem, kind, _ in tried
+        if kind == "right"
+        and problem.answer is not None
         and not rewards[problem.id, "right"] > rewards[problem.id, "wrong"]
     ]
     if not session.config.verifiable[task]:

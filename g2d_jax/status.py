@@ -118,7 +118,7 @@ def _run_status(workdir: epath.Path) -> bool:
         again = processes.AGAIN
         if any(stage.remark for stage in states):
             again += (
-                ", once the cause is mended. A config that would give another result needs another "
+                ", once the cause is fixed. A config that would give another result needs another "
                 "--workdir"
             )
         screen.say(f"no process works on it: {again}")

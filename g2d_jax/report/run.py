@@ -180,7 +180,9 @@ def state(run: Run) -> str:
     if run.ending == ASKED:
         return f"This run ended where --until asked it to ({'; '.join(missing)}): without it, it goes on."
     how = f" {run.ending}" if run.ending else ""
-    error = f" It stopped with: {run.error}." if run.error and not run.ending else ""
+    error = ""
+    if run.error and not run.ending:
+        error = f" It stopped with: {run.error}. Fix the cause, if need be in another --workdir."
     return (
         f"This run stopped before its end{how} ({'; '.join(missing)}).{error} No process works on "
         f"it: {AGAIN}."

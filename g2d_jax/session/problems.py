@@ -277,6 +277,12 @@ def _of_task(
         tell(f"{prefix}{split}", report, say, tokenizer.template)
         if how.verified:
             problems = _answered(problems, f"{prefix}{split}", say)
+        without = sum(problem.answer is None for problem in problems)
+        if 0 < without < len(problems):
+            say(
+                f"{prefix}{split}: {without} of {len(problems)} problems have no reference answer: "
+                "a reward function gets None for them"
+            )
         short, dropped = tokenizer.drop_too_long(problems, longest)
         loaded[split] = [replace(problem, task=name) for problem in short]
         if dropped:

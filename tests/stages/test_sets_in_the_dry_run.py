@@ -11,6 +11,7 @@ from toys import QWEN, make_tokenizer
 from worlds import only
 
 from g2d_jax import dryrun
+from g2d_jax.rewards.functions import RewardFailed
 from g2d_jax.rollouts.generate import graded_texts
 
 THINKS = QWEN.replace("assistant\n'", "assistant\n<think>\n'")
@@ -107,3 +108,17 @@ def test_thoughts_that_the_template_does_not_write_are_refused(several, tmp_path
     make_tokenizer(QWEN).save_pretrained(tmp_path / "tokenizer")
     with pytest.raises(ValueError, match=r"18 have 'reasoning_content' .*line 1.* does not write"):
         dryrun.show(several)
+
+
+def test_missing_answers_are_counted_and_tried_with_a_function(
+    several, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "needs_answers.py").write_text(
+        "def reward(completions, answer, **_):\n    return [len(text) for text in answer]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    only(several, "sft")
+    several.reward.function = "needs_answers:reward"
+    with pytest.raises(RewardFailed, match="TypeError"):
+        dryrun.show(several)
+    assert "train: 2 of 10 problems have no reference answer" in capsys.readouterr().out
