@@ -52,6 +52,7 @@ def paired_up(gold: str, answer: str) -> Pair:
     a, b = _without(shapes.choice, a, b)
     a, b = lists.in_order(a, b)
     a, b = lists.signed(a), lists.signed(b)
+    a, b = _without(sets.member, a, b)
     if _are_points(a, b):
         a, b = _without(_point, a, b)
     if not _relates_another(a, b):

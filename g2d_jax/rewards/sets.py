@@ -31,6 +31,7 @@ _SPELLED = {
     r"\in": "in",
 }
 _MIRROR = str.maketrans("<>", "><")
+_MEMBER = re.compile(rf"({expression.NAME})\s*\\in(?![A-Za-z])\s*([(\[\\].*)", re.DOTALL)
 _VARIABLE = re.compile(r"(?!(?:e|i|\\pi|\\infty|\\emptyset)\Z)(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?")
 _BUILDER = re.compile(
     r"\\\{\s*(?P<name>(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?)\s*(?:\\in\s*(?P<domain>[^|:]{1,40}?))?\s*"
@@ -160,6 +161,14 @@ def _read(text: str) -> _Set | None:
         return name, True, written
     except _Unread:
         return None
+
+
+def member(text: str) -> tuple[str, str] | None:
+    r"""Split `x \in (1, 2)` into the name and the set."""
+    found = _MEMBER.fullmatch(text)
+    if found and names.is_name(found[1]):
+        return found[1], found[2]
+    return None
 
 
 def _without_name(cleaned: str) -> str:
