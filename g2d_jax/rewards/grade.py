@@ -19,7 +19,7 @@ from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 
 from g2d_jax.records import Verdict
-from g2d_jax.rewards import angles, exact, measures, names, shapes, units
+from g2d_jax.rewards import angles, exact, lists, measures, names, sets, shapes, units
 from g2d_jax.rewards.normalise import TEXT_OR_COMMAND, Pair
 from g2d_jax.rewards.pair import paired_up
 from g2d_jax.rewards.quantity import APPROXIMATION_PLACES, Quantity, parse_quantity
@@ -28,7 +28,7 @@ from g2d_jax.rewards.verify import can_be_read, may_be_rounded, quick_verdict
 T = TypeVar("T")
 
 MAX_PARTS = 10
-"""Rows of a definition by cases, at most, that are compared each with each."""
+"""Parts of a union, a list or a definition by cases, at most, that are compared each with each."""
 
 _INDEX_OR_ARGUMENT = re.compile(r"(?<=[A-Za-z}])(?:_(?:\w|\{\w+\})|\([^()]*\))")
 _EQUALS = re.compile(r"=(?![^()]{0,200}\))")  # but for P(X=3)
@@ -99,6 +99,8 @@ def grade(gold: str, answer: str, places: int = APPROXIMATION_PLACES) -> Verdict
         return _verdict(same_cases)
     if units.says_more(a) or units.says_more(b):
         return Verdict.INCORRECT
+    if _same_by_parts(a, b):
+        return Verdict.CORRECT
     expected, given = shapes.ratio(a), shapes.ratio(b)
     if expected and given:
         return _same_ratio(expected, given)
@@ -115,6 +117,22 @@ def _rounded(gold: str, answer: str, places: int) -> bool:
     return False
 
 
+def _same_by_parts(gold: str, answer: str) -> bool:
+    """Tell whether two unions, tuples or lists have the same parts, each compared by its value."""
+    expected, given = sets.intervals(gold), sets.intervals(answer)
+    if expected and given:
+        return _paired(expected, given, _same_interval)
+    are_tuples = all(map(lists.PARENTHESES.fullmatch, (gold, answer)))
+    if are_tuples:
+        gold, answer = gold[1:-1], answer[1:-1]
+    a, b = lists.elements(gold), lists.elements(answer)
+    if not (a and b):
+        return False
+    if are_tuples:
+        return len(a) == len(b) and all(map(_same_element, a, b))
+    return _paired(a, b, _same_element)
+
+
 def _paired(gold: Sequence[T], answer: Sequence[T], same: Callable[[T, T], bool]) -> bool:
     """Tell whether each of some parts has one of its own that is the same."""
     if len(gold) != len(answer) or len(gold) > MAX_PARTS:
@@ -128,8 +146,20 @@ def _paired(gold: Sequence[T], answer: Sequence[T], same: Callable[[T, T], bool]
     return True
 
 
+def _same_element(gold: str, answer: str) -> bool:
+    """Tell whether two elements are the same; an equation is no value, of which math-verify takes
+    the right side."""
+    return ("=" in gold) == ("=" in answer) and _same(gold, answer)
+
+
 def _same(gold: str, answer: str) -> bool:
     return grade(gold, answer) is Verdict.CORRECT
+
+
+def _same_interval(gold: tuple[str, str, str], answer: tuple[str, str, str]) -> bool:
+    if gold[0] != answer[0]:
+        return False
+    return all(_same(x, y) for x, y in zip(gold[1:], answer[1:], strict=True) if x or y)
 
 
 def _same_ratio(gold: list[str], answer: list[str]) -> Verdict:

@@ -171,6 +171,26 @@ def member(text: str) -> tuple[str, str] | None:
     return None
 
 
+def intervals(text: str) -> list[tuple[str, str, str]] | None:
+    r"""Split a union of intervals and finite sets into (brackets, low, high); sets have their
+    elements as low.
+
+    None for anything else, a set alone too.
+    """
+    parts = []
+    for part in _CUP.split(text.strip()):
+        found = _INTERVAL.fullmatch(part)
+        if found and found[2].count("(") == found[2].count(")"):
+            parts.append((found[1] + found[4], found[2].strip(), found[3].strip()))
+        elif part.startswith("\\{") and part.endswith("\\}"):
+            parts.append(("{}", part, ""))
+        else:
+            return None
+    if len(parts) == 1 and parts[0][0] == "{}":
+        return None
+    return parts
+
+
 def _without_name(cleaned: str) -> str:
     """Take off what names a set, `A \\cup B =`."""
     name, _, rest = cleaned.partition("=")
