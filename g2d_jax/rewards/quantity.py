@@ -67,7 +67,7 @@ SCALES = _numbers(
     crore 10000000 bn 1000000000 billion 1000000000 billions 1000000000 trillion 1000000000000
     """
 )
-"""What multiplies the number before it. A plural such as "pairs" is what was counted."""
+"""Factors of the number before them. A plural such as "pairs" is a unit that was counted."""
 
 
 _FOREIGN = _words("厘米 千米 小时 分钟 公里 公斤 千克 平方米 平方厘米 руб см км").union(

@@ -23,7 +23,7 @@ NO_VALUE = {
     "verify": "look at the reference answers: --dry-run shows how they are read",
     "model": "a larger reward.model.max_length, which longer texts exceed",
 }
-"""What to do where a reward gives no number, by reward.function; else the function returned None."""
+"""The remedy where a reward gives no number, by reward.function; a function returned None."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -39,7 +39,7 @@ class Answers(NamedTuple):
     rewards: np.ndarray
     greedy: np.ndarray | None
     described: dict[str, float]
-    cause: Callable[[], Cause]
+    cause: Cause
 
 
 def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
@@ -60,14 +60,14 @@ def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
             if policy in session.evaluated:
                 cost.add(finished(session.evaluated[policy]) or {})
             metrics = _metrics(entry)
-            bar.update(bar.done, _shown(entry))
+            bar.update(bar.done, _shown(metrics))
             session.tracker.log(
                 name, number, {**metrics, "completions/mean_length": entry["mean_length"]}
             )
             found = alerts.sampled(
                 answers[policy].described,
                 stage.sampling.max_new_tokens,
-                answers[policy].cause,
+                partial(getattr, answers[policy], "cause"),
                 f"the responses of {policy}",
             )
             alerts.say(session, name, number, found, warnings)
@@ -128,7 +128,7 @@ def evaluate_policy(
     }
     log_samples(session, name, 0, held_out.draws, groups, policy=policy)
     greedily_correct = None if greedy is None else correct(greedy)
-    cause = partial(cause_of, problems, groups, session.config.all_tasks)
+    cause = cause_of(problems, groups, session.config.all_tasks)
     return entry, Answers(correct(groups), rewards(groups), greedily_correct, described, cause)
 
 
@@ -191,11 +191,11 @@ def _metrics(entry: dict[str, Any]) -> dict[str, float]:
     return metrics
 
 
-def _shown(entry: dict[str, Any]) -> dict[str, float]:
-    """Return the number beside the bar: the accuracy, or the mean reward where there is none."""
-    if entry["mean"] is not None:
-        return {"accuracy": entry["mean"]}
-    return {"reward": next(iter(_metrics(entry).values()))}
+def _shown(metrics: dict[str, float]) -> dict[str, float]:
+    """Return the number next to the bar: the accuracy, or the mean reward where there is none."""
+    if "pass@1" in metrics:
+        return {"accuracy": metrics["pass@1"]}
+    return {"reward": next(iter(metrics.values()))}
 
 
 def _paired(

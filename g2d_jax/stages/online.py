@@ -16,15 +16,7 @@ import numpy as np
 from g2d_jax.config import Online
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import lora
-from g2d_jax.records import (
-    Problem,
-    Rollout,
-    Score,
-    ScoredRollout,
-    Verdict,
-    indices_by_task,
-    pick,
-)
+from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict, indices_by_task, pick
 from g2d_jax.rollouts import batches
 from g2d_jax.rollouts.ahead import schedule
 from g2d_jax.rollouts.buffer import (
