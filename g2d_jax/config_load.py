@@ -72,8 +72,9 @@ def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
         apply(config, override)
     for section in (config, *config.tasks.values()):
         reward = section.reward
-        if reward.folder is None and folder and places.module_file(reward.function, folder):
-            reward.folder = str(folder)
+        for function in (reward.function, *reward.functions):
+            if reward.folder is None and folder and places.module_file(function, folder):
+                reward.folder = str(folder)
     return config
 
 

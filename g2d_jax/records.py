@@ -267,11 +267,13 @@ class Score:
     pairs, and counted.
 
     answer: the final answer as extracted from the response, None when there is none.
+    parts: function -> its own reward, where the reward is a weighted sum; else {}.
     """
 
     reward: float | None
     verdict: Verdict
     answer: str | None = None
+    parts: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float:

@@ -76,11 +76,11 @@ def check(config: Config, until: str | None = None) -> Plan:
         check_training(task.train.path, f"{setting_of(name, 'train')}.path")
         # Files are looked for; reward models are not loaded.
         try:
-            if reward.function == "model":
-                if reason := places.missing(reward.model.path, "model"):
-                    raise ValueError(f"reward.model.path: {reason}")
-            elif reward.function != "verify":
-                load_reward(reward.function, reward.folder)
+            is_model = reward.function == "model"
+            if is_model and (reason := places.missing(reward.model.path, "model")):
+                raise ValueError(f"reward.model.path: {reason}")
+            for function in reward.user_functions:
+                load_reward(function, reward.folder)
         except ValueError as error:
             raise ValueError(f"{prefix_of(name)}{error}") from error
     for name in order.order:

@@ -178,11 +178,12 @@ def _scoring(session: Session) -> Any:
     """
     for name, reward in session.config.rewards.items():
         # The file of one is known once it is loaded.
-        if reward.is_function and not (name == "main" and session.reward is not None):
-            load_reward(reward.function, reward.folder)
+        is_given = name == "main" and session.reward is not None
+        for function in reward.functions if is_given else reward.user_functions:
+            load_reward(function, reward.folder)
     found = {}
     for name, reader in inputs.named(session).items():
-        if name.endswith("reward.function"):
+        if "reward.function" in name:
             found[name] = reader.read().digest
     settings = identity(session.config)
     return [settings["reward"], settings["tasks"], found, _code_of(session.reward)]

@@ -19,6 +19,7 @@ from g2d_jax.config.section import (
 )
 from g2d_jax.records import MOST_REWARD, AnswerRule
 
+Weight = Annotated[float, Bounds(least=-1000, most=1000, why="function has the weight 1")]
 Unreadable = Literal["leave_out", "equal_text"]
 
 
@@ -64,6 +65,9 @@ class Reward(Section):
     "model" (a reward model), or "package.module:function" (TRL's signature), also of a file
     module.py in `folder`, which is the config file's where nothing else is said.
 
+    functions: further functions of this kind, for a format, say. The reward is that of `function`
+    plus their weighted sum. `function` alone decides what is correct, and so pairs, unless
+    verifiable is False.
     answers: how the final answer is read that is verified, and kept beside a function's reward.
     verifiable: rewards know right and wrong; one above correct_above counts as correct. Otherwise
     they know better and worse only: pairs are the best against the worst of a group, and there is
@@ -71,6 +75,8 @@ class Reward(Section):
     """
 
     function: str = "verify"
+    functions: tuple[str, ...] = ()  # further ones, whose weighted rewards are added
+    weights: tuple[Weight, ...] = ()  # of `functions`, one each
     folder: FilePath | None = None  # of the file that the function is in, unset: found by `resolve`
     # "last_line": or "Answer: x"; "hash": "#### x"; "tags": "<answer>x</answer>"
     answers: AnswerRule = "boxed"
@@ -107,8 +113,13 @@ class Reward(Section):
 
     @property
     def is_function(self) -> bool:
-        """True if it is a user's function, which is given all columns of the problems."""
+        """True if `function` is a user's."""
         return self.function not in ("verify", "model")
+
+    @property
+    def user_functions(self) -> tuple[str, ...]:
+        """The import paths of all functions of a user, which are given all columns."""
+        return (self.function,) * self.is_function + self.functions
 
     @property
     def is_verifiable(self) -> bool:
@@ -121,12 +132,27 @@ class Reward(Section):
         """Refuse a kind of rewards that the function does not give, what is not its own, and a
         model without a name."""
         knows = {"verify": "right and wrong", "model": "better and worse only"}
-        if not self.is_function and self.is_verifiable != (self.function == "verify"):
+        alone = not (self.is_function or self.functions)
+        if alone and self.is_verifiable != (self.function == "verify"):
             yield FieldError(
                 "verifiable",
                 f"is {self.verifiable}, but {self.function!r} knows {knows[self.function]}: leave it "
                 "unset",
             )
+        if len(self.functions) != len(self.weights):
+            yield FieldError(
+                "weights",
+                f"has {len(self.weights)} numbers for {len(self.functions)} reward.functions: give "
+                "one for each",
+            )
+        known = ("verify", "model", self.function)
+        for name in self.functions:
+            if name in known or self.functions.count(name) > 1:
+                yield FieldError(
+                    "functions",
+                    f"has {name!r}: name each function of yours once, and give verify, model or the "
+                    "function that decides what is correct as reward.function",
+                )
         if self.answers != "boxed" and self.function == "model":
             yield FieldError(
                 "answers",

@@ -118,7 +118,7 @@ class FieldError(ValueError):
         self.what = what
 
 
-_ITEMS: dict[type, str] = {int: "integers", str: "texts"}
+_ITEMS: dict[type, str] = {int: "integers", float: "numbers", str: "texts"}
 
 
 class Hint(NamedTuple):
@@ -148,7 +148,7 @@ class Hint(NamedTuple):
 
     def item_fault(self, item: Any) -> str:
         """Say what an item of a tuple must be, "" for one that it may have."""
-        if type(item) is not self.kind:
+        if type(item) is not self.kind and (self.kind, type(item)) != (float, int):
             return f"must hold {_ITEMS[self.kind]}, got {item!r:.200}"
         return self.fault(item)
 

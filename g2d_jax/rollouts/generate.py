@@ -647,6 +647,10 @@ def describe(groups: Groups) -> dict[str, float]:
     for side, accuracy in (("correct", 1), ("incorrect", 0)):
         if accuracy in judged:
             metrics[f"completions/mean_length_{side}"] = float(tokens[judged == accuracy].mean())
+    for name in sorted({name for row in rows for name in row.score.parts}):
+        parts = np.array([row.score.parts.get(name) for row in rows], np.float64)
+        known = parts[~np.isnan(parts)]
+        metrics[f"reward/{name}"] = float(known.mean()) if known.size else float("nan")
     verdicts = Counter(row.score.verdict for row in rows)
     for verdict in Verdict:
         metrics[f"verdicts/{verdict.value}"] = verdicts[verdict] / len(rows)

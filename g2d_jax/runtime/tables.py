@@ -45,10 +45,11 @@ ROLLOUTS = pa.schema(
         *_required(verdict=pa.string()),
         pa.field("answer", pa.string()),
         *_required(stop_reason=pa.string(), truncated=pa.bool_()),
+        pa.field("parts", pa.map_(pa.string(), pa.float64())),
     ]
 )
 """Columns of rollouts/*.parquet. reward is null where the verifier abstained; truncated:
-stop_reason is "length"."""
+stop_reason is "length"; parts: `Score.parts`."""
 
 
 _ARRAYS: dict[str, Any] = {
@@ -103,6 +104,7 @@ def _rollout_columns(rows: Sequence[ScoredRollout]) -> dict[str, Any]:
         "verdict": [row.score.verdict.value for row in rows],
         "answer": [row.score.answer and safe_text(row.score.answer) for row in rows],
         "truncated": [rollout.stop_reason == "length" for rollout in rollouts],
+        "parts": [list(row.score.parts.items()) for row in rows],
     }
 
 
@@ -132,7 +134,8 @@ def _rollout(row: Mapping[str, Any]) -> ScoredRollout:
     if row["stop_reason"] not in ("stop", "length"):
         raise ValueError(f"stop_reason must be 'stop' or 'length', got {row['stop_reason']!r:.100}")
     rollout = Rollout(**{name: row[name] for name in _OF_A_ROLLOUT})
-    score = Score(row["reward"], Verdict(row["verdict"]), row["answer"])
+    parts = dict(row["parts"] or ())
+    score = Score(row["reward"], Verdict(row["verdict"]), row["answer"], parts)
     return ScoredRollout(rollout, row["text"], score, row["policy"])
 
 

@@ -182,7 +182,15 @@ def named(session: Session) -> Readers:
 
 
 def _of_reward(reward: Reward, prefix: str) -> Readers:
-    """Return a reward model with its tokenizer, or the file of a user's own function."""
+    """Return a reward model with its tokenizer, and the files of a user's own functions."""
+    found = {}
+    for function in reward.user_functions:
+        file = _function_file(function, reward.folder)
+        if file is not None:
+            setting = "function" if function == reward.function else f"functions.{function}"
+            found[f"{prefix}reward.{setting}"] = Reader(
+                str(file), "path", functools.partial(contents.files, [str(file)])
+            )
     if reward.function == "model":
         model = reward.model
         source, revision = model.path, model.revision
@@ -192,28 +200,18 @@ def _of_reward(reward: Reward, prefix: str) -> Readers:
         from g2d_jax.scoring import reward_model
 
         read_tokens = lambda: contents.tokens(reward_model.open_tokenizer(model))  # noqa: E731
-        return {
-            f"{prefix}reward.model.path": _model(model.path, model.revision),
-            f"{prefix}reward.model.tokenizer": Reader(source, "model", read_tokens, revision),
-        }
-    file = _function_file(reward)
-    if file is None:
-        return {}
-    return {
-        f"{prefix}reward.function": Reader(str(file), "path", lambda: contents.files([str(file)]))
-    }
+        found[f"{prefix}reward.model.path"] = _model(model.path, model.revision)
+        found[f"{prefix}reward.model.tokenizer"] = Reader(source, "model", read_tokens, revision)
+    return found
 
 
-def _function_file(reward: Reward) -> Path | None:
-    """Return the file of a user's reward function, None where it is none or lies in no file of its
-    own."""
-    if not reward.is_function:
-        return None
-    if reward.folder is not None:
-        file = places.module_file(reward.function, Path(reward.folder))
+def _function_file(function: str, folder: str | None) -> Path | None:
+    """Return the file of a user's reward function, None where it has no file of its own."""
+    if folder is not None:
+        file = places.module_file(function, Path(folder))
         if file is not None:
             return file
-    module = sys.modules.get(reward.function.partition(":")[0])
+    module = sys.modules.get(function.partition(":")[0])
     name = getattr(module, "__file__", None)
     return Path(name) if name else None
 
@@ -351,7 +349,7 @@ def digests(found: Mapping[str, Content]) -> dict[str, str]:
     top."""
     kept = {}
     for name, item in found.items():
-        if not name.endswith("reward.function"):
+        if "reward.function" not in name:
             kept[name] = item.digest
     return kept
 

@@ -127,7 +127,7 @@ def changed_functions(workdir: epath.Path, found: Mapping[str, Content]) -> list
     """List the reward functions whose file is not as a work directory keeps it, with what
     differs."""
     changes = _changes(workdir, read(workdir) or {}, found)
-    return [line for name, _, _, line in changes if name.endswith("reward.function")]
+    return [line for name, _, _, line in changes if "reward.function" in name]
 
 
 def refusal(workdir: epath.Path, changed: list[str]) -> str:
@@ -148,7 +148,7 @@ def _differences(
     """Yield a line for each input that is not as it was; of a reward function's file it is only
     said."""
     for name, old, new, line in _changes(workdir, kept, found):
-        if name.endswith("reward.function"):
+        if "reward.function" in name:
             say(f"WARNING: {line}. Rewards from now on may not be those of earlier stages")
         elif not _has_grown(name, old, new, settings):
             yield line

@@ -232,7 +232,7 @@ class Reading(NamedTuple):
 def reading(reward: Reward, own: bool = False) -> Reading:
     """Return what a task's reward needs of its problems. own: a function given from Python stands
     in its place."""
-    return Reading(reward.function == "verify" and not own, reward.is_function or own)
+    return Reading(reward.function == "verify" and not own, bool(reward.user_functions) or own)
 
 
 def read_source(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +21,7 @@ from g2d_jax.rewards.functions import (
     RewardFunction,
     Scorer,
     VerifierScorer,
+    call_reward,
     function_scorer,
     load_reward,
 )
@@ -75,12 +76,12 @@ class RewardManager:
             own = self.score_local(pick(problems, mine), pick(texts, mine), pick(token_ids, mine))
         self.share_usage()
         found = processes.gather(
-            [[score.reward, score.verdict.value, score.answer] for score in own]
+            [[score.reward, score.verdict.value, score.answer, score.parts] for score in own]
         )
         scores = [UNSCORED] * len(problems)
         for places, share in zip(dealt, found, strict=True):
-            for place, (reward, verdict, answer) in zip(places, share, strict=True):
-                scores[place] = Score(reward, Verdict(verdict), answer)
+            for place, (reward, verdict, *rest) in zip(places, share, strict=True):
+                scores[place] = Score(reward, Verdict(verdict), *rest)
         return self.score_collective(problems, texts, token_ids, scores)
 
     def start(self, problems: Sequence[Problem]) -> None:
@@ -128,7 +129,11 @@ class RewardManager:
         """
         scores = [UNSCORED] * len(problems)
         for task, indices in indices_by_task(problems).items():
+            parts = self._parts(
+                task, pick(problems, indices), pick(texts, indices), pick(token_ids, indices)
+            )
             if self._is_collective(task):
+                _put(scores, indices, [replace(UNSCORED, parts=row) for row in parts])
                 continue
             scorer = self._of(task)
             if pending and isinstance(scorer, VerifierScorer):
@@ -137,7 +142,7 @@ class RewardManager:
                 found = scorer(
                     pick(problems, indices), pick(texts, indices), pick(token_ids, indices)
                 )
-            _put(scores, indices, found)
+            _put(scores, indices, self._weighted(task, found, parts))
         return scores
 
     def score_collective(
@@ -155,8 +160,44 @@ class RewardManager:
                 found = self._of(task)(
                     pick(problems, indices), pick(texts, indices), pick(token_ids, indices)
                 )
-                _put(merged, indices, found)
+                parts = [scores[index].parts for index in indices]
+                _put(merged, indices, self._weighted(task, found, parts))
         return merged
+
+    def _parts(
+        self,
+        task: str,
+        problems: Sequence[Problem],
+        texts: Sequence[str],
+        token_ids: Sequence[np.ndarray],
+    ) -> list[dict[str, float | None]]:
+        """Compute the reward of each of reward.functions for each response, before weights."""
+        reward = self.rewards[task]
+        parts: list[dict[str, float | None]] = [{} for _ in problems]
+        for name in reward.functions:
+            function = load_reward(name, reward.folder)
+            values = call_reward(function, problems, texts, token_ids)
+            for row, value in zip(parts, values, strict=True):
+                row[name] = value
+        return parts
+
+    def _weighted(
+        self, task: str, scores: Sequence[Score], parts: Sequence[Mapping[str, float | None]]
+    ) -> list[Score]:
+        """Add weighted parts to scores. A part of None adds nothing, as in TRL."""
+        reward = self.rewards[task]
+        if not reward.functions:
+            return list(scores)
+        weights = dict(zip(reward.functions, reward.weights, strict=True))
+        weighted = []
+        for score, row in zip(scores, parts, strict=True):
+            total, verdict = score.reward, score.verdict
+            if total is not None:
+                total += sum(weight * (row[name] or 0.0) for name, weight in weights.items())
+                verdict = verdict if reward.is_verifiable else Verdict.SCORED
+            named = {reward.function: score.reward, **row}
+            weighted.append(Score(total, verdict, score.answer, named))
+        return weighted
 
     def has_collective(self) -> bool:
         """Return whether all processes must score the responses of any task together."""

@@ -19,16 +19,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from g2d_jax import config as settings
 from g2d_jax import mesh as meshes
 from g2d_jax import pipeline, run_stages
-from g2d_jax.config import Config
+from g2d_jax.config import Config, Reward
 from g2d_jax.config import RewardModel as Settings
 from g2d_jax.config.section import record
 from g2d_jax.config_load import resolve
 from g2d_jax.data.template import DEFAULT_SYSTEM, TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer
-from g2d_jax.records import Score, Verdict
+from g2d_jax.records import Problem, Score, Verdict
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.scoring.conversation import Conversations
 from g2d_jax.scoring.reward_model import RewardModel, conversations_of
+from g2d_jax.session.reward_manager import RewardManager
 from g2d_jax.session.session import Session
 
 torch = pytest.importorskip("torch")
@@ -147,6 +148,24 @@ def test_scores_equal_transformers_sharded_and_on_one_device(
     for mesh in (meshes.make_mesh(**size) for size in sizes[: 2 if jax.device_count() == 8 else 1]):
         scores = RewardModel(section(folder), mesh).score(PROMPTS, RESPONSES)
         np.testing.assert_allclose(rewards(scores), wanted, atol=1e-4, rtol=0)
+
+
+def test_weighted_functions_add_to_the_model(folders: dict[str, Path], llama: RewardModel) -> None:
+    """Each process computes the functions of its own responses, and all of them the model."""
+    reward = Reward(
+        function="model",
+        model=section(folders["Llama"]),
+        functions=("tiny:longest",),
+        weights=(0.5,),
+    )
+    manager = RewardManager({"main": reward}, lambda: llama.scorer.mesh)
+    problems = [Problem(str(i), prompt) for i, prompt in enumerate(PROMPTS)]
+    found = manager(problems, RESPONSES, [np.zeros(1, np.int32)] * len(PROMPTS))
+    alone = rewards(llama.score(PROMPTS, RESPONSES))
+    assert [score.parts["model"] for score in found] == alone
+    lengths = [len(text) for text in RESPONSES]
+    lengths[1] = 1  # of a chat, the completion is a list of one message
+    assert rewards(found) == [a + 0.5 * length for a, length in zip(alone, lengths, strict=True)]
 
 
 def test_scores_do_not_depend_on_the_company(llama: RewardModel) -> None:

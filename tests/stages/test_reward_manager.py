@@ -14,6 +14,7 @@ from g2d_jax.config.section import record
 from g2d_jax.mesh import make_mesh
 from g2d_jax.records import Problem
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
+from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.session.reward_manager import RewardManager, shares
 
 IDS = np.zeros(1, np.int32)
@@ -55,6 +56,72 @@ def test_the_problem_carries_its_reward(scorers):
     found = score([*problems, problems[0]], ["\\boxed{2}", "abc", "abc", "\\boxed{3}"], [IDS] * 4)
     assert [one.reward for one in found] == [1.0, 3.0, 0.0, 0.0]
     assert [one.verdict.value for one in found] == ["correct", "scored", "incorrect", "incorrect"]
+
+
+def fives(completions, **columns):
+    """None for an empty text."""
+    return [5.0 if text else None for text in completions]
+
+
+def test_further_rewards_are_weighted_and_decide_nothing_about_right_and_wrong(scorers):
+    further = {
+        "functions": ("tiny:longest", "test_reward_manager:fives"),
+        "weights": (0.5, -1),
+    }
+    texts = ["\\boxed{2}", "\\boxed{3}!", ""]
+    problems = [Problem(name, "1+1", "2") for name in "abc"]
+    found = scorers(main=further)(problems, texts, [IDS] * 3)
+    assert [one.reward for one in found] == [1 + 4.5 - 5, 0 + 5.0 - 5, 0.0]
+    assert [one.verdict.value for one in found] == ["correct", "incorrect", "no_answer"]
+    assert found[0].parts == {
+        "verify": 1.0,
+        "tiny:longest": 9.0,
+        "test_reward_manager:fives": 5.0,
+    }
+    assert found[2].parts["test_reward_manager:fives"] is None
+    ranked = scorers(main={**further, "verifiable": False})(problems, texts, [IDS] * 3)
+    assert {one.verdict.value for one in ranked} == {"scored"}
+    assert [one.reward for one in ranked] == [one.reward for one in found]
+
+
+def test_where_the_main_reward_is_none_so_is_the_sum(scorers):
+    further = {"functions": ("tiny:longest",), "weights": (1.0,)}
+    score = scorers(main={"function": "test_reward_manager:fives", **further})
+    (none,) = score([Problem("a", "x")], [""], [IDS])
+    assert none.reward is None and none.parts["tiny:longest"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("functions", "weights", "field"),
+    [
+        (("tiny:even",), (), "weights"),
+        (("tiny:even", "tiny:even"), (1, 1), "functions"),
+        (("verify",), (1,), "functions"),
+        (("tiny:even",), (1e9,), "weights"),
+        (("tiny:even",), ("1",), "weights"),
+    ],
+)
+def test_weights_belong_to_functions(functions, weights, field):
+    with pytest.raises(ValueError, match=field):
+        record(Reward, settings.reward(functions=functions, weights=weights))
+
+
+def test_each_reward_is_logged_and_kept_in_the_rollouts(config, tmp_path, opened):
+    only(config, "warmup").stages.warmup.steps = 1
+    config.reward.update(functions=("tiny:longest",), weights=(0.25,))
+    session = opened(config, tmp_path, None)
+    run(session)
+    rows = read_rollouts(session.folders["warmup"] / "rollouts")
+    mains = [row.score.parts["tiny:even"] for row in rows]
+    lengths = [row.score.parts["tiny:longest"] for row in rows]
+    assert lengths == [float(len(row.text)) for row in rows]
+    assert [row.score.reward for row in rows] == [
+        main + 0.25 * length for main, length in zip(mains, lengths, strict=True)
+    ]
+    assert [row.score.verdict.value == "correct" for row in rows] == [main == 1 for main in mains]
+    (logged,) = [r["metrics"] for r in read_metrics(tmp_path) if "reward" in r["metrics"]]
+    assert logged["reward/tiny:even"] == pytest.approx(np.mean(mains))
+    assert logged["reward/tiny:longest"] == pytest.approx(np.mean(lengths))
 
 
 def test_responses_to_a_prompt_are_scored_by_one_process():
