@@ -44,8 +44,22 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if unknown:
         hint = "; settings are written --config.field=value" if takes_settings else ""
         parser.error(f"unknown argument {[*options, *unknown][0]!r}{hint}")
+    if arguments.command == "run":
+        _require_settings(arguments)
     _expand_home(arguments)
     return arguments, overrides
+
+
+def _require_settings(arguments: argparse.Namespace) -> None:
+    """Exit with usage unless a run is given a config, or a model and problems."""
+    own = (arguments.model, arguments.problems)
+    if arguments.config is None and None not in own:
+        return
+    if arguments.config is None or (*own, arguments.template) != (None, None, None):
+        arguments.usage.error(
+            f"give either {_NAMED}, or {_OWN}, with --template TEXT where the model has no chat "
+            "template"
+        )
 
 
 def _expand_home(arguments: argparse.Namespace) -> None:
@@ -94,6 +108,7 @@ _SETTINGS = """settings:
   --config.FIELD=VALUE  any setting of docs/config.md, as often as needed: --config.seed=3, --config.lora.rank=32,
                         --config.stages.warmup.keep=10,20 (a list), --config.data.test.limit=none (unset)"""
 _RUN_EXAMPLES = """examples:
+  g2d run --model Qwen/Qwen2.5-0.5B --problems mine.jsonl      your model, your problems
   g2d run --config demo                                        an embedded task, nothing to download
   g2d run --config demo:preset=smoke,seed=1 --workdir runs/a   a config's own choices; the same again continues
   g2d run --config mine.py --workdir runs/b --dry-run          what it would do, and the reward tried
@@ -107,11 +122,18 @@ _SWEEP_EXAMPLES = """examples:
   g2d sweep --config mine.py --workdir runs/k --product stages.warmup.steps=0,50,150 --seeds 0,1,2,3,4"""
 
 
-def _config(parser: argparse.ArgumentParser, help: str, examples: str) -> None:
-    """Add the config, and how settings are written, with examples, to a command's help."""
-    parser.add_argument("--config", required=True, help=help)
+_NAMED = "--config NAME_OR_FILE"
+_OWN = "--model MODEL --problems FILE"
+
+
+def _config(
+    parser: argparse.ArgumentParser, help: str, examples: str, needed: str = _NAMED
+) -> None:
+    """Add the config, and how settings are written, with examples, to a command's help. needed: the
+    options that say what to run."""
+    parser.add_argument("--config", required=needed == _NAMED, help=help)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.usage = f"{parser.prog} --config NAME_OR_FILE [--config.FIELD=VALUE …] [options]"
+    parser.usage = f"{parser.prog} {needed} [--config.FIELD=VALUE …] [options]"
     parser.epilog = f"{_SETTINGS}\n\n{examples}"
 
 
@@ -147,11 +169,15 @@ def _several(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
-    _config(
-        parser, "a shipped config (demo), or a file; NAME:key=value,… for choices", _RUN_EXAMPLES
-    )
+    what = "a shipped config (demo), a file, or config.json of a run; NAME:key=value,… for choices"
+    _config(parser, what, _RUN_EXAMPLES, f"({_NAMED} | {_OWN})")
     _workdir(parser, "where results go; chosen and printed if left out", required=False)
     add = parser.add_argument
+    add("--model", help="without --config: a Hugging Face folder or hub id, to train with G2D")
+    what = "what it is trained and evaluated on, as data.train.path; split into train, dev, test"
+    add("--problems", metavar="FILE", help=what)
+    asked = "how it is asked: paper, plain or a text with {problem}; default: paper, if it can chat"
+    add("--template", help=asked)
     add("--until", help="stop after this stage")
     dry = "check all that a run would; show changed settings, prompts, the reward"
     add("--dry-run", action="store_true", help=dry)

@@ -17,8 +17,9 @@ from inspect import signature
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from g2d_jax import recipes
 from g2d_jax.arguments import parse
-from g2d_jax.config import Config
+from g2d_jax.config import Config, places
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime import failures, flags, processes, terminal
 
@@ -126,7 +127,21 @@ def _of_a_run(arguments: argparse.Namespace, overrides: list[str], instead: str)
     return config
 
 
+def _own(arguments: argparse.Namespace) -> ConfigDict:
+    """Return the recipe for --model and --problems. Raises ValueError where either is not there."""
+    from g2d_jax.models import decoder, hf
+
+    problems = places.decided(arguments.problems, "problems", places.here())
+    if reason := places.missing(problems, "problems"):
+        raise ValueError(f"--problems: {reason}")
+    shape = hf.read_config(hf.resolve(arguments.model))
+    size = decoder.count_params(shape)
+    return recipes.own(arguments.model, problems, arguments.template, size)
+
+
 def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    if is_own := arguments.config is None:
+        arguments.config = _own(arguments)
     if arguments.profile:
         overrides = [*overrides, f"config.logging.profile={arguments.profile}"]
     config = _of_a_run(arguments, overrides, f"g2d sweep --config {arguments.config} --workdir DIR")
@@ -143,6 +158,8 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         _print(f"work directory: {workdir}")
         if not arguments.workdir:
             _print(f"to continue this run, add: --workdir {workdir}")
+        if is_own:
+            _print(f"its settings, also for another run: --config {workdir}/config.json")
     pipeline.run(Config.of(config), workdir, until=arguments.until)
 
 

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import config as schema
@@ -38,13 +39,14 @@ from g2d_jax.config.io import (
     typed,
 )
 from g2d_jax.config.section import editable
+from g2d_jax.workdir import read_settings
 
 _UNSET = ("none", "null")
 
 
-def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
-    """Return the locked config of a file ("my/cfg.py") or shipped name ("demo"), with
-    "NAME:key=value,…" for choices.
+def resolve(spec: str | ConfigDict, overrides: Sequence[str] = ()) -> ConfigDict:
+    """Return the locked config of a file ("my/cfg.py", "runs/a/config.json") or shipped name
+    ("demo"), with "NAME:key=value,…" for choices, or of a recipe.
 
     overrides: "config.stages.warmup.steps=40", or without "config."; typed by the field. Later ones
     win.
@@ -53,8 +55,7 @@ def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     the config's is noted as such, in reward.folder. Raises ValueError for an unknown config,
     choice, field or a wrong type, with the valid names and a suggestion.
     """
-    path, arg = locate(spec)
-    values = _recipe(path, arg) if isinstance(path, str) else _call(path, arg)
+    path, values = _read(spec)
     try:
         config = from_dict(values)
     except ValueError as error:
@@ -95,6 +96,18 @@ def shipped() -> dict[str, Path | str]:
     return dict(sorted(configs.items()))
 
 
+def _read(spec: str | ConfigDict) -> tuple[Path | str, dict[str, Any]]:
+    """Return the file or the name that a spec means, and its settings."""
+    if isinstance(spec, ConfigDict):
+        return str(spec.name), dict(spec.to_dict())
+    path, arg = locate(spec)
+    if isinstance(path, str):
+        return path, _recipe(path, arg)
+    if path.suffix == ".json":
+        return path, dict(read_settings(epath.Path(path.parent)).to_dict())
+    return path, _call(path, arg)
+
+
 def locate(spec: str) -> tuple[Path | str, str]:
     """Return a spec's config file, absolute, or the name of a recipe, and the text after its colon
     ("" if none). Raises ValueError if unknown.
@@ -102,8 +115,8 @@ def locate(spec: str) -> tuple[Path | str, str]:
     A file that is a link keeps its own place: what it names is relative to the folder of the path
     that was given.
     """
-    if match := re.fullmatch(r"(.+?\.py)(?::(.*))?", spec):
-        path, arg = Path(match[1]).expanduser(), match[2] or ""
+    if match := re.fullmatch(r"(.+?\.py)(?::(.*))?|(?:.*/)?config\.json", spec):
+        path, arg = Path(match[1] or spec).expanduser(), match[2] or ""
         if not path.is_file():
             raise ValueError(
                 f"no config file {path.absolute()}; shipped configs are {listed(shipped())}"

@@ -23,21 +23,21 @@ from g2d_jax.config.graph import Plan, plan
 from g2d_jax.config.policy_name import own_stage
 from g2d_jax.data.tokenizer import THINKING
 from g2d_jax.models.decoder import count_params, count_trained
-from g2d_jax.models.kernels import platform_of
 from g2d_jax.records import Problem, Verdict
 from g2d_jax.rewards.extract import in_form
-from g2d_jax.rewards.verify import reading
 from g2d_jax.rollouts.ahead import schedule
 from g2d_jax.rollouts.generate import graded_texts, opening_thoughts
 from g2d_jax.run_stages import check_models, refuse_unused, require_packages
-from g2d_jax.runtime import flags, memory, precision, storage
+from g2d_jax.runtime import flags, precision, storage
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs, kept_inputs
 from g2d_jax.session.answers import (
+    SHOWN,
     forms_asked_for,
     is_read_by_rule,
     problems_of,
     read_by_rule,
+    show_problem,
     warn_of_answers,
 )
 from g2d_jax.session.problems import table
@@ -45,8 +45,6 @@ from g2d_jax.session.session import Session
 from g2d_jax.session.training_memory import kept
 from g2d_jax.stages import alerts
 from g2d_jax.workdir import absolute, has_begun, require_same_run
-
-SHOWN = 2  # problems that are shown in full
 
 
 def show(
@@ -83,7 +81,7 @@ def show(
             for sentence in session.tokenizer.template.differences():
                 tracker.say(f"the chat template, as it is used here and exported: {sentence}")
             tracker.say(f"tokens that end a response: {session.tokenizer.ends()}")
-            _show_memory(session)
+            host_memory.show(session)
             tracker.table(
                 "problems",
                 ["task", "split", "source", "count"],
@@ -92,7 +90,7 @@ def show(
             for task in session.config.all_tasks:
                 problems = problems_of(session, task)
                 for problem in problems[:SHOWN]:
-                    _show_problem(session, problem)
+                    show_problem(session, problem)
                 _try_reward(session, task, problems)
             warn_of_answers(session)
             chosen = [f"over {what}: {kernel}" for what, kernel in session.kernels.items()]
@@ -148,47 +146,6 @@ def _show_stages(session: Session, order: Plan, place: epath.Path) -> None:
         if has_begun(place):
             found = kept(place, session.sampling.devices.told)
         session.tracker.say(f"training: {found or session.micro}")
-
-
-def _show_memory(session: Session) -> None:
-    """Print the memory that each stage will need where the devices are this machine's
-    processors."""
-    if platform_of(session.mesh) != "cpu":
-        return  # whose own `g2d plan` knows by compiling
-    found = list(host_memory.estimates(session))
-    most = memory.limit()
-    rows = [
-        [estimate.stage, estimate.program, f"{estimate.size / memory.GIB:.1f}"]
-        for estimate in found
-    ]
-    session.tracker.table("host memory, estimated", ["stage", "fullest program", "GiB"], rows)
-    if most is not None:
-        session.tracker.say(f"this machine has {most / memory.GIB:.1f} GiB")
-    largest = max((estimate.size for estimate in found), default=0)
-    if most is not None and largest > most:
-        session.tracker.say(
-            f"WARNING: the run needs about {largest / memory.GIB:.1f} GiB of memory, and "
-            f"{most / memory.GIB:.1f} are here: the system will end it. To try: lora.rank, a "
-            "smaller "
-            "compute.microbatch_tokens or compute.max_num_seqs, a smaller model, a larger machine"
-        )
-
-
-def _show_problem(session: Session, problem: Problem) -> None:
-    """Print the prompt as the model reads it, and the reference answer as it was parsed."""
-    prompt = session.tokenizer.encode_prompt(problem)
-    answer = "there is no reference answer"
-    if problem.answer is not None:
-        answer = f"reference answer: {problem.answer}"
-    reward = session.config.all_tasks[problem.task].reward
-    if problem.answer is not None and reward.function == "verify":
-        answer += f", read as {reading(problem.answer)}"
-    task = f", task {problem.task}" if len(session.config.all_tasks) > 1 else ""
-    lines = session.tokenizer.decode_raw(prompt).splitlines()
-    session.tracker.say(
-        "\n  | ".join([f"problem {problem.id}{task}, a prompt of {len(prompt)} tokens:", *lines])
-        + f"\n  {answer}"
-    )
 
 
 def _trials(

@@ -16,6 +16,8 @@ from g2d_jax import mesh as meshes
 from g2d_jax import stages as stage_modules
 from g2d_jax.config.graph import plan
 from g2d_jax.losses.logprobs import chunk_of
+from g2d_jax.models.kernels import platform_of
+from g2d_jax.runtime import memory
 from g2d_jax.runtime.memory import GIB
 from g2d_jax.session.program import Program
 from g2d_jax.session.session import Session
@@ -60,6 +62,27 @@ def estimates(session: Session) -> Iterator[Estimate]:
         fullest = max(programs, key=lambda program: _size(session, program))
         size = _size(session, fullest)
         yield Estimate(name, fullest.name, int(PROCESS + here * size))
+
+
+def show(session: Session) -> None:
+    """Print the memory that each stage will need where the devices are this machine's
+    processors."""
+    if platform_of(session.mesh) != "cpu":
+        return  # whose own `g2d plan` knows by compiling
+    found = list(estimates(session))
+    most = memory.limit()
+    rows = [[estimate.stage, estimate.program, f"{estimate.size / GIB:.1f}"] for estimate in found]
+    session.tracker.table("host memory, estimated", ["stage", "fullest program", "GiB"], rows)
+    if most is not None:
+        session.tracker.say(f"this machine has {most / GIB:.1f} GiB")
+    largest = max((estimate.size for estimate in found), default=0)
+    if most is not None and largest > most:
+        session.tracker.say(
+            f"WARNING: the run needs about {largest / GIB:.1f} GiB of memory, and "
+            f"{most / GIB:.1f} are here: the system will end it. To try: lora.rank, a "
+            "smaller "
+            "compute.microbatch_tokens or compute.max_num_seqs, a smaller model, a larger machine"
+        )
 
 
 def _samples(program: Program) -> bool:

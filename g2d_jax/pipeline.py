@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from etils import epath
 from ml_collections import ConfigDict
 
+from g2d_jax import host_memory
 from g2d_jax.config import Config, places
 from g2d_jax.config.io import to_dict
 from g2d_jax.rewards.functions import RewardFunction
@@ -32,7 +33,7 @@ from g2d_jax.run_stages import (
 )
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.workdir import absolute
+from g2d_jax.workdir import absolute, has_begun
 
 if TYPE_CHECKING:
     from g2d_jax.report.result import Result
@@ -71,6 +72,8 @@ def run(
     with open_session(settings, order, folder, until or "", reward, objectives or {}) as session:
         names = order.until(until)
         compile_ahead(session, names)
+        if not processes.on_leader(lambda: has_begun(folder)):
+            host_memory.show(session)
         manifests = {}
         with _followed(session):
             for name in names:

@@ -1,6 +1,7 @@
 """All hyper-parameters of the recipes for real models, in one place, with their sources.
 
     "qwen2.5-7b:lora=32"     ─► recipe(name, arg) ─► a run of G2D, or of GRPO alone
+    --model, --problems      ─► own(model, problems, …) ─► a run of G2D
     configs/sweep-k.py       ─► the same over K
     configs/bridging-*.py    ─► maths(), adam(), as_published(), … with the stages of that paper's rows
 
@@ -14,6 +15,7 @@ missing. "chosen": neither paper's. Bridging's code: its authors' recipe as publ
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,6 +47,10 @@ GRPO_STEPS = 4
 DEV = 500  # chosen: held-out training problems, to choose settings by
 SAMPLES = 4  # chosen: responses to a test problem, besides a greedy one
 NUMINAMATH_TEST = 1980  # Bridging, 3.2
+K = 150  # G2D's of Qwen2.5-7B, for a user's own model chosen
+# chosen: parameters of a user's own model, between SmolLM2's 135M and the smallest model of MODELS.
+# Below it a run is one that a laptop's processor can do
+SMALL = 400_000_000
 
 
 @dataclass(frozen=True)
@@ -184,6 +190,46 @@ def recipe(name: str, arg: str) -> ConfigDict:
     else:
         _grpo(config, chosen)
     return config
+
+
+def own(model: str, problems: str, template: str | None, parameters: int) -> ConfigDict:
+    """Build the run of G2D of a user's own model, which has so many parameters, on a source of
+    problems, which is split into train, dev and test by id hash.
+
+    template: as of tokenizer.prompt_template. None: Bridging's prompt, and only in the chat template
+    of a model that has one. Below SMALL parameters batches, lengths and rates are others (`_small`).
+    """
+    config = maths(model, problems, problems)
+    config.name = f"{PurePath(model).name}-g2d"
+    config.data.test.update(path=config.data.train.path, split="test")
+    for split in ("train", "dev", "test"):
+        config.data[split].on_error = "raise"  # a file of the user's own, who can mend it
+    if template is None:
+        config.tokenizer.chat = True
+    else:
+        config.tokenizer.prompt_template = template
+    _g2d(config, SimpleNamespace(k=K, length=RESPONSE, lora=0, moments="float32"))
+    if parameters < SMALL:
+        _small(config)
+    return config
+
+
+def _small(config: ConfigDict) -> None:
+    """Give a run of G2D the numbers of configs/smollm2.py, which were tried on a model of 135M
+    parameters; lengths are chosen, for worked answers in words."""
+    stages = config.stages
+    config.dtype = "float32"
+    config.reward.workers = 2
+    config.compute.max_num_seqs = 64  # else all at once: 12 GiB of memory
+    config.data.max_prompt_length = 512
+    config.data.test.limit = 128
+    stages.warmup.update(steps=10, prompts_per_step=8, beta=0.0)
+    stages.warmup.optimizer = settings.optimizer(1e-5)
+    stages.collect.update(prompts=256, max_pairs=96)
+    stages.dpo.batch_size = 8
+    stages.dpo.optimizer = settings.optimizer(5e-6, schedule="cosine", warmup_steps=1)
+    for name in ("warmup", "collect", "evaluate"):
+        stages[name].sampling.max_new_tokens = 256
 
 
 def _g2d(config: ConfigDict, chosen: SimpleNamespace) -> None:

@@ -128,6 +128,27 @@ def settings_of(workdir: epath.Path, content: Mapping[str, Any]) -> tuple[Config
     return config, places.follow(config, was, str(absolute(workdir)))
 
 
+def read_settings(workdir: epath.Path) -> ConfigDict:
+    """Read the settings that a work directory was started with.
+
+    Raises ValueError if it holds no run, or settings of another version.
+    """
+    file = workdir / "config.json"
+    if not file.exists():
+        raise no_run(workdir)
+    content = storage.read_json(file)
+    if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
+        raise ValueError(f"{file} is not the settings of a run")
+    try:
+        config, _ = settings_of(workdir, content)
+    except ValueError as error:
+        raise ValueError(f"{file}, written by version {content.get('version')}: {error}") from error
+    # A work directory that came from elsewhere must not name code to run.
+    for section in (config, *config.tasks.values()):
+        section.reward.folder = None
+    return config
+
+
 def where_to_look(workdir: epath.Path, content: Mapping[str, Any]) -> str:
     """Say what to do about files that a work directory's settings name and that are gone; "" if
     nothing is known."""

@@ -155,7 +155,7 @@ def test_dry_run_tries_the_form_that_the_prompt_shows(
     settings = [*settings, "--config.reward.function=verify", f"--config.tokenizer.path={tmp_path}"]
     settings.append("--config.data.max_prompt_length=32")
     shown = g2d("run", "--config", TINY, "--dry-run", *settings)
-    assert len(re.findall(paid, shown)) == 2, shown
+    assert len(re.findall(paid, shown)) == 3, shown
     assert ("WARNING" in shown) == (warned is not None)
     assert warned is None or warned in shown
 
@@ -509,7 +509,7 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     answers = re.findall(
         r"a prompt of \d+ tokens:\n  \| [-+*\d]+=\?\n  reference answer: (-?\d+)\n", shown
     )
-    assert len(answers) == 2 and all(
+    assert len(answers) == 3 and all(
         f"| right | \\boxed{{{answer}}}" in shown for answer in answers
     )
     # tiny.py's reward is no verifier
@@ -558,11 +558,11 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
         "init, warmup@2",
     ]
     assert (
-        len(re.findall(r"\| right \| \S+ +\| +1.0 \| correct", shown)) == 2
+        len(re.findall(r"\| right \| \S+ +\| +1.0 \| correct", shown)) == 3
         and "warning" not in shown
     )
-    assert len(re.findall(r"\| wrong \| \S+ +\| +0.0 \| incorrect", shown)) == 2
-    assert len(re.findall(r"reference answer: (-?\d+), read as the number \1\n", shown)) == 2
+    assert len(re.findall(r"\| wrong \| \S+ +\| +0.0 \| incorrect", shown)) == 3
+    assert len(re.findall(r"reference answer: (-?\d+), read as the number \1\n", shown)) == 3
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,14 @@ from g2d_jax.runtime import flags, precision, processes, program_cache, storage
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session.problems import SPLITS
 from g2d_jax.session.session import Session
-from g2d_jax.workdir import absolute, no_run, settings_of, stage_folders, stage_steps, where_to_look
+from g2d_jax.workdir import (
+    absolute,
+    read_settings,
+    settings_of,
+    stage_folders,
+    stage_steps,
+    where_to_look,
+)
 
 
 def read_config(workdir: epath.Path) -> Config:
@@ -28,20 +35,7 @@ def read_config(workdir: epath.Path) -> Config:
 
     Raises ValueError if it holds no run, or settings of another version.
     """
-    file = workdir / "config.json"
-    if not file.exists():
-        raise no_run(workdir)
-    content = storage.read_json(file)
-    if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
-        raise ValueError(f"{file} is not the settings of a run")
-    try:
-        config, _ = settings_of(workdir, content)
-    except ValueError as error:
-        raise ValueError(f"{file}, written by version {content.get('version')}: {error}") from error
-    # A work directory that came from elsewhere must not name code to run.
-    for section in (config, *config.tasks.values()):
-        section.reward.folder = None
-    return Config.of(config)
+    return Config.of(read_settings(workdir))
 
 
 def not_at_hand(**_: Any) -> list[float | None]:

@@ -146,8 +146,9 @@ class Template:
         has_template = bool(tokenizer.chat_template)
         if settings.chat and not has_template:
             raise ValueError(
-                "chat=True needs a tokenizer with a chat template and this one has none: set "
-                "chat=None"
+                "tokenizer.chat is True, and the model has no chat template: say how to ask with "
+                "--template paper, or a text with {problem} in it; in a config leave "
+                "tokenizer.chat unset and set tokenizer.prompt_template"
             )
         self.is_chat: bool = has_template and settings.chat is not False
         if not self.is_chat and settings.system not in (None, DEFAULT_SYSTEM):

@@ -9,9 +9,13 @@ from g2d_jax.data.template import PLACEHOLDER
 from g2d_jax.records import Problem
 from g2d_jax.rewards.extract import in_form
 from g2d_jax.rewards.forms import Form, asked_for, readers
+from g2d_jax.rewards.verify import reading
 from g2d_jax.runtime.terminal import shortened
 from g2d_jax.session.session import Session
 from g2d_jax.session.tokenizers import stop_strings
+
+SHOWN = 3
+"""Problems that are shown in full, as the model reads them."""
 
 
 def warn_of_answers(session: Session) -> None:
@@ -53,6 +57,23 @@ def problems_of(session: Session, task: str) -> list[Problem]:
         if problems:
             return problems
     return []
+
+
+def show_problem(session: Session, problem: Problem) -> None:
+    """Print the prompt as the model reads it, and the reference answer as it was parsed."""
+    prompt = session.tokenizer.encode_prompt(problem)
+    answer = "there is no reference answer"
+    if problem.answer is not None:
+        answer = f"reference answer: {problem.answer}"
+    reward = session.config.all_tasks[problem.task].reward
+    if problem.answer is not None and reward.function == "verify":
+        answer += f", read as {reading(problem.answer)}"
+    task = f", task {problem.task}" if len(session.config.all_tasks) > 1 else ""
+    lines = session.tokenizer.decode_raw(prompt).splitlines()
+    session.tracker.say(
+        "\n  | ".join([f"problem {problem.id}{task}, a prompt of {len(prompt)} tokens:", *lines])
+        + f"\n  {answer}"
+    )
 
 
 def _instruction(session: Session, problem: Problem) -> str:

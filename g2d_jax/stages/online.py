@@ -14,6 +14,7 @@ from typing import Any, assert_never
 import numpy as np
 
 from g2d_jax.config import Online
+from g2d_jax.config.policy_name import INIT
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import lora
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict, indices_by_task, pick
@@ -37,6 +38,8 @@ from g2d_jax.rollouts.generate import (
 )
 from g2d_jax.rollouts.programs import sampling_programs
 from g2d_jax.rollouts.workload import workload_of
+from g2d_jax.runtime import memory
+from g2d_jax.session.answers import SHOWN, show_problem
 from g2d_jax.session.problems import train_order
 from g2d_jax.session.program import Program
 from g2d_jax.session.row_shapes import RowShape, choose_row_length
@@ -90,6 +93,8 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
                 if trainer.logs(trainer.step + 1):
                     metrics |= generation
                     generation = {}
+                if trainer.step == 0 and stage.policy == INIT:
+                    _show_first(session, train_batch)
                 # Launches this update, and logs the one before, whose metrics are ready by now.
                 trainer.update(train_batch.batch.groups, metrics)
             # Before the checkpoint, which has the alerts and the end that these record.
@@ -287,6 +292,30 @@ def _describe(train_batch: TrainBatch) -> dict[str, float]:
             for key, value in describe(pick(train_batch.groups, indices)).items():
                 metrics[f"tasks/{task}/{key}"] = value
     return metrics
+
+
+def _show_first(session: Session, train_batch: TrainBatch) -> None:
+    """Show what the untrained model is asked, an answer to each prompt with its grade, and the most
+    memory so far."""
+    say = session.tracker.say
+    for (problem, _), (row, *_) in zip(
+        train_batch.draws[:SHOWN], train_batch.groups[:SHOWN], strict=True
+    ):
+        show_problem(session, problem)
+        grade = row.score.verdict.value
+        if row.score.reward is not None:
+            grade = f"reward {row.score.reward:g}, {grade}"
+        head = f"  an answer of {row.rollout.length} tokens: {grade}"
+        say("\n  | ".join([head, *row.text.splitlines()]))
+    sizes = {"host": (session.peak.read() if session.peak else 0, memory.limit())}
+    for device in session.mesh.local_devices[:1]:
+        told = device.memory_stats() or {}
+        sizes["a device"] = told.get("peak_bytes_in_use", 0), told.get("bytes_limit")
+    for where, (size, limit) in sizes.items():
+        if size and limit:
+            say(
+                f"memory before the first update, {where}: {size / memory.GIB:.1f} of {limit / memory.GIB:.1f} GiB"
+            )
 
 
 def _log_samples(trainer: Trainer, train_batch: TrainBatch) -> None:
