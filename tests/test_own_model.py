@@ -148,7 +148,7 @@ def test_what_is_not_there_is_named_before_any_work(folder: Path, tmp_path: Path
     assert f"--problems: there is no {gone}/p.jsonl\n" in g2d(*run, status=1)
     run = ("run", "--model", gone, "--problems", folder / "problems.jsonl", *work)
     assert f"model: there is no folder {gone}\n" in g2d(*run, status=1)
-    with pytest.raises(ValueError, match="no config file .*/gone/config.json"):
+    with pytest.raises(ValueError, match=r"no config file .*/gone/config\.json"):
         resolve(str(gone / "config.json"))
     assert list(tmp_path.iterdir()) == []
 

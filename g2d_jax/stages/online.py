@@ -307,10 +307,11 @@ def _show_first(session: Session, train_batch: TrainBatch) -> None:
             grade = f"reward {row.score.reward:g}, {grade}"
         head = f"  an answer of {row.rollout.length} tokens: {grade}"
         say("\n  | ".join([head, *row.text.splitlines()]))
-    sizes = {"host": (session.peak.read() if session.peak else 0, memory.limit())}
-    for device in session.mesh.local_devices[:1]:
-        told = device.memory_stats() or {}
-        sizes["a device"] = told.get("peak_bytes_in_use", 0), told.get("bytes_limit")
+    device = session.mesh.local_devices[0].memory_stats() or {}
+    sizes = {
+        "host": (session.peak and session.peak.read(), memory.limit()),
+        "device": (device.get("peak_bytes_in_use"), device.get("bytes_limit")),
+    }
     for where, (size, limit) in sizes.items():
         if size and limit:
             say(
