@@ -93,7 +93,7 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
                 if trainer.logs(trainer.step + 1):
                     metrics |= generation
                     generation = {}
-                if trainer.step == 0 and stage.policy == INIT:
+                if not trainer.step and stage.policy == INIT and external is None:
                     _show_first(session, train_batch)
                 # Launches this update, and logs the one before, whose metrics are ready by now.
                 trainer.update(train_batch.batch.groups, metrics)
