@@ -138,8 +138,7 @@ FEW_SHOT = "--config.tokenizer.prompt_template=1+1=?2####2{problem}"
         (
             [FEW_SHOT, "--config.reward.answers=last_line"],
             r"\| right, as asked \| #### -?\d+ +\| +0.0 \| no_answer",
-            "asks for #### x, where main reads answers by the rule 'last_line', by which that is "
-            "none: let "
+            "asks for #### x, where main reads answers by the rule 'last_line': let "
             "tokenizer.prompt_template, or the data's prompts, ask for Answer: x, or set "
             "reward.answers='boxed' or "
             "'hash'",

@@ -243,7 +243,7 @@ def test_it_is_said_which_examples_are_not_used(config, tmp_path, opened, capsys
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config.stages.sft.data.update(path=str(file), on_error="skip", limit=None)
     session = opened(config, tmp_path)
-    found, counts = sft.examples(session, "sft", session.config.stage("sft", Sft))
+    found, counts, _ = sft.examples(session, "sft", session.config.stage("sft", Sft))
     assert len(found) == 1
     left_out = {"duplicates": 1, "broken": 1, "overlap": 1, "too_long": 0, "unclosed": 0}
     assert counts == {"examples": 1, **left_out}
