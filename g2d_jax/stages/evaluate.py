@@ -102,7 +102,7 @@ def evaluate_policy(
 
     Its figures of accuracy are over the problems whose task knows right and wrong, and None where
     no task does. "tasks" has the results of each task (see `task_results`), where there are several
-    or one whose reward is not verifiable.
+    or one whose reward is not verifiable; else "reward" is the mean reward.
     """
     folder = session.evaluated.get(policy, session.folders[name]) / "rollouts"
     # completions of another stage were paid for there
@@ -170,7 +170,7 @@ def _tasks(
 ) -> dict[str, Any]:
     tasks = task_results(problems, groups, session.config.verifiable)
     if len(tasks) == 1 and _judged(session, problems):
-        return {}
+        return {"reward": next(iter(tasks.values()))["reward"]}
     greedily = {} if greedy is None else task_results(problems, greedy, session.config.verifiable)
     for task, row in tasks.items():
         row["greedy"] = greedily.get(task, {}).get("reward")

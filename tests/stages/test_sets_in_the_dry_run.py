@@ -158,3 +158,16 @@ def test_a_prompt_that_asks_for_no_form_is_warned_of_without_demonstrations(
     written(tmp_path / "train.jsonl", [{"problem": r"1+1=? Use \boxed{}.", "answer": "2"}])
     dryrun.show(several)
     assert "asks for no form" not in capsys.readouterr().out
+
+
+def test_what_counts_as_correct_is_said_of_a_function(
+    several: ConfigDict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "near.py").write_text(
+        "def reward(completions, **_):\n    return [0.42 for text in completions]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    only(several, "sft")
+    several.reward.update(function="near:reward", correct_above=0.4)
+    dryrun.show(several)
+    assert "correct, also in pairs, is above reward.correct_above=0.4" in capsys.readouterr().out
