@@ -123,8 +123,8 @@ def test_a_run_leaves_its_results_and_status_tells_how_far_each_stage_is(
     said = g2d("status", begun)
     assert "|\ncollect last stopped with: no preference pair\nfrom 8 prompts\n" in said
     assert said.endswith(
-        "no process works on it: the same command with the same --workdir continues, once the cause "
-        "is fixed. A config that would give another result needs another --workdir\n"
+        "no process works on it: the same command with the same --workdir continues, once you have "
+        "fixed the cause. Other settings need another --workdir\n"
     )
 
 

@@ -161,7 +161,10 @@ def test_a_prompt_that_asks_for_no_form_is_warned_of_without_demonstrations(
 
 
 def test_what_counts_as_correct_is_said_of_a_function(
-    several: ConfigDict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    several: ConfigDict,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "near.py").write_text(
         "def reward(completions, **_):\n    return [0.42 for text in completions]\n"
