@@ -113,6 +113,8 @@ def locate(spec: str) -> tuple[Path | str, str]:
     configs = shipped()
     if name not in configs:
         hint = suggest(name, configs) or "; a config file's name ends in .py"
+        if Path(f"{name}.py").expanduser().is_file():
+            hint = f", did you mean {name}.py?"
         raise ValueError(f"unknown config {name!r}{hint}; shipped configs are {listed(configs)}")
     return configs[name], arg
 

@@ -36,6 +36,7 @@ from g2d_jax.data import arithmetic
 from g2d_jax.records import Problem, Rollout
 from g2d_jax.report.read import read_run
 from g2d_jax.report.run import state
+from g2d_jax.rewards.functions import load_reward
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import LOCK, holder, try_lock
@@ -849,12 +850,12 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, g2d: G2D) -> None:
     (tmp_path / "file").touch()
     places = {
         f"{tmp_path}/file": (
-            f"'{tmp_path}/file'; a folder is needed where a file is: choose another one"
+            f"cannot create the folder: File exists: '{tmp_path}/file'; a file is there: choose another"
         ),
         # nobody makes a folder there, not even root
         "/sys/g2d": "'/sys/g2d'; .*choose a(nother)? folder",
         "/proc/g2d/work": (
-            "cannot lock: No such file or directory: '/proc/g2d/work'; check the path, or choose"
+            "cannot create the folder: No such file or directory: '/proc/g2d/work'; check the path, or choose"
         ),
     }
     for place, message in places.items():
@@ -1344,3 +1345,24 @@ fail()
 )
 def test_worked_examples_of_a_template(pattern: str, is_chat: bool, responses: list[str]) -> None:
     assert worked_examples(pattern, is_chat) == responses
+
+
+def test_a_reward_that_a_work_directory_names_comes_with_the_folder_to_give(tmp_path: Path) -> None:
+    config = resolve(TINY, ["reward.function=own_reward_of_a_run:exact"])
+    config.reward.folder = str(tmp_path / "my code")
+    write_settings(Config.of(config), epath.Path(tmp_path))
+    assert commands.read_config(epath.Path(tmp_path)).reward.folder is None
+    with pytest.raises(ValueError, match=f"PYTHONPATH='{tmp_path}/my code' g2d "):
+        load_reward("own_reward_of_a_run:exact")
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [("--dryrun", ", did you mean --dry-run?"), ("--seed=3", "; settings are written --config.")],
+)
+def test_an_option_that_there_is_not(
+    typed: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.parse(["run", "--config", "demo", typed])
+    assert f"unknown argument {typed!r}{hint}" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from g2d_jax.config import BestCheckpoint, Config, Mesh, places, prefix_of, sett
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.mesh import make_mesh, slices
+from g2d_jax.rewards import functions
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime import flags, precision, processes, program_cache, storage
 from g2d_jax.runtime.tracking import Tracker
@@ -40,7 +41,10 @@ def read_config(workdir: epath.Path) -> Config:
         raise ValueError(f"{file}, written by version {content.get('version')}: {error}") from error
     # A work directory that came from elsewhere must not name code to run.
     for section in (config, *config.tasks.values()):
-        section.reward.folder = None
+        reward = section.reward
+        if reward.folder is not None:
+            functions.not_imported[reward.function] = reward.folder
+        reward.folder = None
     return Config.of(config)
 
 

@@ -53,7 +53,8 @@ def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
     write_problems(session.folders[name], problems)
     alerts.say(session, name, 0, alerts_ahead(session, name, stage), warnings)
     total = len(problems) * len(stage.policies)
-    with session.track_cost(cost), session.tracker.progress(name, total) as bar:
+    label = name if name in session.config.stages else "evaluate"
+    with session.track_cost(cost), session.tracker.progress(label, total) as bar:
         for number, policy in enumerate(stage.policies, start=1):
             entry, answers[policy] = evaluate_policy(session, name, stage, policy, cost, bar)
             policies.append(entry)

@@ -16,6 +16,7 @@ from g2d_jax.data.packing import Group, Response
 from g2d_jax.data.splits import drop_overlap, problem_id
 from g2d_jax.losses import sft_weights
 from g2d_jax.records import Example
+from g2d_jax.runtime.terminal import counted
 from g2d_jax.session.answers import is_read_by_rule
 from g2d_jax.session.problems import described, tell
 from g2d_jax.session.problems import order as problem_order
@@ -122,8 +123,8 @@ def examples(
         )
     if overlap:
         session.tracker.say(
-            f"stages.{name}.data: {overlap} examples dropped, whose prompt asks a problem of dev or "
-            "test"
+            f"stages.{name}.data: {counted(overlap, 'example')} dropped, whose prompt asks a problem "
+            "of dev or test"
         )
     too_long = len(distinct) - len(unwritten) - len(fits)
     if too_long:

@@ -122,6 +122,12 @@ def test_missing_answers_are_counted_and_tried_with_a_function(
     with pytest.raises(RewardFailed, match="TypeError"):
         dryrun.show(several)
     assert "train: 2 of 10 problems have no reference answer" in capsys.readouterr().out
+    written(tmp_path / "train.jsonl", [{"problem": "1+1=?", "gold": "2"}])
+    with pytest.raises(RewardFailed, match="TypeError"):
+        dryrun.show(several)
+    said = capsys.readouterr().out
+    assert "train: 1 of 1 problems have no reference answer" in said
+    assert "none was found in answer, ground_truth" in said and "fields={'answer': NAME}" in said
 
 
 @pytest.mark.parametrize("form", ["The answer is {}.", r"\boxed{{{}}}"])
