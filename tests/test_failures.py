@@ -4,7 +4,6 @@ libraries."""
 from __future__ import annotations
 
 import errno
-import gc
 import logging
 import os
 import subprocess
@@ -176,22 +175,3 @@ def test_an_error_raised_from_none_has_nothing_to_do_with_the_one_before(
             raise KeyError("another")  # noqa: B904 (what was handled then is the context)
     except KeyError as error:
         assert failures.is_full(error) is told and bool(failures.line(error)) is told
-
-
-def test_ctrl_c_in_a_callback_of_foreign_code_prints_nothing(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next check raises it again."""
-    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
-    failures.hush()
-
-    def interrupted(phase: str, info: dict[str, int]) -> None:
-        raise kind
-
-    gc.callbacks.append(interrupted)
-    try:
-        for kind in (KeyboardInterrupt, LookupError):
-            gc.collect()
-            assert ("LookupError" in capfd.readouterr().err) == (kind is LookupError)
-    finally:
-        gc.callbacks.remove(interrupted)
