@@ -43,7 +43,8 @@ def read_config(workdir: epath.Path) -> Config:
     for section in (config, *config.tasks.values()):
         reward = section.reward
         if reward.folder is not None:
-            functions.not_imported[reward.function] = reward.folder
+            named = (reward.function, *reward.functions)
+            functions.not_imported |= dict.fromkeys(named, reward.folder)
         reward.folder = None
     return Config.of(config)
 

@@ -179,4 +179,4 @@ def test_what_counts_as_correct_is_said_of_a_function(
     only(several, "sft")
     several.reward.update(function="near:reward", correct_above=0.4)
     dryrun.show(several)
-    assert "correct, also in pairs, is above reward.correct_above=0.4" in capsys.readouterr().out
+    assert "what near:reward scores above reward.correct_above=0.4" in capsys.readouterr().out
