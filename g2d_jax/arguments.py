@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from g2d_jax import __version__
+from g2d_jax.config.io import suggest
 from g2d_jax.config_load import take_apart
 from g2d_jax.records import AnswerRule
 
@@ -42,8 +43,11 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if "place" in arguments and not options:
         unknown = _take_workdir(arguments, unknown)
     if unknown:
-        hint = "; settings are written --config.field=value" if takes_settings else ""
-        parser.error(f"unknown argument {[*options, *unknown][0]!r}{hint}")
+        first = [*options, *unknown][0]
+        hint = suggest(first, [f"--{name.replace('_', '-')}" for name in vars(arguments)])
+        if takes_settings and not hint:
+            hint = "; settings are written --config.field=value"
+        parser.error(f"unknown argument {first!r}{hint}")
     if arguments.command == "run":
         _require_settings(arguments)
     _expand_home(arguments)

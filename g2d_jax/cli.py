@@ -99,7 +99,7 @@ def _exited(error: SystemExit) -> str:
     last = traceback.extract_tb(error.__traceback__)[-1]
     return (
         f"{last.filename}, line {last.lineno}, in {last.name}: SystemExit: {error}: code that a "
-        f"command calls must return or raise an exception. Mend it, and for a run {processes.AGAIN}"
+        f"command calls must return or raise an exception. Fix it, and for a run {processes.AGAIN}"
     )
 
 

@@ -104,7 +104,7 @@ def _read(spec: str | ConfigDict) -> tuple[Path | str, dict[str, Any]]:
     if isinstance(path, str):
         return path, _recipe(path, arg)
     if path.suffix == ".json":
-        return path, dict(read_settings(epath.Path(path.parent)).to_dict())
+        return path, dict(read_settings(epath.Path(path.parent))[0].to_dict())
     return path, _call(path, arg)
 
 
@@ -126,6 +126,8 @@ def locate(spec: str) -> tuple[Path | str, str]:
     configs = shipped()
     if name not in configs:
         hint = suggest(name, configs) or "; a config file's name ends in .py"
+        if Path(f"{name}.py").expanduser().is_file():
+            hint = f", did you mean {name}.py?"
         raise ValueError(f"unknown config {name!r}{hint}; shipped configs are {listed(configs)}")
     return configs[name], arg
 

@@ -210,6 +210,9 @@ def _try_reward(session: Session, task: str, problems: Sequence[Problem]) -> Non
         if score.verdict == unexpected:
             misjudged.append(f"a {kind} answer to {problem.id} ({score.reward:g})")
     title = f"the reward of {task}, tried; answers are read by the rule {reward.answers!r}"
+    if reward.is_function and session.config.verifiable[task]:
+        title += f"; correct, also in pairs, is what {reward.function} scores above "
+        title += f"reward.correct_above={reward.correct_above:g}"
     session.tracker.table(title, ["problem", "", "response", "reward", "verdict"], rows)
     alike = [
         problem.id

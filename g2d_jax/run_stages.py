@@ -36,7 +36,7 @@ from g2d_jax.session.answers import warn_of_answers
 from g2d_jax.session.policies import model_of, require_elsewhere
 from g2d_jax.session.problems import described, table
 from g2d_jax.session.program import compile_programs
-from g2d_jax.session.session import Session
+from g2d_jax.session.session import Session, StopRun
 from g2d_jax.session.training_memory import Micro, keep
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.workdir import (
@@ -314,13 +314,15 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
             session.writer.wait()
             held = max(processes.gather(peak.read()))
     except Exception as error:
-        session.tracker.error(name, without_secrets(str(error) or repr(error)))
-        if not isinstance(error, RewardFailed):
+        told = error
+        if isinstance(error, RewardFailed):
+            told = RewardFailed(f"{name}: {error}. Fix it, and {processes.AGAIN}: nothing is lost")
+        elif isinstance(error, StopRun):
+            told = StopRun(f"{error}. {processes.ANOTHER}")
+        session.tracker.error(name, without_secrets(str(told) or repr(told)))
+        if told is error:
             raise
-        raise RewardFailed(
-            f"stages.{name}: {error}. Mend it, and {processes.AGAIN}: nothing that was written "
-            "is lost"
-        ) from error
+        raise told from error
     made_from = {}
     for needed in order.inputs[name]:
         read = storage.finished(session.folders[needed]) or {}

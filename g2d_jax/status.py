@@ -115,13 +115,7 @@ def _run_status(workdir: epath.Path) -> bool:
             more = f", with {gibibytes(held)} of host memory, its children's too"
         screen.say(f"{owner} works on it now{more}")
     elif not (workdir / LINKS).exists() and any(stage.state != "done" for stage in states):
-        again = processes.AGAIN
-        if any(stage.remark for stage in states):
-            again += (
-                ", once the cause is fixed. A config that would give another result needs another "
-                "--workdir"
-            )
-        screen.say(f"no process works on it: {again}")
+        screen.say(processes.how_to_continue(" ".join(stage.remark for stage in states)))
     return any(stage.state.startswith("running") for stage in states)
 
 

@@ -128,8 +128,9 @@ def settings_of(workdir: epath.Path, content: Mapping[str, Any]) -> tuple[Config
     return config, places.follow(config, was, str(absolute(workdir)))
 
 
-def read_settings(workdir: epath.Path) -> ConfigDict:
-    """Read the settings that a work directory was started with.
+def read_settings(workdir: epath.Path) -> tuple[ConfigDict, dict[str, str]]:
+    """Read the settings that a work directory was started with, without the folders of reward
+    functions, since one from elsewhere must not name code to run; return these by function.
 
     Raises ValueError if it holds no run, or settings of another version.
     """
@@ -143,10 +144,13 @@ def read_settings(workdir: epath.Path) -> ConfigDict:
         config, _ = settings_of(workdir, content)
     except ValueError as error:
         raise ValueError(f"{file}, written by version {content.get('version')}: {error}") from error
-    # A work directory that came from elsewhere must not name code to run.
+    folders = {}
     for section in (config, *config.tasks.values()):
-        section.reward.folder = None
-    return config
+        reward = section.reward
+        if reward.folder is not None:
+            folders |= dict.fromkeys((reward.function, *reward.functions), reward.folder)
+        reward.folder = None
+    return config, folders
 
 
 def where_to_look(workdir: epath.Path, content: Mapping[str, Any]) -> str:

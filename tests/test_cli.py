@@ -36,6 +36,7 @@ from g2d_jax.data import arithmetic
 from g2d_jax.records import Problem, Rollout
 from g2d_jax.report.read import read_run
 from g2d_jax.report.run import state
+from g2d_jax.rewards.functions import load_reward
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import LOCK, holder, try_lock
@@ -123,8 +124,8 @@ def test_a_run_leaves_its_results_and_status_tells_how_far_each_stage_is(
     said = g2d("status", begun)
     assert "|\ncollect last stopped with: no preference pair\nfrom 8 prompts\n" in said
     assert said.endswith(
-        "no process works on it: the same command with the same --workdir continues, once the cause "
-        "is fixed. A config that would give another result needs another --workdir\n"
+        "no process works on it: the same command with the same --workdir continues, once you have "
+        "fixed the cause. Other settings need another --workdir\n"
     )
 
 
@@ -138,8 +139,7 @@ FEW_SHOT = "--config.tokenizer.prompt_template=1+1=?2####2{problem}"
         (
             [FEW_SHOT, "--config.reward.answers=last_line"],
             r"\| right, as asked \| #### -?\d+ +\| +0.0 \| no_answer",
-            "asks for #### x, where main reads answers by the rule 'last_line', by which that is "
-            "none: let "
+            "asks for #### x, where main reads answers by the rule 'last_line': let "
             "tokenizer.prompt_template, or the data's prompts, ask for Answer: x, or set "
             "reward.answers='boxed' or "
             "'hash'",
@@ -282,8 +282,8 @@ def test_without_a_workdir_one_is_chosen_and_the_run_can_stop_early(
 def test_ctrl_c_that_is_lost_in_a_callback_is_heard(
     tmp_path: Path, one_device: dict[str, str]
 ) -> None:
-    """Python prints and forgets what a callback of the garbage collector raises, and JAX has
-    one."""
+    """Python forgets what a callback of the garbage collector raises, and JAX has one. Its
+    traceback is not printed."""
     code = """
 import gc, os, signal, sys
 from g2d_jax import cli
@@ -302,10 +302,7 @@ sys.exit(cli.main(sys.argv[1:]))
         command, cwd=tmp_path, env=one_device, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 130, done.stderr
-    assert (
-        "Exception ignored" in done.stderr
-        and "the same command with the same --workdir continues" in done.stderr
-    )
+    assert done.stderr == ("g2d: interrupted; the same command with the same --workdir continues\n")
     assert not (tmp_path / "work" / "01-sft").exists()
 
 
@@ -850,12 +847,12 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, g2d: G2D) -> None:
     (tmp_path / "file").touch()
     places = {
         f"{tmp_path}/file": (
-            f"'{tmp_path}/file'; a folder is needed where a file is: choose another one"
+            f"cannot create the folder: File exists: '{tmp_path}/file'; a file is there: choose another"
         ),
         # nobody makes a folder there, not even root
         "/sys/g2d": "'/sys/g2d'; .*choose a(nother)? folder",
         "/proc/g2d/work": (
-            "cannot lock: No such file or directory: '/proc/g2d/work'; check the path, or choose"
+            "cannot create the folder: No such file or directory: '/proc/g2d/work'; check the path, or choose"
         ),
     }
     for place, message in places.items():
@@ -1345,3 +1342,24 @@ fail()
 )
 def test_worked_examples_of_a_template(pattern: str, is_chat: bool, responses: list[str]) -> None:
     assert worked_examples(pattern, is_chat) == responses
+
+
+def test_a_reward_that_a_work_directory_names_comes_with_the_folder_to_give(tmp_path: Path) -> None:
+    config = resolve(TINY, ["reward.function=own_reward_of_a_run:exact"])
+    config.reward.folder = str(tmp_path / "my code")
+    write_settings(Config.of(config), epath.Path(tmp_path))
+    assert commands.read_config(epath.Path(tmp_path)).reward.folder is None
+    with pytest.raises(ValueError, match=f"PYTHONPATH='{tmp_path}/my code' g2d "):
+        load_reward("own_reward_of_a_run:exact")
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [("--dryrun", ", did you mean --dry-run?"), ("--seed=3", "; settings are written --config.")],
+)
+def test_an_option_that_there_is_not(
+    typed: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.parse(["run", "--config", "demo", typed])
+    assert f"unknown argument {typed!r}{hint}" in capsys.readouterr().err

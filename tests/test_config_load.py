@@ -98,6 +98,7 @@ def test_shipped_configs_are_valid_and_survive_json(name):
             "my_file",
             r"unknown config 'my_file'; a config file's name ends in \.py; shipped configs are",
         ),
+        (str(ROOT / "tests" / "tiny"), r"tiny', did you mean /.*/tiny\.py\?; shipped configs are"),
         ("no/none.py", r"no config file .*/no/none\.py; shipped configs are "),
     ],
 )

@@ -10,19 +10,20 @@ import pytest
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import commands, pipeline, run_stages
+from g2d_jax import commands, pipeline, run_stages, status
 from g2d_jax import config as settings
 from g2d_jax.accounting import behind
 from g2d_jax.commands import evaluation
 from g2d_jax.config import Config, graph
 from g2d_jax.config.io import to_dict
 from g2d_jax.config_load import resolve
+from g2d_jax.report.run import write_run
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, read_metrics
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.row_shapes import choose_row_length
-from g2d_jax.session.session import Session
+from g2d_jax.session.session import Session, StopRun
 from g2d_jax.training import objectives
 from g2d_jax.workdir import claim
 
@@ -455,3 +456,25 @@ def test_a_loss_from_python_that_changed_between_two_runs_is_the_new_one_in_the_
         pipeline.run(config, folder, objectives={"sft": make}, until="sft")
         first = read_metrics(folder)[0]["metrics"]
         assert first["loss"] == pytest.approx(objective.scale * first["nll"], rel=1e-5)
+
+
+def test_a_run_that_would_stop_again_asks_for_other_settings(
+    config: ConfigDict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the error, in g2d status, and at the top of the report."""
+    config.stages.sft.steps = 1
+    config.stages.warmup.patience = 2
+    with pytest.raises(StopRun, match="change the settings, and give another --workdir"):
+        pipeline.run(
+            config, tmp_path / "run", reward=lambda completions, **_: [0.0] * len(completions)
+        )
+    capsys.readouterr()
+    status.show(tmp_path / "run")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "last stopped with: no reward signal for 2 steps in a row" in said
+    assert said.count("another --workdir") == 1 and said.endswith("no process works on it")
+    page, *_ = write_run(tmp_path / "run")
+    for file in (page, page.replace(".html", ".md")):
+        text = Path(file).read_text()
+        assert "Stopped by an error: warmup: no reward signal for 2 steps in a row" in text
+        assert "continues" not in text and "No policy has been evaluated" not in text

@@ -15,6 +15,7 @@ from g2d_jax.config import BestCheckpoint, Config, Mesh, places, prefix_of, sett
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.mesh import make_mesh, slices
+from g2d_jax.rewards import functions
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime import flags, precision, processes, program_cache, storage
 from g2d_jax.runtime.tracking import Tracker
@@ -35,7 +36,8 @@ def read_config(workdir: epath.Path) -> Config:
 
     Raises ValueError if it holds no run, or settings of another version.
     """
-    return Config.of(read_settings(workdir))
+    config, functions.not_imported = read_settings(workdir)
+    return Config.of(config)
 
 
 def not_at_hand(**_: Any) -> list[float | None]:

@@ -98,7 +98,8 @@ def require_few(errors: Sequence[str], broken: int, rows: int, on_error: str) ->
         return
     advice = "Correct them, or take them out of the file"
     if on_error:
-        advice = 'Correct them, map their fields, or leave broken rows out: on_error="skip"'
+        skip = ', or leave broken rows out: on_error="skip"' * (broken < rows)
+        advice = f"Correct them, or map their fields{skip}"
     raise ValueError(
         f"{errors[0]}. Of {rows:,} rows {broken:,} are broken, and {MOST_BROKEN:.0%} may be. "
         f"{advice}"

@@ -246,9 +246,16 @@ def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[R
             f"hub:{source}, and a file ends in {', '.join(SUFFIXES)}"
         )
     known = (*NAMED, *arithmetic.TASKS)
+    how = suggest(source, known)
+    if source.lower().endswith((".csv", ".csv.gz")):
+        code = f"import pandas; pandas.read_csv({source!r}, dtype=str)"
+        code += ".to_json('rows.jsonl', orient='records', lines=True)"
+        how = f'. To convert it: python -c "{code}"'
+    elif source.lower().endswith(".gz"):
+        how = f". To unpack it: gunzip {source}"
     raise ValueError(
         f"unknown data source {source!r}: give a {', '.join(SUFFIXES)} file, hub:owner/name, or "
-        f"one of {', '.join(known)}{suggest(source, known)}"
+        f"one of {', '.join(known)}{how}"
     )
 
 

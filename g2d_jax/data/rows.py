@@ -275,7 +275,7 @@ def _loads(text: bytes) -> Any:
     try:
         return json.loads(text.removeprefix(_BOM).decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 at byte {error.start}") from error
+        raise ValueError(f"not UTF-8 at byte {error.start}: save the file as UTF-8") from error
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 
 from g2d_jax.mesh import usable
 from g2d_jax.rates import RATES, Rates
+from g2d_jax.runtime.terminal import counted
 
 GIB = 2**30
 
@@ -141,8 +142,8 @@ class Topology:
             f", {device.network / 1e9:,.3g} GB/s to other {self.between}" if self.between else ""
         )
         return (
-            f"{self.name}: {self.chips} chip{'s' * (self.chips > 1)}{several} on {self.hosts} "
-            f"host{'s' * (self.hosts > 1)}{slices}; each device {device.hbm / GIB:.2f} GiB, "
+            f"{self.name}: {counted(self.chips, 'chip')}{several} on "
+            f"{counted(self.hosts, 'host')}{slices}; each device {device.hbm / GIB:.2f} GiB, "
             f"{device.flops / 1e12:,.0f} TFLOP/s bf16, {device.bandwidth / 1e9:,.0f} GB/s memory, "
             f"{device.link / 1e9:,.0f} GB/s to others{network}"
         )

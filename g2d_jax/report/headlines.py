@@ -23,6 +23,7 @@ from g2d_jax.report.tables import (
     steps,
     tasks,
 )
+from g2d_jax.runtime.terminal import counted
 from g2d_jax.study.stats import t_quantile
 
 
@@ -95,7 +96,7 @@ def comparison_headline(runs: Study) -> str:
     best, second = sorted(runs.last, key=lambda row: -row.accuracy.mean)[:2]
     pair = paired.compare(second, best)
     count = len(runs.problems)
-    over = f"{fmt.count(count)} common problem{'s' * (count != 1)}"
+    over = counted(count, "common problem")
     reached = (
         f"{best.name} answers {fmt.percent(best.accuracy.mean)} % of {over} correctly"
         f"{for_flops(best.costs['flops'])}, {second.name} {fmt.percent(second.accuracy.mean)} %"

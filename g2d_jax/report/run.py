@@ -14,7 +14,7 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report.curves import Logged
 from g2d_jax.report.figures import Chart, Point
 from g2d_jax.report.format import Written, number, policy_name
-from g2d_jax.report.headlines import run_headline as headline
+from g2d_jax.report.headlines import run_headline
 from g2d_jax.report.page import Code, Fold, Note, Part, Report, write
 from g2d_jax.report.policies import Policy
 from g2d_jax.report.progress import waits
@@ -23,7 +23,7 @@ from g2d_jax.report.runs import COLLECT, EVALUATE, OFFLINE, SELECT, Run, Stage, 
 from g2d_jax.report.samples import browser
 from g2d_jax.report.tables import Figures, Manifest, leaves, policies, table
 from g2d_jax.report.verdict import run_verdict
-from g2d_jax.runtime.processes import AGAIN
+from g2d_jax.runtime.processes import how_to_continue
 from g2d_jax.runtime.storage import PathLike
 from g2d_jax.study.stats import t_quantile
 
@@ -128,10 +128,19 @@ def summary(run: Run, *, every_metric: bool = True) -> Report:
         name=run.name,
         eyebrow=eyebrow(run),
         verdict=run_verdict(run),
-        headline=headline(run.latest),
+        headline=headline(run),
         warnings=[*filter(None, [state(run)]), *run.warnings],
         parts={"results": list(_results(run)), "curves": list(_training(run, every_metric))},
     )
+
+
+def headline(run: Run) -> str:
+    """Say in a sentence what was measured, or the error that a run stopped with."""
+    if run.error and not run.is_running:
+        return f"Stopped by an error: {run.error}"
+    if all(section.get("kind") != EVALUATE for section in run.sections.values()):
+        return "No stage of this run evaluates a policy."
+    return run_headline(run.latest)
 
 
 def report(run: Run) -> Report:
@@ -179,13 +188,11 @@ def state(run: Run) -> str:
         return f"This is the report of a run under way ({'; '.join(missing)})."
     if run.ending == ASKED:
         return f"This run ended where --until asked it to ({'; '.join(missing)}): without it, it goes on."
-    how = f" {run.ending}" if run.ending else ""
-    error = ""
-    if run.error and not run.ending:
-        error = f" It stopped with: {run.error}. Fix the cause, if need be in another --workdir."
+    how = run.ending.partition(": ")[0]
+    text = how_to_continue(run.error)
     return (
-        f"This run stopped before its end{how} ({'; '.join(missing)}).{error} No process works on "
-        f"it: {AGAIN}."
+        f"This run stopped before its end{f' {how}' * bool(how)} ({'; '.join(missing)}). "
+        f"{text[0].upper()}{text[1:]}."
     )
 
 

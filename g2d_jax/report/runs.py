@@ -227,6 +227,8 @@ class Run:
     @property
     def error(self) -> str:
         """The error with which it stopped last, "" where it went on after it or logged none."""
+        if self.ending:
+            return self.ending.partition(": ")[2]
         last = max(self.metrics, key=itemgetter("time"), default={})
         return str(last.get("text", "")) if last.get("kind") == "error" else ""
 

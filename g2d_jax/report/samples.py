@@ -26,6 +26,7 @@ from g2d_jax.report.markup import on_one_line, shorten
 from g2d_jax.report.prompts import Prompts, run_tokenizer
 from g2d_jax.report.rows import Study
 from g2d_jax.report.runs import COLLECT, Run, Stage, read_parquet
+from g2d_jax.runtime.terminal import counted
 
 PROBLEMS, CHANGED, EXTREMES, SAMPLES, MOST_DIFFERENT = 60, 30, 5, 4, 40
 """The problems of a list, those among them that are there for their change, for a short and for a
@@ -402,7 +403,7 @@ def _collected(run: Run, stage: Stage) -> list[Listing]:
             chosen.append(_side(row, "chosen", "correct"))
             rejected.append(_side(row, "rejected", "incorrect"))
         cells = [Cell(0, "chosen", chosen), Cell(1, "rejected", rejected)]
-        facts = f"{len(rows)} pair{'s' * (len(rows) != 1)}"
+        facts = counted(len(rows), "pair")
         place = anchor(stage.name, "pairs", problem)
         couples.append(Row(conversation(rows[0]["prompt"]), facts, None, cells, place))
     rule = _rule(len(couples), paired, "problems with pairs")

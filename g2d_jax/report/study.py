@@ -26,6 +26,7 @@ from g2d_jax.report.runs import COLLECT, OFFLINE, ONLINE
 from g2d_jax.report.tables import COSTS, Figures, Table, cost_cells, leaves, table
 from g2d_jax.report.verdict import study_verdict as verdict
 from g2d_jax.runtime.storage import PathLike, fingerprint
+from g2d_jax.runtime.terminal import counted
 from g2d_jax.study import frontier, stats
 from g2d_jax.study.pricing import Rates
 
@@ -164,7 +165,7 @@ def eyebrow(study: Study) -> str:
             ends.append(number(manifest, "started") + number(manifest, "seconds"))
     measured = fmt.until(ends)
     seeds = seeds_of(study.rows)
-    size = f"{len(study.policies)} points, {len(seeds)} seed{'s' * (len(seeds) != 1)}"
+    size = f"{counted(len(study.policies), 'point')}, {counted(len(seeds), 'seed')}"
     return " · ".join(filter(None, ["G2D study", size, measured]))
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from g2d_jax.accounting import TIMES, TOKENS, cost, shares
 from g2d_jax.config.policy_name import own_stage
-from g2d_jax.records import Verdict
+from g2d_jax.records import EQUAL, Verdict
 from g2d_jax.report import format as fmt
 from g2d_jax.report.format import UNKNOWN, Written, number, policy_name, words
 from g2d_jax.runtime.memory import GIB
@@ -276,8 +276,12 @@ def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifes
 
 
 def _rewards(evaluation: Manifest, policy: Manifest) -> dict[str, str]:
-    """Build a policy's mean reward in each task without right and wrong, and its gain."""
+    """Build a policy's mean reward in each task without right and wrong, and its gain; that of a
+    run with one task where it is no accuracy."""
     cells = {}
+    ordered = policies(evaluation)
+    if any(abs(number(one, "reward") - number(one, "mean")) > EQUAL for one in ordered):
+        cells["reward"] = fmt.measured(number(policy, "reward"), math.nan)
     for task, verifiable in tasks(evaluation).items():
         if verifiable:
             continue

@@ -21,6 +21,7 @@ from g2d_jax.report.rows import Row, Study, rows_of
 from g2d_jax.report.runs import COLLECT, OFFLINE, ONLINE, Run, Settings
 from g2d_jax.report.tables import Manifest, has_accuracy, policies, problems
 from g2d_jax.report.tables import paired as paired_policies
+from g2d_jax.runtime.terminal import counted
 from g2d_jax.study.frontier import Interval
 from g2d_jax.study.stats import t_quantile
 
@@ -81,8 +82,7 @@ def _phases(policy: Policy) -> list[_Phase]:
 
     def close() -> None:
         for how, steps in updates.items():
-            name = f"{fmt.count(steps)} {how} update{'s' * (steps != 1)}"
-            phases.append(_Phase(ONLINE, name))
+            phases.append(_Phase(ONLINE, counted(steps, f"{how} update")))
         updates.clear()
 
     for name in reversed(policy.chain):
@@ -276,17 +276,17 @@ def _not_enough(study: Study, prices: _Prices, cheaper: Sequence[Row], grpo_name
             f"no K tried comes within {margin} of {grpo_name} for less: the nearest, "
             f"{_trained(nearest)}, differs by {difference}."
         )
-    seeds = len(nearest.seeds)
+    seeds = counted(len(nearest.seeds), "seed")
     return (
         f"it cannot be told whether any K comes within {margin} of {grpo_name} for less: the "
-        f"nearest, {_trained(nearest)}, differs by {difference} over {seeds} "
-        f"seed{'s' * (seeds != 1)}. More seeds (--seeds) can tell; run: {command(study)}"
+        f"nearest, {_trained(nearest)}, differs by {difference} over {seeds}. More seeds "
+        f"(--seeds) can tell; run: {command(study)}"
     )
 
 
 def _steps(row: Row) -> str:
     """Name a K: "20 online steps"."""
-    return f"{fmt.count(row.steps)} online step{'s' * (row.steps != 1)}"
+    return counted(row.steps, "online step")
 
 
 def _trained(row: Row) -> str:
@@ -301,5 +301,4 @@ def _reached(row: Row) -> str:
 
 def _points(apart: Interval) -> str:
     """Say within how many points of the best a row certainly is: at least 1."""
-    points = max(1, math.ceil(-100 * apart.low))
-    return f"{points} point{'s' * (points != 1)}"
+    return counted(max(1, math.ceil(-100 * apart.low)), "point")

@@ -24,6 +24,7 @@ import importlib
 import importlib.util
 import inspect
 import math
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ from g2d_jax.config import places
 from g2d_jax.records import MOST_REWARD, AnswerRule, Problem, Score, Verdict, is_reward
 from g2d_jax.rewards.extract import final_answer
 from g2d_jax.runtime import processes
+from g2d_jax.runtime.terminal import counted
 
 if TYPE_CHECKING:
     from g2d_jax.rewards.pool import Begun, VerifierPool
@@ -50,6 +52,9 @@ Scorer: TypeAlias = Callable[[Sequence[Problem], Sequence[str], Sequence[np.ndar
 """`scorer(problems, texts, token_ids)`: one Score per response, in order. token_ids: [T] int32
 each."""
 
+
+not_imported: dict[str, str] = {}
+"""reward.function -> the folder that a work directory names for it, which no code is run from."""
 
 _STOPPED = (KeyboardInterrupt, processes.Preempted)
 """What a user's code raises because the run itself is stopped. All else is the code's failure,
@@ -78,9 +83,9 @@ def load_reward(path: str, folder: str | None = None) -> RewardFunction:
         module = _import_file(module_name, file) if file else importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"reward {path!r}: cannot import {module_name!r} ({error}); install it, or give the "
-            "folder it lies in: PYTHONPATH=FOLDER g2d … (g2d run, plan and sweep find a file beside "
-            "the config by themselves; the other commands run no code that a work directory names)"
+            f"reward {path!r}: cannot import {module_name!r} ({error}); install it, or give its "
+            f"folder: {_command(path)} (g2d run, plan and sweep find a file beside the config by "
+            "themselves; the other commands run no code that a work directory names)"
         ) from error
     except _STOPPED:
         raise
@@ -99,6 +104,14 @@ def load_reward(path: str, folder: str | None = None) -> RewardFunction:
             f"{', '.join(candidates) or 'none'}"
         )
     return function  # type: ignore[no-any-return]
+
+
+def _command(path: str) -> str:
+    """Return the command under way, with the folder that a work directory names for a reward."""
+    words = shlex.join(sys.argv[1:])
+    if Path(sys.argv[0]).stem not in ("g2d", "__main__"):  # a program of the user's own
+        words = "…"
+    return f"PYTHONPATH={shlex.quote(not_imported.get(path, 'FOLDER'))} g2d {words}"
 
 
 def _import_file(name: str, file: Path) -> ModuleType:
@@ -328,7 +341,9 @@ def _as_rewards(name: str, result: Any, problems: Sequence[Problem]) -> list[flo
         result.close()
         raise RewardFailed(f"{name} is an async function; make it a plain one that returns a list")
     kind = type(result).__name__
-    wanted = f"{name} must return a list of {len(problems)} numbers, one per completion, got"
+    wanted = (
+        f"{name} must return a list of {counted(len(problems), 'number')}, one per completion, got"
+    )
     if not isinstance(result, Sequence | np.ndarray) or isinstance(result, str | bytes):
         raise RewardFailed(f"{wanted} {kind}")
     try:
@@ -338,7 +353,7 @@ def _as_rewards(name: str, result: Any, problems: Sequence[Problem]) -> list[flo
             f"{wanted} {kind} whose values cannot be read{_origin(error)}"
         ) from error
     if len(values) != len(problems):
-        raise RewardFailed(f"{wanted} {len(values)} values")
+        raise RewardFailed(f"{wanted} {counted(len(values), 'value')}")
     rewards: list[float | None] = []
     for index, (value, problem) in enumerate(zip(values, problems, strict=True)):
         number = None if value is None else _number(value)

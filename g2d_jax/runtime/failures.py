@@ -17,7 +17,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_TEXTS = tuple(map(os.strerror, _FULL))  # all that C++ libraries keep of the number
 _FORBIDDEN = "give this user the right to it, or choose another folder"
 _UNWRITABLE = "choose a folder that can be written to"
-_TAKEN = "a folder is needed where a file is: choose another one"
+_TAKEN = "a file is there: choose another folder"
 _MAKE_ROOM = "make room there, then give the same command again: a run continues where it was"
 _ADVICE = {
     errno.EACCES: _FORBIDDEN,
@@ -119,10 +119,13 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-    """Print an error that nothing can catch, unless it is that of a callback into a closed event
-    loop."""
+    """Print an error that nothing can catch, unless it is Ctrl-C or that of a callback into a closed
+    event loop."""
     error = unraisable.exc_value
-    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+    is_lost = isinstance(error, KeyboardInterrupt)  # raised again at the next check
+    if not is_lost and not (
+        isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+    ):
         sys.__unraisablehook__(unraisable)
 
 

@@ -116,7 +116,7 @@ def try_lock(folder: epath.Path) -> Iterator[bool]:
     On an object store a dead owner's lock is had by calling again until LEASE seconds have passed
     without a change. Raises as `locked` does.
     """
-    with storage.naming("lock", folder):
+    with storage.naming("create the folder", folder):
         lock = _Local.take(folder) if storage.is_local(folder) else _Lease.take(folder)
     if lock is None:
         yield False

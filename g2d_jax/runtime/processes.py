@@ -62,6 +62,7 @@ PREFIX = "g2d"
 """The first part of all keys in the store."""
 
 AGAIN = "the same command with the same --workdir continues"
+ANOTHER = "The same command would stop here again: change the settings, and give another --workdir"
 JOIN = 300  # seconds in which all processes must have started
 LINGER = 10.0  # seconds in which a process that is told to stop still waits for the others to come
 LATE = 30.0  # seconds after which it is said that another process is waited for
@@ -132,6 +133,15 @@ _MEETING = threading.Lock()
 def store() -> Any:
     """Return the key-value store that all processes share, None for one process."""
     return private.coordination().client
+
+
+def how_to_continue(error: str) -> str:
+    """Say that no process works on a run, and how to go on. error: its last one, which may say that
+    itself; "" for none."""
+    if "--workdir" in error:
+        return "no process works on it"
+    after = ", once you have fixed the cause. Other settings need another --workdir" * bool(error)
+    return f"no process works on it: {AGAIN}{after}"
 
 
 def count() -> int:

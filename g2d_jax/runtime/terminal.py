@@ -35,6 +35,11 @@ def clean(text: str, *, newlines: bool = True) -> str:
     )
 
 
+def counted(count: float, what: str) -> str:
+    """Count things in words: "1 pair", "1,024 pairs"."""
+    return f"{count:,.0f} {what}{'s' * (count != 1)}"
+
+
 def shortened(text: str, most: int = MOST) -> str:
     """Leave out the middle of a text of more than so many characters, and say how much that is."""
     if len(text) <= most:

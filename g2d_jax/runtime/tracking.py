@@ -510,7 +510,7 @@ class Tracker:
         """Log why a stage could not go on, with the kind "error". A log that cannot be written is
         left as it is."""
         with contextlib.suppress(OSError):
-            self._record(self._metrics, stage, 0, "error", metrics={}, text=text[:2000])
+            self._record(self._metrics, stage, 0, "error", metrics={}, text=shortened(text, 2000))
 
     def samples(self, stage: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep a table of completions: rows with equal columns, such as prompt, completion, answer,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from g2d_jax.config import Sft
 from g2d_jax.data.template import PLACEHOLDER
 from g2d_jax.records import Problem
 from g2d_jax.rewards.extract import in_form
@@ -20,12 +21,10 @@ SHOWN = 3
 
 def warn_of_answers(session: Session) -> None:
     """Warn of each task whose right answers would not be read, or be cut."""
-    for task, settings in session.config.all_tasks.items():
+    for task in session.config.all_tasks:
         problems = problems_of(session, task)
-        if problems and settings.reward.function != "model" and is_read_by_rule(session, task):
-            asked = forms_asked_for(session, problems[0])
-            if asked and not read_by_rule(session, task, asked):
-                _warn_of_form(session, task, asked[0])
+        if problems and is_read_by_rule(session, task):
+            _warn_of_form(session, task, problems[0])
         _warn_of_stops(session, task, problems)
 
 
@@ -35,7 +34,7 @@ def is_read_by_rule(session: Session, task: str) -> bool:
     if task == "main" and session.reward is not None:
         return False
     reward = session.config.all_tasks[task].reward
-    return not reward.is_function or reward.answers != "boxed"
+    return reward.function == "verify" or (reward.is_function and reward.answers != "boxed")
 
 
 def forms_asked_for(session: Session, problem: Problem) -> list[Form]:
@@ -88,14 +87,22 @@ def _instruction(session: Session, problem: Problem) -> str:
     return "\n".join([settings.system or "", *(message["content"] for message in problem.prompt)])
 
 
-def _warn_of_form(session: Session, task: str, asked: Form) -> None:
-    """Warn that the prompt asks for a form of answers that the task's rule does not read."""
+def _warn_of_form(session: Session, task: str, problem: Problem) -> None:
+    """Warn of a prompt that asks for a form of answers that the task's rule does not read, or for
+    none where no demonstration shows one."""
     rule = session.config.all_tasks[task].reward.answers
-    rules = " or ".join(map(repr, readers(asked)))
+    asked = forms_asked_for(session, problem)
+    form, also = "no form of answers", ""
+    if asked:
+        rules = " or ".join(map(repr, readers(asked[0])))
+        form, also = asked[0].write("x"), f", or set reward.answers={rules}"
+    elif session.config.stages_of(Sft) or asked_for(str(problem.prompt)):
+        return
+    if read_by_rule(session, task, asked):
+        return
     session.tracker.say(
-        f"WARNING: the prompt asks for {asked.write('x')}, where {task} reads answers by the rule "
-        f"{rule!r}, by which that is none: let tokenizer.prompt_template, or the data's prompts, "
-        f"ask for {in_form('x', rule)}, or set reward.answers={rules}"
+        f"WARNING: the prompt asks for {form}, where {task} reads answers by the rule "
+        f"{rule!r}: let tokenizer.prompt_template, or the data's prompts, ask for {in_form('x', rule)}{also}"
     )
 
 

@@ -21,6 +21,7 @@ from g2d_jax.data.template import Template
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.records import Problem, Prompt, by_id, indices_by_task
 from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime.terminal import counted
 
 Say = Callable[[str], None]
 Splits = dict[str, list[Problem]]
@@ -33,6 +34,10 @@ SPLITS = ("train", "dev", "test")
 READ_FOR = {"test": ("test",), "dev": ("dev", "test"), "train": SPLITS}
 """Split -> those that have to be read for it: it goes without the problems that are in the
 others."""
+NO_COLUMN = (
+    f"none was found in {', '.join(FIELDS['answer'])} or a solution; fields={{'answer': NAME}} names "
+    "another column"
+)
 SHOWN = 3  # reference answers that a message shows
 MOST_SHOWN = 80  # characters of one
 
@@ -123,7 +128,7 @@ def load(
             new = [problem for problem in problems if problem.id not in earlier]
             dropped = len(problems) - len(new)
             if dropped:
-                say(f"{name}, {split}: {dropped} problems dropped that another task has too")
+                say(f"{name}, {split}: {counted(dropped, 'problem')} dropped: also in another task")
             loaded[split] += new
     for split, others in (("dev", ("test",)), ("train", ("dev", "test"))):
         count = len(loaded[split])
@@ -133,10 +138,11 @@ def load(
             raise ValueError(
                 f"data.{split} has no problem left: all {count} occur in "
                 f"{' or '.join(f'data.{other}' for other in others)}. Give data.{split} other "
-                "problems; dev may be a part held out from the training problems"
+                'problems, or divide one file: data.train.split="train", data.dev.split="dev", '
+                'data.test.split="test"'
             )
         if overlap:
-            say(f"{split}: {overlap} problems dropped that occur in {' or '.join(others)}")
+            say(f"{split}: {counted(overlap, 'problem')} dropped: also in {' or '.join(others)}")
     # Last, so that what a policy may be trained on does not depend on what the verifier can read.
     left_out, messages = _leave_out(config, loaded, own_reward, unreadable)
     for entry in messages:
@@ -278,15 +284,16 @@ def _of_task(
         if how.verified:
             problems = _answered(problems, f"{prefix}{split}", say)
         without = sum(problem.answer is None for problem in problems)
-        if 0 < without < len(problems):
+        if without and how.columns:
+            hint = f"; {NO_COLUMN}" * (without == len(problems))
             say(
-                f"{prefix}{split}: {without} of {len(problems)} problems have no reference answer: "
-                "a reward function gets None for them"
+                f"{prefix}{split}: {without} of {len(problems)} problems have no reference "
+                f"answer: a reward function gets None for them{hint}"
             )
         short, dropped = tokenizer.drop_too_long(problems, longest)
         loaded[split] = [replace(problem, task=name) for problem in short]
         if dropped:
-            say(f"{prefix}{split}: {dropped} prompts longer than {longest} tokens dropped")
+            say(f"{prefix}{split}: {counted(dropped, 'prompt')} of over {longest} tokens dropped")
     return loaded
 
 
@@ -295,11 +302,8 @@ def _answered(problems: list[Problem], label: str, say: Say) -> list[Problem]:
     answered = [problem for problem in problems if problem.answer is not None]
     dropped = len(problems) - len(answered)
     if dropped:
-        hint = ""
-        if not answered:
-            names = ", ".join(FIELDS["answer"])
-            hint = f": none was found in {names} or a solution; fields={{'answer': NAME}} names another"
-        say(f"{label}: {dropped} problems without a reference answer dropped{hint}")
+        hint = "" if answered else f": {NO_COLUMN}"
+        say(f"{label}: {counted(dropped, 'problem')} without a reference answer dropped{hint}")
     return answered
 
 
@@ -311,7 +315,7 @@ def tell(label: str, report: LoadReport, say: Say, template: Template) -> None:
     """
     rows = f"rows of {report.source}"
     if report.duplicates:
-        say(f"{label}: {report.duplicates} {rows} are duplicates")
+        say(f"{label}: {counted(report.duplicates, 'duplicate row')} of {report.source} dropped")
     if report.conflicts:
         say(
             f"WARNING: {label}: {report.conflicts} of the duplicates have another answer than the "

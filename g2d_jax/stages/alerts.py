@@ -28,7 +28,7 @@ from g2d_jax.config import (
 )
 from g2d_jax.models.config import LongRope
 from g2d_jax.records import Verdict
-from g2d_jax.runtime.terminal import shortened
+from g2d_jax.runtime.terminal import counted, shortened
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import Trainer
 from g2d_jax.stages.causes import Cause
@@ -376,13 +376,14 @@ def beyond_positions(lengths: Iterable[tuple[int, int]], positions: int | None) 
     return [Alert("positions", text, {"tokens": prompt + response, "positions": positions})]
 
 
-def few_updates(updates: int, batch: int, pairs: int) -> list[Alert]:
-    """Warn if an offline stage does too few updates to move a policy."""
+def few_updates(updates: int, batch: int, pairs: int, more: str) -> list[Alert]:
+    """Warn if an offline stage does too few updates to move a policy. more: what there may be more
+    of."""
     if updates >= UPDATES:
         return []
     text = (
-        f"{pairs} pairs make {updates} updates of {batch}, which hardly move a policy. To try: "
-        "more prompts or pairs_per_prompt of what collects them, a smaller batch_size, more epochs"
+        f"{counted(updates, 'update')} of {counted(batch, 'pair')} ({pairs:,} in all) is too little "
+        f"to change a policy much. To try: more {more}, a smaller batch_size, more epochs"
     )
     return [Alert("data", text, {"pairs": pairs, "updates": updates})]
 

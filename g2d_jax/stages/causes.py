@@ -1,4 +1,4 @@
-"""Why sampled responses teach nothing: their commonest verdict, a response that shows it, and a
+"""Why responses and demonstrations teach nothing: their commonest verdict, one that shows it, and a
 remedy."""
 
 from __future__ import annotations
@@ -59,19 +59,33 @@ def cause_of(
     return Cause(known[0].symptom, OTHERS, known[0].verdict)
 
 
+def unread(texts: Sequence[str], name: str, tasks: Mapping[str, Task]) -> Cause | None:
+    """Return why a task's rule reads no answer in most demonstrations, None if it reads most of
+    them."""
+    reward = tasks[name].reward
+    mute = [text for text in texts if final_answer(text, reward.answers) is None]
+    if len(mute) <= MOST * len(texts):
+        return None
+    share = f"{len(mute) / len(texts):.0%} of the demonstrations"
+    symptom, remedy = _no_answer(mute, share, reward, _prefix(name))
+    return Cause(symptom, remedy, Verdict.NO_ANSWER)
+
+
+def _prefix(name: str) -> str:
+    """Return where a task's settings are, "" for the main task's."""
+    return "" if name == "main" else f"tasks.{name}."
+
+
 def _of_task(name: str, rows: Sequence[ScoredRollout], tasks: Mapping[str, Task]) -> Cause:
     verdicts = [row.score.verdict for row in rows]
     verdict = max(Verdict, key=verdicts.count)
     most = [row for row in rows if row.score.verdict is verdict]
     if len(most) <= MOST * len(rows):
         return Cause("", "")
-    reward, prefix = tasks[name].reward, ""
     share = f"{len(most) / len(rows):.0%} of the responses"
     if len(tasks) > 1:
         share += f" of the task {name}"
-    if name != "main":
-        prefix = f"tasks.{name}."
-    symptom, remedy = _words(verdict, most, share, reward, prefix)
+    symptom, remedy = _words(verdict, most, share, tasks[name].reward, _prefix(name))
     cut = sum(row.rollout.stop_reason == "length" for row in most) > MOST * len(most)
     if cut and verdict in (Verdict.NO_ANSWER, Verdict.INCORRECT):
         symptom, remedy = f"{symptom}; most of these were cut at max_new_tokens", LONGER
@@ -93,24 +107,22 @@ def _words(
             )
             return f"{share} could not be scored", remedy
         case Verdict.NO_ANSWER:
-            return _no_answer(most, share, reward, prefix)
+            return _no_answer([row.text for row in most], share, reward, prefix)
         case Verdict.INCORRECT:
             return _incorrect(most, share, reward, prefix)
         case Verdict.SCORED:
             return f"the reward ranks {share}", "a reward that differs more, more num_generations"
 
 
-def _no_answer(
-    most: Sequence[ScoredRollout], share: str, reward: Reward, prefix: str
-) -> tuple[str, str]:
-    """Return symptom and remedy of responses in which the rule finds no answer."""
+def _no_answer(most: Sequence[str], share: str, reward: Reward, prefix: str) -> tuple[str, str]:
+    """Return symptom and remedy of texts in which the rule finds no answer."""
     symptom = f"{prefix}reward.answers={reward.answers!r} finds no answer in {share}"
     symptom += f", such as {_end(most[0])}"
-    if sum(answer_text(row.text) is None for row in most) > MOST * len(most):
+    if sum(answer_text(text) is None for text in most) > MOST * len(most):
         return f"{symptom}: <think> is never closed", f"tokenizer.enable_thinking=False, {LONGER}"
     form = f"ask for {in_form('x', reward.answers)} in the prompt, and show it in the SFT data"
     for rule in RULES:
-        read = sum(final_answer(row.text, rule) is not None for row in most)
+        read = sum(final_answer(text, rule) is not None for text in most)
         if rule != reward.answers and read > MOST * len(most):
             setting = f"{prefix}reward.answers={rule!r}"
             return symptom, f"{setting}, which reads {read / len(most):.0%} of these; or {form}"
@@ -121,7 +133,7 @@ def _incorrect(
     most: Sequence[ScoredRollout], share: str, reward: Reward, prefix: str
 ) -> tuple[str, str]:
     """Return symptom and remedy of responses that were graded as wrong."""
-    symptom = f"{share} are incorrect, such as {_end(most[0])}"
+    symptom = f"{share} are incorrect, such as {_end(most[0].text)}"
     values = [row.score.reward for row in most if row.score.reward is not None]
     if not values or min(values) == max(values):
         return symptom, EASIER
@@ -130,6 +142,6 @@ def _incorrect(
     return f"{symptom}; {span}, and {above}", f"{EASIER}, another {prefix}reward.correct_above"
 
 
-def _end(row: ScoredRollout) -> str:
+def _end(text: str) -> str:
     """Return the end of a response, where its answer is, in quotation marks."""
-    return repr(shown(row.text.strip()[-QUOTED:]))
+    return repr(shown(text.strip()[-QUOTED:]))

@@ -53,7 +53,8 @@ def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
     write_problems(session.folders[name], problems)
     alerts.say(session, name, 0, alerts_ahead(session, name, stage), warnings)
     total = len(problems) * len(stage.policies)
-    with session.track_cost(cost), session.tracker.progress(name, total) as bar:
+    label = name if name in session.config.stages else "evaluate"
+    with session.track_cost(cost), session.tracker.progress(label, total) as bar:
         for number, policy in enumerate(stage.policies, start=1):
             entry, answers[policy] = evaluate_policy(session, name, stage, policy, cost, bar)
             policies.append(entry)
@@ -102,7 +103,7 @@ def evaluate_policy(
 
     Its figures of accuracy are over the problems whose task knows right and wrong, and None where
     no task does. "tasks" has the results of each task (see `task_results`), where there are several
-    or one whose reward is not verifiable.
+    or one whose reward is not verifiable; else "reward" is the mean reward.
     """
     folder = session.evaluated.get(policy, session.folders[name]) / "rollouts"
     # completions of another stage were paid for there
@@ -170,7 +171,7 @@ def _tasks(
 ) -> dict[str, Any]:
     tasks = task_results(problems, groups, session.config.verifiable)
     if len(tasks) == 1 and _judged(session, problems):
-        return {}
+        return {"reward": next(iter(tasks.values()))["reward"]}
     greedily = {} if greedy is None else task_results(problems, greedy, session.config.verifiable)
     for task, row in tasks.items():
         row["greedy"] = greedily.get(task, {}).get("reward")

@@ -29,6 +29,7 @@ from g2d_jax.rollouts import external_preferences
 from g2d_jax.rollouts.generate import measured_once
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_preferences, write_columns
+from g2d_jax.runtime.terminal import counted
 from g2d_jax.session.cost import Cost
 from g2d_jax.session.inputs import fingerprint
 from g2d_jax.session.policies import checkpoint_of, load_policy
@@ -83,7 +84,6 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
         if trainer.step == 0 and stage.compares:
             trainer.cost = scoring
         alerts.say_unread(session, name, f"loss_type={stage.loss_type!r}", stage.idle)
-        alerts.report(trainer, alerts.few_updates(steps, batch_size, count))
         alerts.report(trainer, _alerts_of(session, stage, pairs))
         while trainer.meet_before_update():
             with session.track_cost(trainer.cost):
@@ -141,11 +141,15 @@ def alerts_ahead(session: Session, name: str, stage: Offline) -> list[alerts.Ale
 
 def _alerts_of(session: Session, stage: Offline, pairs: Sequence[Preference]) -> list[alerts.Alert]:
     """Return what may be wrong with the settings and the pairs."""
-    unclosed = 0
+    unclosed, more = 0, f"prompts or pairs_per_prompt of {stage.preferences}"
     if stage.preferences not in session.config.stages:
+        more = "pairs"
         leaves_open = session.tokenizer.leaves_open
         unclosed = sum(leaves_open(pair.prompt, pair.chosen) for pair in pairs)
     found = alerts.unclosed("chosen responses", unclosed, len(pairs))
+    if pairs:
+        size = min(stage.batch_size, len(pairs))
+        found += alerts.few_updates(len(pairs) * stage.epochs // size, size, len(pairs), more)
     return [*found, *alerts.unlikely(stage), *positions_exceeded(session, pairs)]
 
 
@@ -178,7 +182,8 @@ def compiled_of(
     batch_size = min(stage.batch_size, pairs)
     steps, unused = divmod(pairs * stage.epochs, batch_size)
     if unused or batch_size < stage.batch_size:
-        say(f"{steps} updates of {batch_size} pairs; {unused} of the last epoch's are not used")
+        rest = f"; {unused} of the last epoch's are not used" * bool(unused)
+        say(f"{counted(steps, 'update')} of {counted(batch_size, 'pair')}{rest}")
     training = Training(
         session,
         name,

@@ -338,7 +338,7 @@ def _stop_without_signal(trainer: Trainer, stage: Online, train_batch: TrainBatc
     cause = _cause(trainer, stage, train_batch)
     raise StopRun(
         f"{trainer.name}: no reward signal for {state.without_signal} steps in a row; "
-        f"{cause.symptom}. To try, in another --workdir: {cause.remedy}. "
+        f"{cause.symptom}. To try: {cause.remedy}. "
         f"The policy so far is kept, step {trainer.step} in {trainer.session.folders[trainer.name]}"
     )
 

@@ -13,8 +13,11 @@ from g2d_jax.data.distinct import require_few
 from g2d_jax.data.examples import load_examples
 from g2d_jax.data.order import draw
 from g2d_jax.data.packing import Group, Response
-from g2d_jax.data.splits import drop_overlap
+from g2d_jax.data.splits import drop_overlap, problem_id
 from g2d_jax.losses import sft_weights
+from g2d_jax.records import Example
+from g2d_jax.runtime.terminal import counted
+from g2d_jax.session.answers import is_read_by_rule
 from g2d_jax.session.problems import described, tell
 from g2d_jax.session.problems import order as problem_order
 from g2d_jax.session.program import Program, compile_programs
@@ -23,28 +26,22 @@ from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import open_trainer
 from g2d_jax.session.training_programs import Training
 from g2d_jax.stages import alerts
+from g2d_jax.stages.causes import unread
 from g2d_jax.training import objectives
 
+MOST_READ = 256  # demonstrations of a task in which answers are looked for
 Encoded = tuple[np.ndarray, np.ndarray]
 """The token ids of a prompt and of its completion, int32 [P] and [T]."""
 
 
 def run(session: Session, name: str, stage: Sft) -> dict[str, Any]:
     """Train on demonstrations for stage.steps updates; return the manifest's fields."""
-    demonstrations, counts = examples(session, name, stage)
+    demonstrations, counts, found = examples(session, name, stage)
     order = problem_order(session.config, len(demonstrations), f"sft/{name}")
     training = training_of(session, name, stage, row_length(session, stage, demonstrations))
     compile_programs(session.ahead, _programs(training, stage))
     with open_trainer(training) as trainer:
-        alerts.report(
-            trainer,
-            alerts.too_few_problems("examples", len(demonstrations), stage.batch_size, stage.steps),
-        )
-        alerts.report(
-            trainer, alerts.unclosed("completions", counts["unclosed"], len(demonstrations))
-        )
-        alerts.report(trainer, alerts.unlikely(stage))
-        alerts.report(trainer, alerts.position_alerts(session, pairs=demonstrations))
+        alerts.report(trainer, found)
         while trainer.meet_before_update():
             with session.track_cost(trainer.cost):
                 drawn = draw(order, trainer.step * stage.batch_size, stage.batch_size)
@@ -56,15 +53,12 @@ def run(session: Session, name: str, stage: Sft) -> dict[str, Any]:
 def alerts_ahead(session: Session, name: str, stage: Sft) -> list[alerts.Alert]:
     """Return what may be wrong with the settings and examples, the first of which is shown. Raises
     ValueError as the run would for them."""
-    encoded, counts = examples(session, name, stage)
-    (prompt, completion), count = encoded[0], len(encoded)
-    head = f"{name}: {count} examples of {described(stage.data)}; the first of them:"
+    encoded, _, found = examples(session, name, stage)
+    prompt, completion = encoded[0]
+    head = f"{name}: {len(encoded)} examples of {described(stage.data)}; the first of them:"
     alerts.say_example(session, head, {"prompt": prompt, "completion": completion})
     row_length(session, stage, encoded)
-    scarce = alerts.too_few_problems("examples", len(encoded), stage.batch_size, stage.steps)
-    unclosed = alerts.unclosed("completions", counts["unclosed"], count)
-    positions = alerts.position_alerts(session, pairs=encoded)
-    return [*scarce, *unclosed, *alerts.unlikely(stage), *positions]
+    return found
 
 
 def programs(
@@ -96,9 +90,11 @@ def training_of(session: Session, name: str, stage: Sft, columns: int) -> Traini
     )
 
 
-def examples(session: Session, name: str, stage: Sft) -> tuple[list[Encoded], dict[str, int]]:
-    """Load the examples that fit, without those whose prompt is in dev or test, as token ids; and
-    count each kind."""
+def examples(
+    session: Session, name: str, stage: Sft
+) -> tuple[list[Encoded], dict[str, int], list[alerts.Alert]]:
+    """Load the examples that fit, without those whose prompt is in dev or test, as token ids; count
+    each kind, and return what may be wrong with them and the settings."""
     data, tokenizer = stage.data, session.tokenizer
     limit = data.limit or (
         stage.steps * stage.batch_size if data.path.startswith("procedural:") else None
@@ -127,8 +123,8 @@ def examples(session: Session, name: str, stage: Sft) -> tuple[list[Encoded], di
         )
     if overlap:
         session.tracker.say(
-            f"stages.{name}.data: {overlap} examples dropped, whose prompt asks a problem of dev or "
-            "test"
+            f"stages.{name}.data: {counted(overlap, 'example')} dropped, whose prompt asks a problem "
+            "of dev or test"
         )
     too_long = len(distinct) - len(unwritten) - len(fits)
     if too_long:
@@ -147,7 +143,32 @@ def examples(session: Session, name: str, stage: Sft) -> tuple[list[Encoded], di
         "too_long": too_long,
         "unclosed": unclosed,
     }
-    return fits, {"examples": len(fits), **counts}
+    found = [
+        *alerts.too_few_problems("examples", len(fits), stage.batch_size, stage.steps),
+        *alerts.unclosed("completions", unclosed, len(fits)),
+        *alerts.unlikely(stage),
+        *alerts.position_alerts(session, pairs=fits),
+        *_unread(session, distinct),
+    ]
+    return fits, {"examples": len(fits), **counts}, found
+
+
+def _unread(session: Session, demonstrations: Sequence[Example]) -> list[alerts.Alert]:
+    """Warn of demonstrations of training problems with an answer that the reward would not read."""
+    tasks, problems = session.config.all_tasks, session.problems.train_by_id
+    by_task: dict[str, list[str]] = {}
+    for example in demonstrations:
+        prompt = example.prompt
+        asked = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        problem = problems.get(example.id) or problems.get(problem_id(asked))
+        if problem is not None and problem.answer is not None:
+            by_task.setdefault(problem.task, []).append(example.completion)
+    found = []
+    for task, texts in by_task.items():
+        if is_read_by_rule(session, task) and (cause := unread(texts[:MOST_READ], task, tasks)):
+            text = f"{cause.symptom}. A policy that learns from them gets no reward. To try: "
+            found.append(alerts.Alert("no_answer", text + cause.remedy))
+    return found
 
 
 def row_length(session: Session, stage: Sft, encoded: Sequence[Encoded]) -> int:

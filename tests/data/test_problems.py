@@ -354,7 +354,9 @@ def test_texts_conversations_and_files_have_bounds(jsonl, tmp_path, monkeypatch)
         ("a.json", b"\xff\xfe", "not UTF-8"),
         ("a.parquet", b"PAR1 no", "not a readable Parquet file"),
         ("a.parquet", b"", "not a readable Parquet file"),
-        ("a.csv", b"problem", "unknown data source"),
+        ("a.csv", b"problem", r'unknown data source .*: python -c "import pandas; .*a.csv'),
+        ("a.jsonl.gz", b"", "unknown data source .*gunzip .*a.jsonl.gz"),
+        ("a.jsonl", '{"problem": "x"}\n'.encode("utf-16"), "save the file as UTF-8"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path, name, content, message):

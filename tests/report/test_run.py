@@ -193,7 +193,7 @@ def test_a_run_that_has_only_begun(read, tmp_path):
     write_json(tmp_path / "config.json", {"config": config})
     (tmp_path / "01-sft").mkdir()
     page = read(tmp_path)
-    assert "No policy has been evaluated yet." in page.text and page.links == ["#settings"]
+    assert "No stage of this run evaluates a policy." in page.text and page.links == ["#settings"]
     assert (
         "This run stopped before its end (not finished: sft; not begun: dpo). No process works on "
         "it: the same command" in page.text

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from g2d_jax.report import format as fmt
 from g2d_jax.report import tables
+from g2d_jax.report.headlines import run_headline as headline
 from g2d_jax.report.markup import shorten, shown, visible
-from g2d_jax.report.run import _interval, headline
+from g2d_jax.report.run import _interval
 from g2d_jax.report.tables import guarded, problems, result_of, sheet, summary_table
 
 COLD = {"name": "sft", "label": "cold", "mean": 0.3338, "std_runs": 0.0072, "sem_clustered": 0.0101}

@@ -162,7 +162,7 @@ def test_an_exception_that_cannot_be_shown_is_named() -> None:
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        (lambda **_: [1.0], "list of 2 numbers, one per completion, got 1 values"),
+        (lambda **_: [1.0], "list of 2 numbers, one per completion, got 1 value"),
         (lambda **_: 1.0, "got float"),
         (
             lambda **_: [1.0, float("nan")],
@@ -201,7 +201,7 @@ def test_an_exception_that_cannot_be_shown_is_named() -> None:
         (lambda **_: [{"score": 1}, 0.0], "for completion 0, .* of type dict: return a number"),
         (lambda **_: {0: 1.0, 1: 0.0}, "got dict"),
         (lambda **_: np.array(1.0), "got ndarray whose values cannot be read"),
-        (lambda **_: Lying([1.0]), "got 1 values"),
+        (lambda **_: Lying([1.0]), "got 1 value"),
         (lambda **_: b"\x00\x01", "got bytes"),
         (lambda **_: [1.0, "0"], "returned '0' for completion 1"),
         (lambda **_: "ab", "must return a list"),

@@ -259,10 +259,10 @@ def test_what_is_wrong_with_responses(shares, expected, words):
 
 
 def test_few_pairs_and_few_updates():
-    assert alerts.few_updates(10, 8, 80) == []
-    (alert,) = alerts.few_updates(2, 8, 17)
+    assert alerts.few_updates(10, 8, 80, "pairs") == []
+    (alert,) = alerts.few_updates(1, 8, 9, "pairs")
     assert alert.text.startswith(
-        "17 pairs make 2 updates of 8, which hardly move a policy. To try: more prompts"
+        "1 update of 8 pairs (9 in all) is too little to change a policy much. To try: more pairs, "
     )
     counts = {"prompts": 100, "mixed": 9, "all_correct": 1, "all_incorrect": 90, "pairs": 20}
     (alert,) = alerts.few_pairs(counts, CAUSE)

@@ -563,7 +563,7 @@ def test_a_reward_that_fails_names_its_stage_and_loses_nothing(small, tmp_path, 
     )
     small.reward.function, small.reward.folder = "my_failing_rewards:exact", str(tmp_path)
     with pytest.raises(
-        ValueError, match=r"^stages\.collect: reward exact .*, line 3, in .*: KeyError: '2'"
+        ValueError, match=r"^collect: reward exact .*, line 3, in .*: KeyError: '2'"
     ) as failed:
         run(opened(small, tmp_path / "work", None))
     assert "response '\\\\boxed{3}'" in str(failed.value) and "same --workdir continues" in str(

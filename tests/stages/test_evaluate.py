@@ -15,6 +15,7 @@ from g2d_jax.config import Config, graph
 from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.records import Verdict
 from g2d_jax.report.run import write_run
+from g2d_jax.report.tables import summary_table
 from g2d_jax.rollouts.generate import greedy_file
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts
@@ -230,9 +231,22 @@ def test_a_mixed_evaluation_keeps_its_tasks_apart(config, tmp_path, opened):
     assert "| pass@1 % |" in text and "| chat reward |" in text and "NaN" not in text
 
 
-def test_one_task_with_verdicts_has_no_tasks(config, tmp_path, opened):
+@pytest.mark.parametrize("dense", [False, True])
+def test_one_task_with_verdicts_has_no_tasks(config, tmp_path, opened, dense):
+    """Its mean reward is shown where it is no accuracy."""
     config.stages.evaluate.policies = ("init",)
     with config.unlocked():
         del config.stages.sft
-    result = evaluated(opened(config, tmp_path))
-    assert "tasks" not in result["policies"][0] and result["policies"][0]["problems"] == 8
+
+    def reward(completions, **_):
+        return [len(text) / 7 if dense else float(len(text) > 3) for text in completions]
+
+    session = opened(config, tmp_path, reward)
+    evaluation = {"result": evaluated(session)}
+    (entry,) = evaluation["result"]["policies"]
+    assert "tasks" not in entry and entry["problems"] == 8
+    rows = read_rollouts(session.folders["evaluate"] / entry["rollouts"])
+    rewards = [row.score.reward for row in rows]
+    assert entry["reward"] == pytest.approx(np.mean(rewards))
+    columns = summary_table(evaluation, []).columns
+    assert ("reward" in columns) == dense and "pass@1 %" in columns

@@ -368,7 +368,7 @@ def test_without_reward_signal_it_stops_and_keeps_the_policy(warmup, tmp_path, o
     warmup.checkpoint.every = 50
     with pytest.raises(
         StopRun,
-        match=r"no reward signal for 2 steps in a row; .*are incorrect.*To try, in another --workdir: ",
+        match=r"no reward signal for 2 steps in a row; .*are incorrect.*To try: .*another --workdir",
     ) as stop:
         run(opened(warmup, tmp_path, reward))
     assert "The policy so far is kept, step 1 in" in str(stop.value)

@@ -40,7 +40,7 @@ def test_what_is_continued_ends_like_what_never_stopped(overrides, opened, tmp_p
 
     def train(name: str, start: int, stop: int) -> None:
         session = opened(config, tmp_path / name)
-        examples, _ = sft.examples(session, "sft", session.config.stage("sft", Sft))
+        examples, *_ = sft.examples(session, "sft", session.config.stage("sft", Sft))
         with training(session, "sft", 4) as trainer:
             assert trainer.step == start
             while trainer.meet_before_update() and trainer.step < stop:

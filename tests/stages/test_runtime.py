@@ -206,12 +206,12 @@ def test_dev_goes_without_the_problems_of_test(config, tmp_path, opened, capsys)
     }
     assert found == {"train": ["6+1"], "dev": ["1+1", "2+1"], "test": ["3+1", "4+1", "5+1"]}
     said = capsys.readouterr().out
-    assert "dev: 2 problems dropped that occur in test" in said
-    assert "train: 5 problems dropped that occur in dev or test" in said
+    assert "dev: 2 problems dropped: also in test" in said
+    assert "train: 5 problems dropped: also in dev or test" in said
     config.data.dev = config.data.test
     with pytest.raises(
         ValueError,
-        match=r"data\.dev has no problem left: all 3 occur in data\.test\. Give data\.dev other",
+        match=r"data\.dev has no problem left: all 3 occur in data\.test\. Give .*data\.dev\.split=\"dev\"",
     ):
         opened(config, tmp_path).problems  # noqa: B018
 
@@ -243,15 +243,15 @@ def test_it_is_said_which_examples_are_not_used(config, tmp_path, opened, capsys
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config.stages.sft.data.update(path=str(file), on_error="skip", limit=None)
     session = opened(config, tmp_path)
-    found, counts = sft.examples(session, "sft", session.config.stage("sft", Sft))
+    found, counts, _ = sft.examples(session, "sft", session.config.stage("sft", Sft))
     assert len(found) == 1
     left_out = {"duplicates": 1, "broken": 1, "overlap": 1, "too_long": 0, "unclosed": 0}
     assert counts == {"examples": 1, **left_out}
     said = " ".join(capsys.readouterr().out.split())
     for line in (
-        f"stages.sft.data: 1 rows of {file} are duplicates",
+        f"stages.sft.data: 1 duplicate row of {file} dropped",
         f"stages.sft.data: rows of {file} left out: 1 broken (the first: {file}, line 3: needs",
-        "stages.sft.data: 1 examples dropped, whose prompt asks a problem of dev or test",
+        "stages.sft.data: 1 example dropped, whose prompt asks a problem of dev or test",
     ):
         assert line in said
 

@@ -122,3 +122,61 @@ def test_missing_answers_are_counted_and_tried_with_a_function(
     with pytest.raises(RewardFailed, match="TypeError"):
         dryrun.show(several)
     assert "train: 2 of 10 problems have no reference answer" in capsys.readouterr().out
+    written(tmp_path / "train.jsonl", [{"problem": "1+1=?", "gold": "2"}])
+    with pytest.raises(RewardFailed, match="TypeError"):
+        dryrun.show(several)
+    said = capsys.readouterr().out
+    assert "train: 1 of 1 problems have no reference answer" in said
+    assert "none was found in answer, ground_truth" in said and "fields={'answer': NAME}" in said
+
+
+@pytest.mark.parametrize("form", ["The answer is {}.", r"\boxed{{{}}}"])
+def test_demonstrations_are_read_as_the_reward_reads_responses(
+    several: ConfigDict, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    """Also those behind a system message; those of other problems are not looked at."""
+    only(several, "sft")
+    system = {"role": "system", "content": "Be brief."}
+    rows: list[dict[str, Any]] = []
+    for n in range(8):
+        reply = {"role": "assistant", "content": f"</think>{form.format(2 * n)}"}
+        rows.append({"messages": [system, {"role": "user", "content": f"{n}+{n}=?"}, reply]})
+    rows += [{"prompt": f"Hello {n}", "completion": "</think>Hi"} for n in range(20)]
+    written(tmp_path / "sft.jsonl", rows)
+    dryrun.show(several)
+    said = " ".join(capsys.readouterr().out.split())
+    warned = (
+        "sft: reward.answers='boxed' finds no answer in 100% of the demonstrations, such as "
+        "'</think>The answer is 0.'"
+    )
+    assert (warned in said) == (form[0] == "T")
+    assert ("reward.answers='last_line', which reads 100% of these" in said) == (form[0] == "T")
+    assert "asks for no form" not in said
+
+
+def test_a_prompt_that_asks_for_no_form_is_warned_of_without_demonstrations(
+    several: ConfigDict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only(several, "collect", "dpo")
+    dryrun.show(several)
+    asks = r"the prompt asks for no form of answers, where main reads answers by the rule 'boxed'"
+    assert asks in " ".join(capsys.readouterr().out.split())
+    written(tmp_path / "train.jsonl", [{"problem": r"1+1=? Use \boxed{}.", "answer": "2"}])
+    dryrun.show(several)
+    assert "asks for no form" not in capsys.readouterr().out
+
+
+def test_what_counts_as_correct_is_said_of_a_function(
+    several: ConfigDict,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "near.py").write_text(
+        "def reward(completions, **_):\n    return [0.42 for text in completions]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    only(several, "sft")
+    several.reward.update(function="near:reward", correct_above=0.4)
+    dryrun.show(several)
+    assert "what near:reward scores above reward.correct_above=0.4" in capsys.readouterr().out
