@@ -144,7 +144,7 @@ def read_settings(workdir: epath.Path) -> tuple[ConfigDict, dict[str, str]]:
         config, _ = settings_of(workdir, content)
     except ValueError as error:
         raise ValueError(f"{file}, written by version {content.get('version')}: {error}") from error
-    folders = {}
+    folders: dict[str, str] = {}
     for section in (config, *config.tasks.values()):
         reward = section.reward
         if reward.folder is not None:
