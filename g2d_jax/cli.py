@@ -18,7 +18,6 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from g2d_jax.arguments import parse
-from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime import failures, flags, processes, terminal
 
@@ -132,10 +131,10 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = _of_a_run(arguments, overrides, f"g2d sweep --config {arguments.config} --workdir DIR")
     from g2d_jax import dryrun, pipeline, run_stages
 
-    run_stages.check(Config.of(config), arguments.until)
     if arguments.dry_run:
-        dryrun.show(config, resolve(arguments.config), arguments.workdir)
+        dryrun.show(config, resolve(arguments.config), arguments.workdir, arguments.until)
         return
+    settings, _ = run_stages.checked(config, arguments.until)
     processes.initialise(arguments.coordinator, arguments.num_processes, arguments.process_id)
     chosen = f"runs/{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     workdir = arguments.workdir or processes.on_leader(lambda: chosen)
@@ -143,7 +142,7 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         _print(f"work directory: {workdir}")
         if not arguments.workdir:
             _print(f"to continue this run, add: --workdir {workdir}")
-    pipeline.run(Config.of(config), workdir, until=arguments.until)
+    pipeline.run(settings, workdir, until=arguments.until)
 
 
 def _plan(arguments: argparse.Namespace, overrides: list[str]) -> int:
