@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from g2d_jax import recipes
 from g2d_jax.arguments import parse
-from g2d_jax.config import Config, places
+from g2d_jax.config import places
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime import failures, flags, processes, terminal
 
@@ -147,10 +147,10 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = _of_a_run(arguments, overrides, f"g2d sweep --config {arguments.config} --workdir DIR")
     from g2d_jax import dryrun, pipeline, run_stages
 
-    run_stages.check(Config.of(config), arguments.until)
     if arguments.dry_run:
-        dryrun.show(config, resolve(arguments.config), arguments.workdir)
+        dryrun.show(config, resolve(arguments.config), arguments.workdir, arguments.until)
         return
+    settings, _ = run_stages.checked(config, arguments.until)
     processes.initialise(arguments.coordinator, arguments.num_processes, arguments.process_id)
     chosen = f"runs/{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     workdir = arguments.workdir or processes.on_leader(lambda: chosen)
@@ -160,7 +160,7 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             _print(f"to continue this run, add: --workdir {workdir}")
         if is_own:
             _print(f"its settings, also for another run: --config {workdir}/config.json")
-    pipeline.run(Config.of(config), workdir, until=arguments.until)
+    pipeline.run(settings, workdir, until=arguments.until)
 
 
 def _plan(arguments: argparse.Namespace, overrides: list[str]) -> int:

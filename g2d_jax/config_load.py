@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import config as schema
 from g2d_jax import recipes
-from g2d_jax.config import places
+from g2d_jax.config import check, places
 from g2d_jax.config.choices import BOOLS, Scalar, scalar
 from g2d_jax.config.choices import choices as choices
 from g2d_jax.config.io import (
@@ -38,7 +38,7 @@ from g2d_jax.config.io import (
     suggest,
     typed,
 )
-from g2d_jax.config.section import editable
+from g2d_jax.config.section import Invalid, Issue, editable
 from g2d_jax.workdir import read_settings
 
 _UNSET = ("none", "null")
@@ -53,7 +53,8 @@ def resolve(spec: str | ConfigDict, overrides: Sequence[str] = ()) -> ConfigDict
     Paths become absolute: those that the file names are relative to its folder, those of overrides,
     and of a shipped config's choices, to the working directory. A reward function in a file beside
     the config's is noted as such, in reward.folder. Raises ValueError for an unknown config,
-    choice, field or a wrong type, with the valid names and a suggestion.
+    choice, field or a wrong type, with the valid names and a suggestion; Invalid for overrides, with
+    all else that is wrong with the settings.
     """
     path, values = _read(spec)
     try:
@@ -69,8 +70,16 @@ def resolve(spec: str | ConfigDict, overrides: Sequence[str] = ()) -> ConfigDict
         if "sweep" in config:
             config.sweep.folder = str(folder)
     places.decide(config, base)
+    wrong = []
     for override in overrides:
-        apply(config, override)
+        try:
+            apply(config, override)
+        except ValueError as fault:
+            wrong.append(Issue("error", "", str(fault)))
+    if wrong:
+        if "sweep" not in config:  # whose points may set what is missing here
+            wrong += [issue for issue in check.issues(config)[1] if issue.level == "error"]
+        raise Invalid(wrong)
     for section in (config, *config.tasks.values()):
         reward = section.reward
         for function in (reward.function, *reward.functions):

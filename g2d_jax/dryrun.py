@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import host_memory
 from g2d_jax import stages as stage_modules
-from g2d_jax.config import Config, Online, TrainingStage, places
+from g2d_jax.config import Online, TrainingStage
 from g2d_jax.config import io as config_io
 from g2d_jax.config.graph import Plan, plan
 from g2d_jax.config.policy_name import own_stage
@@ -27,7 +27,7 @@ from g2d_jax.records import Problem, Verdict
 from g2d_jax.rewards.extract import in_form
 from g2d_jax.rollouts.ahead import schedule
 from g2d_jax.rollouts.generate import graded_texts, opening_thoughts
-from g2d_jax.run_stages import check_models, refuse_unused, require_packages
+from g2d_jax.run_stages import check_models, checked, require_packages, warn
 from g2d_jax.runtime import flags, precision, storage
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs, kept_inputs
@@ -48,21 +48,21 @@ from g2d_jax.workdir import absolute, has_begun, require_same_run
 
 
 def show(
-    config: ConfigDict, named: ConfigDict | None = None, workdir: storage.PathLike | None = None
+    config: ConfigDict,
+    named: ConfigDict | None = None,
+    workdir: storage.PathLike | None = None,
+    until: str | None = None,
 ) -> None:
     """Print changed settings, stages, problems with their answers as parsed, and rewards of made-up
     responses.
 
     named: the config before it was changed on the command line, None for no such changes. workdir:
-    where the run would go, None for a new folder. Everything that the run reads but weights is
-    read, and nothing is computed on devices. Raises what the run would.
+    where the run would go, None for a new folder. until: the stage to stop after. Everything that
+    the run reads but weights is read, and nothing is computed on devices. Raises what the run would.
     """
-    settings = Config.of(config)
+    settings, warnings = checked(config, until)
     order = plan(settings)
-    if workdir is None or not has_begun(absolute(workdir)):
-        refuse_unused(settings)
     require_packages(settings)
-    places.require(config)
     flags.check_devices()
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         # The session writes into a folder that is gone afterwards, and speaks of the run's own.
@@ -71,6 +71,7 @@ def show(
         session.follows = None if workdir is None else place
         with closing(session), precision.used(settings.dtype):
             _show_settings(session, config, config if named is None else named)
+            warn(session, warnings)
             if workdir is not None:
                 require_same_run(settings, place)
             _look_ahead(session)

@@ -21,15 +21,16 @@ from ml_collections import ConfigDict
 
 from g2d_jax import host_memory
 from g2d_jax.config import Config, places
-from g2d_jax.config.io import to_dict
+from g2d_jax.config.graph import plan
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.run_stages import (
     Objectives,
-    check,
+    checked,
     compile_ahead,
     open_session,
     require_packages,
     run_stage,
+    warn,
 )
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tracking import Tracker
@@ -64,12 +65,11 @@ def run(
     if isinstance(config, ConfigDict):
         config = config.copy_and_resolve_references()
         places.decide(config, places.here())
-        config = Config.of(config)
-    settings = config
-    order = check(settings, until)
+    settings, warnings = checked(config, until)
+    order = plan(settings)
     require_packages(settings)
-    places.require(to_dict(settings))
     with open_session(settings, order, folder, until or "", reward, objectives or {}) as session:
+        warn(session, warnings)
         names = order.until(until)
         compile_ahead(session, names)
         if not processes.on_leader(lambda: has_begun(folder)):

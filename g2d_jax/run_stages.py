@@ -9,19 +9,21 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 from etils import epath
+from ml_collections import ConfigDict
 
 from g2d_jax import mesh as meshes
 from g2d_jax import stages as stage_modules
 from g2d_jax.accounting import TRAINING, goodput
-from g2d_jax.config import Config, Sft, places, prefix_of, setting_of
-from g2d_jax.config.graph import Plan, valid_plan
+from g2d_jax.config import Config, Sft, check, places, prefix_of, setting_of
+from g2d_jax.config.graph import Plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.config.policy_name import OF_MODEL, PolicyName
-from g2d_jax.config.section import unused
+from g2d_jax.config.section import Invalid, Issue, error
 from g2d_jax.data.problems import check_training
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.hf_folder import find_weights
@@ -55,49 +57,59 @@ Objectives = Mapping[str, Callable[[Compute], Objective]]
 """Stage -> the function that makes its loss."""
 
 
-def check(config: Config, until: str | None = None) -> Plan:
-    """Return the plan if all settings can work: errors should show now, not after hours of warm-up.
+def checked(config: ConfigDict | Config, until: str | None = None) -> tuple[Config, list[Issue]]:
+    """Return the settings as records, and warnings: what is wrong should show now, not after hours
+    of warm-up.
 
-    until: the stage to stop after, None for all. Raises ValueError naming the field or the stage.
-    Looks at settings and at whether files exist; loads nothing.
+    until: the stage to stop after, None for all. Raises Invalid with all errors: those of
+    config/check.py, files that are not there, reward functions that cannot be imported, policies of
+    other runs that do not exist. Loads nothing.
     """
-    order = valid_plan(config, until)
-    init_params.shape(config.model, 1, init_params.adapters(config.lora))
+    run, found = check.issues(config, until)
+    known = {issue.path for issue in found}
+    found += [issue for issue in places.issues(to_dict(run)) if issue.path not in known]
+    known = {issue.path for issue in found}
+    for path, look in _looks(run):
+        if path in known:
+            continue
+        try:
+            look()
+        except ValueError as fault:
+            found.append(error(path, f"cannot be used: {fault}"))
+    errors = [issue for issue in found if issue.level == "error"]
+    if errors:
+        raise Invalid(errors)
+    return run, found
+
+
+def _looks(config: Config) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield settings that name something, each with a function that raises ValueError where it
+    cannot be used."""
+    shape = init_params.shape
+    yield "model", lambda: shape(config.model, 1, init_params.adapters(config.lora))
     if config.engine.is_server:
         from g2d_jax.runtime import endpoint  # here: few runs have one
 
-        try:
-            endpoint.check_url(config.engine.url)
-            endpoint.api_key(config.engine.url, config.engine.api_key_env)
-        except ValueError as error:
-            raise ValueError(f"engine: {error}") from error
+        url = config.engine.url
+        yield "engine.url", lambda: endpoint.check_url(url)
+        yield "engine.api_key_env", lambda: endpoint.api_key(url, config.engine.api_key_env)
     for name, task in config.all_tasks.items():
-        reward = task.reward
-        check_training(task.train.path, f"{setting_of(name, 'train')}.path")
-        # Files are looked for; reward models are not loaded.
-        try:
-            is_model = reward.function == "model"
-            if is_model and (reason := places.missing(reward.model.path, "model")):
-                raise ValueError(f"reward.model.path: {reason}")
-            for function in reward.user_functions:
-                load_reward(function, reward.folder)
-        except ValueError as error:
-            raise ValueError(f"{prefix_of(name)}{error}") from error
-    for name in order.order:
-        stage = config.stages[name]
-        try:
-            for policy in stage.policies_read():
-                require_elsewhere(policy)
-        except ValueError as error:
-            raise ValueError(f"stages.{name}: {error}") from error
-    return order
+        setting = f"{setting_of(name, 'train')}.path"
+        yield setting, partial(check_training, task.train.path, setting)
+        for function in task.reward.user_functions:
+            setting = "function" if function == task.reward.function else "functions"
+            look = partial(load_reward, function, task.reward.folder)
+            yield f"{prefix_of(name)}reward.{setting}", look
+    for name, stage in config.stages.items():
+        for field, policies in stage.policies_by_field().items():
+            for policy in policies:
+                yield f"stages.{name}.{field}", partial(require_elsewhere, policy)
 
 
-def refuse_unused(config: Config) -> None:
-    """Raise ValueError for a setting that does nothing, or not what it says, where nothing ran by
-    it yet."""
-    for error in unused(config):
-        raise error
+def warn(session: Session, warnings: Sequence[Issue]) -> None:
+    """Print the warnings among the issues of a run's settings."""
+    for issue in warnings:
+        session.tracker.say(f"WARNING: {issue}", "yellow")
 
 
 def require_packages(config: Config) -> None:
@@ -236,8 +248,6 @@ def _take(config: Config, folder: epath.Path, own: Mapping[str, str]) -> str:
 
     One that holds a run is left as it is until what the run reads has been compared.
     """
-    if not has_begun(folder):
-        refuse_unused(config)
     if not (folder / "config.json").exists():
         return claim(config, folder, own)
     require_same_run(config, folder, own)

@@ -532,7 +532,9 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     stops = [f"--config.stages.{place}.stop={texts}" for place, texts in chosen.items()]
     unread = "--config.stages.dpo.simpo_gamma=2.0"
     shown = g2d("run", "--config", TINY, "--dry-run", *stops, unread)
-    assert "dpo: loss_type='sigmoid' does not read simpo_gamma, though set" in shown
+    assert (
+        "WARNING: stages.dpo.simpo_gamma is set, and loss_type='sigmoid' does not read it" in shown
+    )
     assert (
         "WARNING: stages.warmup.sampling.stop has '}', which ends 80 of 80 right responses early:"
         in shown
@@ -565,7 +567,7 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["--until", "foo"], "there is no stage 'foo' to stop after; the stages are sft, warmup"),
+        (["--until", "foo"], "--until=foo names no stage: the stages are sft, warmup"),
         (
             ["--config.model.path=MODEL", "--config.tokenizer.path=procedural:slips"],
             "holds only pickled weights",
@@ -1093,7 +1095,9 @@ def test_evaluation_and_samples_read_no_other_problems(
     run = changed(test=gone)
     # a given problem needs no others
     assert len(commands.sample(run, policy="sft", prompts="1+1=?", count=1)) == 1
-    with pytest.raises(ValueError, match=r"data\.test\.path: there is no .*gone\.jsonl"):
+    with pytest.raises(
+        ValueError, match=r"data\.test\.path cannot be used: there is no .*gone\.jsonl"
+    ):
         commands.sample(run, policy="sft", count=1)
 
 

@@ -18,8 +18,8 @@ from forks import Forks
 
 from g2d_jax import __version__, arguments, pipeline
 from g2d_jax import config as settings
-from g2d_jax.config import STAGES, Config
-from g2d_jax.config.graph import valid_plan
+from g2d_jax.config import STAGES, Config, check
+from g2d_jax.config.graph import plan
 from g2d_jax.config_load import resolve, shipped
 from g2d_jax.plan.topologies import topology
 from g2d_jax.runtime import failures
@@ -228,7 +228,8 @@ def test_the_config_in_the_readme_is_one(tmp_path: Path) -> None:
     file = tmp_path / "my_config.py"
     file.write_text(block)
     config = resolve(str(file), ["config.stages.warmup.steps=100"])
-    assert pipeline.check(Config.of(config)).order == ("warmup", "collect", "dpo", "evaluate")
+    run, found = check.issues(config)
+    assert not found and plan(run).order == ("warmup", "collect", "dpo", "evaluate")
     assert config.stages.warmup.steps == 100
 
 
@@ -358,7 +359,7 @@ def require_sound(words: list[str], own: str) -> None:
         if typed.command == "sweep":
             points.with_axes(config, typed.product, typed.zip, typed.seeds)
         else:
-            valid_plan(Config.of(config))
+            check.checked(config)
     if machine := values.get("topology"):
         topology(machine)
 
@@ -458,7 +459,7 @@ def test_the_tutorial_makes_the_problems_it_shows_and_a_config(tutorial: Path) -
         assert len(rows) == 2 and Path(name.removesuffix(" <==")).read_text().startswith(
             "\n".join(rows) + "\n"
         )
-    order = pipeline.check(Config.of(resolve("my_config.py"))).order
+    order = plan(pipeline.checked(resolve("my_config.py"))[0]).order
     assert order == ("sft", "warmup", "collect", "dpo", "evaluate")
 
 

@@ -12,7 +12,6 @@ from toys import save_rows
 
 from g2d_jax import config as settings
 from g2d_jax import dryrun, pipeline
-from g2d_jax.config import Config
 from g2d_jax.config_load import resolve, shipped
 
 TINY = str(Path(__file__).parent / "tiny.py")
@@ -61,24 +60,24 @@ def test_shipped_configs_name_their_own(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: unnamed(c, "test"), r"stages\.evaluate: it needs problems of test, .* set data\.test\.path, a"),
-        (lambda c: unnamed(c, "train"), r"stages\.warmup: it needs problems of train, .* set data\.train\.path"),
+        (lambda c: unnamed(c, "test"), r"^data\.test\.path is not set, .* needed by evaluate: set it to a file"),
+        (lambda c: unnamed(c, "train"), r"^data\.train\.path is not set, .* needed by collect, warmup"),
         (
             lambda c: c.stages.update(best=settings.best_checkpoint(policy="warmup")) or unnamed(c, "dev"),
-            r"stages\.best: it needs problems of dev",
+            r"^data\.dev\.path is not set, .* needed by best",
         ),
         (
             lambda c: chat(c) or c.tasks.chat.update(weight=0.0) or unnamed(c, "test"),
-            r"stages\.evaluate: .* set data\.test\.path or tasks\.chat\.test\.path, a file",
+            r"^data\.test\.path .* set it or tasks\.chat\.test\.path to a file",
         ),
-        (chat, r"stages\.warmup: it draws problems of every task, .* those of chat: set tasks\.chat\.train\.path"),
+        (chat, r"^tasks\.chat\.train\.path is not set, .* needed by collect, warmup: .* or tasks\.chat\.weight to 0"),
         (
             lambda c: chat(c, train=settings.source("procedural:slips", limit=9)) or unnamed(c, "train"),
-            r"those of main: set data\.train\.path, a file .*, or data\.weight to 0",
+            r"^data\.train\.path is not set, .* set it to a file .*, or data\.weight to 0",
         ),
         (
             lambda c: c.stages.sft.data.update(path=""),
-            r"stages\.sft: no setting names its examples: set stages\.sft\.data\.path, a file or hub:owner/name",
+            r"^stages\.sft\.data\.path is not set: set it to a file or hub:owner/name",
         ),
     ],
 )  # fmt: skip
@@ -95,10 +94,10 @@ def test_what_no_stage_needs_may_be_unnamed(config: ConfigDict) -> None:
     unnamed(config, "dev")
     chat(config, test=settings.source("procedural:slips", limit=4))
     config.tasks.chat.weight = 0.0
-    pipeline.check(Config.of(config))
+    pipeline.checked(config)
     only(config, "sft")
     unnamed(config, "train", "test")
-    pipeline.check(Config.of(config))
+    pipeline.checked(config)
 
 
 def test_random_parameters_have_the_tokenizer_of_embedded_tasks_only_with_their_problems(
@@ -106,7 +105,7 @@ def test_random_parameters_have_the_tokenizer_of_embedded_tasks_only_with_their_
 ) -> None:
     only(config, "warmup")
     config.stages.warmup.policy = "init"
-    pipeline.check(Config.of(config))
+    pipeline.checked(config)
     save_rows(tmp_path / "mine.jsonl", NUMBERS)
     for split in ("train", "dev", "test"):
         config.data[split] = settings.source(str(tmp_path / "mine.jsonl"), split, 9)
@@ -114,9 +113,9 @@ def test_random_parameters_have_the_tokenizer_of_embedded_tasks_only_with_their_
         ValueError,
         match=r"tokenizer\.path is empty, and so is model\.path: random parameters come wi",
     ):
-        pipeline.check(Config.of(config))
+        pipeline.checked(config)
     config.tokenizer.path = "procedural:slips"
-    pipeline.check(Config.of(config))
+    pipeline.checked(config)
 
 
 @pytest.mark.parametrize("split", ["test", "dev"])

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from g2d_jax import cli, commands, pipeline
 from g2d_jax import config as settings
-from g2d_jax.config import Config, places
+from g2d_jax.config import Config, Invalid, places
 from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.config_load import resolve
 from g2d_jax.data.arithmetic import tokenizer
@@ -106,6 +106,12 @@ def make_project(folder: Path, line: str = "pass") -> Path:
         )
     (folder / "mine.py").write_text(CONFIG.replace("{line}", line))
     return folder
+
+
+def assert_there(values: Any) -> None:
+    """Raise Invalid where files that settings name are not there."""
+    if gone := list(places.issues(values)):
+        raise Invalid(gone)
 
 
 @pytest.fixture
@@ -214,9 +220,10 @@ def test_a_folder_of_a_hub_id_s_form_is_that_folder_where_it_exists(project: Pat
     assert places.decided("owner/name", "model", base) == "owner/name"
     config = from_dict({"model": {"path": "owner/name"}})  # decided elsewhere to be a hub id
     with pytest.raises(
-        ValueError, match=r"model\.path: owner/name is the name of a repository on the hub, but"
+        ValueError,
+        match=r"model\.path cannot be used: owner/name is the name of a repository on the hub, but",
     ):
-        places.require(config)
+        assert_there(config)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -237,7 +244,7 @@ def test_what_is_decided_stays_so_wherever_it_is_read(kind: str, text: str) -> N
     [
         (
             "data.train.path=r.jsonl",
-            "data.train.path: there is no {here}/r.jsonl (given as 'r.jsonl', relative",
+            "data.train.path cannot be used: there is no {here}/r.jsonl (given as 'r.jsonl', relative",
         ),
         (
             "data.train.path=math500:x/y.json",
@@ -245,19 +252,19 @@ def test_what_is_decided_stays_so_wherever_it_is_read(kind: str, text: str) -> N
         ),
         (
             "data.test.path=hub:./rows:test",
-            "data.test.path: there is no {here}/rows (given as './rows'",
+            "data.test.path cannot be used: there is no {here}/rows (given as './rows'",
         ),
         (
             "model.path=./gone",
-            "model.path: there is no {here}/gone (given as './gone', relative to the working "
+            "model.path cannot be used: there is no {here}/gone (given as './gone', relative to the working "
             "directory",
         ),
-        ("model.path=/gone/a", "model.path: there is no /gone/a"),
-        ("tokenizer.path=a/b/c", "tokenizer.path: there is no {here}/a/b/c"),
+        ("model.path=/gone/a", "model.path cannot be used: there is no /gone/a"),
+        ("tokenizer.path=a/b/c", "tokenizer.path cannot be used: there is no {here}/a/b/c"),
         ("stages.sft.policy=hf:./gone", "there is no folder {here}/gone"),
         (
             "stages.sft.data.path=gone.parquet",
-            "stages.sft.data.path: there is no {here}/gone.parquet",
+            "stages.sft.data.path cannot be used: there is no {here}/gone.parquet",
         ),
         (
             "stages.sft.policy=run:./gone#dpo",
@@ -295,10 +302,10 @@ def test_all_that_is_missing_is_told_at_once(
     (project / "models" / "tiny").mkdir(parents=True)
     assert cli.main(["run", "--config", str(project / "mine.py"), "--dry-run"]) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "g2d: 3 settings name what is not there:" and len(lines) == 4
+    assert lines[0] == "g2d: 3 things are wrong with the settings:" and len(lines) == 4
     base = f"relative to the folder of mine.py, {project})"
     assert lines[1] == (
-        f"  data.train.path: there is no {project}/data/train.jsonl (given as "
+        f"  data.train.path cannot be used: there is no {project}/data/train.jsonl (given as "
         f"'data/train.jsonl', {base}"
     )
 
@@ -309,7 +316,8 @@ def test_a_config_from_python_is_relative_to_the_working_directory(project: Path
     config.tokenizer.path = "procedural:slips"
     config.stages.sft = settings.sft(steps=100, data=settings.source("procedural:slips"))
     with pytest.raises(
-        ValueError, match=rf"data\.train\.path: there is no {Path.cwd()}/rows\.jsonl \(given as"
+        ValueError,
+        match=rf"data\.train\.path cannot be used: there is no {Path.cwd()}/rows\.jsonl \(given as",
     ):
         pipeline.run(config, "runs/a")
     assert config.data.train.path == "rows.jsonl"  # the caller's own is left alone
@@ -336,9 +344,10 @@ def test_a_relative_path_in_a_config_of_frozen_settings_is_refused(
         section = section[name]
     section[key] = text
     with pytest.raises(
-        ValueError, match=rf"{path}: {text} is relative, and a Config's paths are absolute"
+        ValueError,
+        match=rf"{path} cannot be used: {text} is relative, and a Config's paths are absolute",
     ):
-        places.require(to_dict(Config.of(config)))
+        assert_there(to_dict(Config.of(config)))
 
 
 def test_arms_of_a_file_are_relative_to_it_and_those_of_the_command_line_to_the_working_directory(
@@ -492,11 +501,11 @@ def test_a_work_directory_is_used_from_anywhere_and_after_it_moved(
     monkeypatch.setattr(socket.socket, "connect", connected)
     said = g2d("sample", work, status=1)
     assert (
-        f"model.path: there is no {moved}/models/tiny" in said
+        f"model.path cannot be used: there is no {moved}/models/tiny" in said
         and f"there is no {moved}/data/test.jsonl" in said
     )
     said = g2d("export", work, "--output", tmp_path / "fourth", status=1)
-    assert said.startswith(f"g2d: model.path: there is no {moved}/models/tiny")
+    assert said.startswith(f"g2d: model.path cannot be used: there is no {moved}/models/tiny")
     assert "report.html" in g2d("report", work) and "done" in g2d("status", work)
 
 

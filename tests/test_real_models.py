@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import commands, dryrun, pipeline, recipes
 from g2d_jax.config import Config, graph
+from g2d_jax.config.graph import plan
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.session.policies import load_policy
@@ -97,7 +98,7 @@ def test_models(model: str) -> None:
 def test_hyper_parameters(model: str, method: str, lora: int, rate: float) -> None:
     """Table 4 of arXiv 2506.21495, verifiable tasks, and what the papers leave open."""
     config = resolve(f"{model}:method={method},lora={lora}")
-    assert pipeline.check(Config.of(config)).order == METHODS[method]
+    assert plan(pipeline.checked(config)[0]).order == METHODS[method]
     adapters = (lora, 32.0, "bfloat16") if lora else (0, 16.0, "float32")
     assert (config.lora.rank, config.lora.alpha, config.lora.base_dtype) == adapters
     assert (config.lora.targets, config.lora.rslora) == (("all-linear",), False)
@@ -250,7 +251,7 @@ def test_test_problems_are_not_trained_on(suite: str) -> None:
         ValueError,
         match=re.escape(f"data.train.path is '{suite}', which are test problems: train on math"),
     ):
-        pipeline.check(Config.of(config))
+        pipeline.checked(config)
 
 
 # The study over K
@@ -361,7 +362,7 @@ SUITES = [
 def test_dry_run(spec: str, toys: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train, test, count = SUITES[SPECS.index(spec) % len(SUITES)]
     config = at_toy_size(spec, toys, train, test)
-    pipeline.check(Config.of(config))
+    pipeline.checked(config)
     dryrun.show(config)
     shown = capsys.readouterr().out
     places = [

@@ -11,7 +11,7 @@ import jax
 from etils import epath
 
 from g2d_jax.accounting import TRAINING, behind
-from g2d_jax.config import BestCheckpoint, Config, Mesh, places, prefix_of, setting_of
+from g2d_jax.config import BestCheckpoint, Config, Invalid, Mesh, places, prefix_of, setting_of
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.mesh import make_mesh, slices
@@ -73,7 +73,8 @@ def opened(
     for task in (values["data"], *values["tasks"].values()):
         for split in {*SPLITS}.difference(splits):
             task[split]["path"] = ""  # not read, and so it need not be there
-    places.require(values, needs, where_to_look(folder, content))
+    if gone := list(places.issues(values, needs)):
+        raise ValueError(f"{Invalid(gone)}\n{where_to_look(folder, content)}".rstrip())
     flags.check_devices()
     config = _on_this_machine(config)
     if reward is None and "reward" in (content.get("own") or {}):

@@ -2,13 +2,13 @@
 adds stages.
 
     base(), online(…), … ─► ConfigDict, the user's side: names and types are fixed, values change
-    Config.of(config)    ─► frozen records, checked: what the library works with
+    Config.of(config)    ─► frozen records, types and bounds checked: what the library works with
 
 section.py   what a section of settings is: types, choices, bounds, and the types that several share
 machine.py, model.py, rewards.py, training.py   the sections outside the stages
 stages/      a file for each kind of stage
 settings.py  all of them, `Config`           build.py  the functions that config files call
-graph.py     the stages' order, and what they read
+graph.py     the stages' order, and what they read      check.py   all that is wrong, in one list
 places.py    texts that name files and folders           policy_name.py   the parts of a policy's name
 io.py        to JSON and back, and what differs
 
@@ -36,7 +36,8 @@ from g2d_jax.config.rewards import Data, Reward, RewardModel, Source, Task
 from g2d_jax.config.section import (
     Bounds,
     Dtype,
-    FieldError,
+    Invalid,
+    Issue,
     Measure,
     Section,
     Split,

@@ -8,16 +8,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from g2d_jax.config.policy_name import own_stage
 from g2d_jax.config.section import (
     Bounds,
     Concurrency,
-    FieldError,
     FilePath,
+    Issue,
     NonNegative,
     Positive,
     Retries,
+    Run,
     Section,
     Timeout,
+    error,
 )
 
 Remat = Literal["none", "dots", "attention", "full"]
@@ -95,13 +98,31 @@ class Logging(Section):
             return None
         return Window(match[1], int(match[2]), int(match[3]))
 
-    def conflicts(self) -> Iterator[ValueError]:
-        """Refuse a window that cannot be read."""
-        if self.profile is not None and self.window is None:
-            yield FieldError(
-                "profile",
-                f"is {self.profile!r}: write STAGE:START-STOP with the numbers of the first and "
-                "the last update to trace, as in warmup:3-5; the first update of a stage is 1",
+    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+        """Yield updates to profile that cannot be read, or do not come."""
+        if self.profile is None:
+            return
+        if self.window is None:
+            yield error(
+                f"{at}profile",
+                f"is {self.profile!r}",
+                "write STAGE:START-STOP with the numbers of the first and the last update to "
+                "trace, as in warmup:3-5; the first update of a stage is 1",
+            )
+            return
+        training = [name for name, stage in run.stages.items() if stage.trains]
+        if self.window.stage not in training:
+            yield error(
+                f"{at}profile",
+                f"is {self.profile!r}",
+                f"name a stage with updates: {', '.join(training) or 'there is none'}",
+            )
+            return
+        # An offline stage has as many as its pairs fill, which are not known yet.
+        steps = getattr(run.stages[self.window.stage], "steps", None)
+        if steps is not None and self.window.last > steps:
+            yield error(
+                f"{at}profile", f"is {self.profile!r}, but {self.window.stage} has {steps} updates"
             )
 
 
@@ -153,20 +174,30 @@ class Engine(Section):
         """True if a server samples."""
         return self.kind == "server"
 
-    def conflicts(self) -> Iterator[ValueError]:
-        """Refuse to sample ahead on the devices that train."""
-        if self.ahead and not self.is_server:
-            yield FieldError(
-                "ahead",
-                "is 1, and kind is 'sampler', which has the devices that train: set kind to "
-                "'server', or leave it at 0",
-            )
+    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+        """Yield what needs a server where there is none, and policies that never reach it."""
+        if not self.is_server:
+            for name in ("url", "ahead"):
+                if getattr(self, name):
+                    yield error(
+                        f"{at}{name}",
+                        "is set, and kind is 'sampler', which uses no server",
+                        f"set {at}kind to 'server', or leave it out",
+                    )
+            return
+        if self.sync == "none":
+            yield from self._never_sent(at, run)
+        if self.sync == "adapter" and not run.lora.rank:
+            yield error(f"{at}sync", "is 'adapter', and lora.rank is 0", "use 'folder'")
 
-    def unused(self) -> Iterator[ValueError]:
-        """Refuse a server that is not asked."""
-        if self.url and not self.is_server:
-            yield FieldError(
-                "url",
-                "is set, and kind is 'sampler', which asks no server: set kind to 'server', or "
-                "leave it out",
+    def _never_sent(self, at: str, run: Run) -> Iterator[Issue]:
+        """Yield policies to sample from that the server was not started with."""
+        sampled = run.policies_sampled()
+        made = [name for name in sorted(sampled) if own_stage(name) in run.stages]
+        if len(sampled) > 1 or made:
+            yield error(
+                f"{at}sync",
+                "is 'none', so the server holds the policy that it was started with, and stages "
+                f"sample from {', '.join(sorted(sampled))}",
+                "set it to 'folder' or 'adapter'",
             )

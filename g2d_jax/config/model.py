@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Annotated
 
-from g2d_jax.config.section import Bounds, Dtype, FieldError, ModelPath, NonNegative, Section
+from g2d_jax.config.section import Bounds, Dtype, Issue, ModelPath, NonNegative, Run, Section, error
 
 
 class Model(Section):
@@ -39,22 +39,16 @@ class Lora(Section):
     base_dtype: Dtype = "float32"
     quantise: str = ""  # of them the blocks' linear layers: "int8" or "nf4" (extra quant)
 
-    def conflicts(self) -> Iterator[ValueError]:
-        """Refuse what belongs to adapters where there are none."""
-        if not self.rank and self.quantise:
-            yield FieldError(
-                "quantise",
-                "is of what stands beside adapters: set lora.rank too, of a recipe lora=RANK",
-            )
-
-    def unused(self) -> Iterator[ValueError]:
-        """Refuse another type of parameters that are not trained where all are."""
-        if not self.rank and self.base_dtype != "float32":
-            yield FieldError(
-                "base_dtype",
-                "is of parameters that are not trained, and lora.rank is 0, so that all are: set "
-                "lora.rank too, or leave it at float32",
-            )
+    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+        """Yield settings of the parameters that are not trained where all are."""
+        default = Lora()
+        for name in ("quantise", "base_dtype"):
+            if not self.rank and getattr(self, name) != getattr(default, name):
+                yield error(
+                    f"{at}{name}",
+                    "is for parameters that are not trained, and lora.rank is 0, which trains all",
+                    "set lora.rank too (in a recipe: lora=RANK)",
+                )
 
 
 class Tokenizer(Section):

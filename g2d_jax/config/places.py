@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import config as schema
 from g2d_jax.config.policy_name import OF_MODEL, OF_RUN, PolicyName
-from g2d_jax.config.section import Place, Section
+from g2d_jax.config.section import Issue, Place, Section, error
 from g2d_jax.runtime import storage
 
 FILES = (".jsonl", ".json", ".parquet", ".safetensors")
@@ -244,33 +244,21 @@ def change(
 # Whether it is there
 
 
-def require(
-    values: Mapping[str, Any], sections: Collection[str] | None = None, advice: str = ""
-) -> None:
-    """Raise ValueError, once for all of them, where files and folders that settings name are not
-    there, or relative.
+def issues(values: Mapping[str, Any], sections: Collection[str] | None = None) -> Iterator[Issue]:
+    """Yield files and folders that settings name and that are not there, or relative.
 
     values: a config, or its dictionary, whose places are decided. sections: the top-level sections
-    to look at, None for all. advice: a sentence for the end of the message. Folders that are made
-    where there are none, and object stores, are not looked at. A hub id is refused where the
-    working directory has a folder of that name, which the hub's libraries would take instead.
+    to look at, None for all. Folders that are made where there are none, and object stores, are not
+    looked at. A hub id is an error where the working directory has a folder of that name, which the
+    hub's libraries would take instead.
     """
     stages = tuple(values.get("stages", {}))
-    wrong: list[str] = []
     for named in walk(values):
         if sections is not None and named.path.partition(".")[0] not in sections:
             continue
         for text in named.texts:
             if reason := missing(text, named.place.kind, stages):
-                wrong.append(f"{named.path}: {reason}")
-    if not wrong:
-        return
-    if len(wrong) > 1:
-        wrong.insert(0, f"{len(wrong)} settings name what is not there:")
-    text = "\n  ".join(wrong)
-    if advice:
-        text += f"\n{advice}"
-    raise ValueError(text)
+                yield error(named.path, f"cannot be used: {reason}")
 
 
 def missing(text: str, kind: str, stages: Collection[str] = ()) -> str:

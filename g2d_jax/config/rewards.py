@@ -9,13 +9,15 @@ from typing import Annotated, Literal
 from g2d_jax.config.section import (
     Bounds,
     Dtype,
-    FieldError,
     FilePath,
+    Issue,
     ModelPath,
     NotNegativeFloat,
     Positive,
     ProblemsPath,
+    Run,
     Section,
+    error,
 )
 from g2d_jax.records import MOST_REWARD, AnswerRule
 
@@ -128,54 +130,60 @@ class Reward(Section):
             return self.function != "model"
         return self.verifiable
 
-    def conflicts(self) -> Iterator[ValueError]:
-        """Refuse a kind of rewards that the function does not give, what is not its own, and a
-        model without a name."""
+    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+        """Yield a kind of rewards that the function does not give, settings of another function,
+        and a model without a name."""
         knows = {"verify": "right and wrong", "model": "better and worse only"}
         alone = not (self.is_function or self.functions)
         if alone and self.is_verifiable != (self.function == "verify"):
-            yield FieldError(
-                "verifiable",
-                f"is {self.verifiable}, but {self.function!r} knows {knows[self.function]}: leave it "
-                "unset",
+            yield error(
+                f"{at}verifiable",
+                f"is {self.verifiable}, but {self.function!r} knows {knows[self.function]}",
+                "leave it unset",
             )
+        yield from self._further_issues(at)
+        if self.answers != "boxed" and self.function == "model":
+            yield error(
+                f"{at}answers", "is set, and a reward model reads whole responses", "leave it out"
+            )
+        for name in ("decimal_places", "unreadable"):
+            if self.function != "verify" and getattr(self, name) != getattr(Reward(), name):
+                yield error(
+                    f"{at}{name}",
+                    f"is for the verifier, and function is {self.function!r}",
+                    "leave it out",
+                )
+        if self.function == "model" and not self.model.path:
+            yield error(
+                f"{at}model.path",
+                "is not set",
+                "give the folder or hub id of a model with a scalar head",
+            )
+        if self.model.path and self.function != "model":
+            yield error(
+                f"{at}model.path",
+                f"is set, and function is {self.function!r}, which uses none",
+                f"set {at}function to 'model', or leave it out",
+            )
+
+    def _further_issues(self, at: str) -> Iterator[Issue]:
+        """Yield functions without a weight, and those that are named twice."""
         if len(self.functions) != len(self.weights):
-            yield FieldError(
-                "weights",
-                f"has {len(self.weights)} numbers for {len(self.functions)} reward.functions: give "
-                "one for each",
+            yield error(
+                f"{at}weights",
+                f"has {len(self.weights)} numbers for {len(self.functions)} functions",
+                "give one for each",
             )
         known = ("verify", "model", self.function)
         for name in self.functions:
             if name in known or self.functions.count(name) > 1:
-                yield FieldError(
-                    "functions",
-                    f"has {name!r}: name each function of yours once, and give verify, model or the "
-                    "function that decides what is correct as reward.function",
+                yield error(
+                    f"{at}functions",
+                    f"has {name!r}",
+                    "name each function of yours once, and give verify, model or the function that "
+                    f"decides what is correct as {at}function",
                 )
-        if self.answers != "boxed" and self.function == "model":
-            yield FieldError(
-                "answers",
-                f"is {self.answers!r}, but {self.function!r} reads whole responses: leave it out",
-            )
-        for name, default in (("decimal_places", 6), ("unreadable", "leave_out")):
-            if self.function != "verify" and getattr(self, name) != default:
-                yield FieldError(
-                    name, f"is of the verifier, and function is {self.function!r}: leave it unset"
-                )
-        if self.function == "model" and not self.model.path:
-            yield FieldError(
-                "model.path", "is not set: give the folder or hub id of a model with a scalar head"
-            )
-
-    def unused(self) -> Iterator[ValueError]:
-        """Refuse a model that is not used."""
-        if self.model.path and self.function != "model":
-            yield FieldError(
-                "model.path",
-                f"is set, and function is {self.function!r}, which uses none: set "
-                "reward.function to 'model', or leave it out",
-            )
+                return
 
 
 class Task(Section):

@@ -15,14 +15,17 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 S = TypeVar("S", bound="Section")
+
+Run: TypeAlias = Any
+"""The whole `Config`, which rules of a section may read: settings.py makes it of all sections."""
 
 
 @dataclass(frozen=True)
@@ -108,14 +111,37 @@ Rollouts = Annotated[str, Place("rollouts")]
 Preferences = Annotated[str, Place("preferences")]
 
 
-class FieldError(ValueError):
-    """The error that a field's value cannot be used. path: of the field, dotted; what: "must be
-    …"."""
+@dataclass(frozen=True)
+class Issue:
+    """Something wrong with the settings of a run. An error stops it, a warning does not.
 
-    def __init__(self, path: str, what: str) -> None:
-        super().__init__(f"{path} {what}")
-        self.path = path
-        self.what = what
+    path: the setting, dotted, or the section. text goes on from it: "must be at least 1, got 0".
+    remedy: what to do, "" where the text says so.
+    """
+
+    level: Literal["error", "warning"]
+    path: str
+    text: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        whole = f"{self.path} {self.text}".strip()
+        return f"{whole}: {self.remedy}" if self.remedy else whole
+
+
+error = functools.partial(Issue, "error")
+warning = functools.partial(Issue, "warning")
+
+
+class Invalid(ValueError):
+    """Settings cannot be used. issues: all that is wrong."""
+
+    def __init__(self, issues: Sequence[Issue]) -> None:
+        self.issues = tuple(issues)
+        lines = list(map(str, self.issues))
+        if len(lines) > 1:
+            lines.insert(0, f"{len(lines)} things are wrong with the settings:")
+        super().__init__("\n  ".join(lines))
 
 
 _ITEMS: dict[type, str] = {int: "integers", float: "numbers", str: "texts"}
@@ -179,27 +205,26 @@ class Section:
     """A section of the settings: classes made from it are frozen dataclasses, their fields given by
     name.
 
-    Making one raises FieldError, or ValueError where several fields do not fit.
+    Making one raises Invalid for values of another type or beyond their bounds. Which values do not
+    go together is found by check.py.
     """
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
-        # A field's own bounds first: what `conflicts` says of several fields takes each for granted.
+        found = []
         for name, hint in self.hints().items():
             if fault := hint.fault(getattr(self, name)):
-                raise FieldError(name, fault)
-        for error in self.conflicts():
-            raise error
+                found.append(error(name, fault))
+        if found:
+            raise Invalid(found)
 
-    def conflicts(self) -> Iterator[ValueError]:
-        """Yield an error for each rule that fields break together; the first is raised."""
-        yield from ()
+    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+        """Yield what in the section does not go together, or with the rest of the run's settings.
 
-    def unused(self) -> Iterator[ValueError]:
-        """Yield an error for each setting that does nothing, or not what it says: asked of what
-        begins, so that what ran already stays readable."""
+        at: what stands before the names of its fields: "stages.warmup.", "" for the whole run.
+        """
         yield from ()
 
     @classmethod
@@ -212,24 +237,6 @@ class Section:
     def to_dict(self) -> dict[str, Any]:
         """Return the values as a dictionary, sections within it as such too."""
         return dataclasses.asdict(self)
-
-
-def unused(section: Section, path: str = "") -> Iterator[ValueError]:
-    """Yield what `Section.unused` says of a section and of all within it. path: of the section, with
-    a dot behind it."""
-    for error in section.unused():
-        if isinstance(error, FieldError):
-            yield FieldError(path + error.path, error.what)
-        else:
-            yield ValueError(f"{path.rstrip('.')}: {error}" if path else str(error))
-    for name in section.hints():
-        value = getattr(section, name)
-        if isinstance(value, Section):
-            yield from unused(value, f"{path}{name}.")
-        elif isinstance(value, Mapping):
-            for key, item in value.items():
-                if isinstance(item, Section):
-                    yield from unused(item, f"{path}{name}.{key}.")
 
 
 def editable(section: Section) -> ConfigDict:
@@ -249,11 +256,23 @@ def editable(section: Section) -> ConfigDict:
 
 
 def record(section: type[S], values: ConfigDict, path: str = "", **fields: Any) -> S:
-    """Return the checked record of a ConfigDict that `editable` made. path: the section's own, for
-    messages.
+    """Return the record of a ConfigDict that `editable` made: see `read`. Raises Invalid with all
+    values that are wrong."""
+    found: list[Issue] = []
+    made = read(section, values, found, path, **fields)
+    if found:
+        raise Invalid(found)
+    return made
 
-    fields: records that stand in place of some of the values. Values that the record has no field
-    for are left out. Raises FieldError or ValueError naming the full path.
+
+def read(
+    section: type[S], values: ConfigDict, found: list[Issue], path: str = "", **fields: Any
+) -> S:
+    """Return the record of a ConfigDict that `editable` made, with defaults in place of values that
+    are wrong, which are added to `found`.
+
+    path: the section's own, for messages. fields: records that stand in place of some of the
+    values. Values that the record has no field for are left out.
     """
     prefix = path and f"{path}."
     for name, hint in section.hints().items():
@@ -261,13 +280,11 @@ def record(section: type[S], values: ConfigDict, path: str = "", **fields: Any) 
             continue
         value = values[name]
         if issubclass(hint.kind, Section):
-            value = record(hint.kind, value, f"{prefix}{name}")
+            value = read(hint.kind, value, found, f"{prefix}{name}")
         if isinstance(value, ConfigDict):
             value = value.to_dict()
+        if fault := hint.fault(value):
+            found.append(error(f"{prefix}{name}", fault))
+            value = getattr(section(), name)
         fields[name] = value
-    try:
-        return section(**fields)
-    except FieldError as error:
-        raise FieldError(f"{prefix}{error.path}", error.what) from error
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}" if path else str(error)) from error
+    return section(**fields)

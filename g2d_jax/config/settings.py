@@ -11,9 +11,8 @@ from ml_collections import ConfigDict
 
 from g2d_jax.config.machine import Checkpoint, Compute, Engine, Faults, Logging, Mesh
 from g2d_jax.config.model import Lora, Model, Tokenizer
-from g2d_jax.config.policy_name import PolicyName
 from g2d_jax.config.rewards import Data, Reward, RewardModel, Task
-from g2d_jax.config.section import Dtype, FieldError, Section, record
+from g2d_jax.config.section import Dtype, Invalid, Issue, Run, Section, error, read
 from g2d_jax.config.stages.stage import STAGES, Stage
 
 StageT = TypeVar("StageT", bound=Stage)
@@ -68,17 +67,28 @@ class Config(Section):
 
     @classmethod
     def of(cls, config: ConfigDict) -> Config:
-        """Return the checked settings of a user's config; what makes a study of it (`sweep`) is
+        """Return the settings of a user's config as records; what makes a study of it (`sweep`) is
         left out.
 
-        Raises ValueError naming the field, with its full path, or the stage.
+        Raises Invalid with every value of another type or beyond its bounds. What does not go
+        together is found by check.py.
         """
-        tasks = {name: record(Task, task, f"tasks.{name}") for name, task in config.tasks.items()}
-        stages = {
-            name: record(STAGES[stage.kind], stage, f"stages.{name}")
-            for name, stage in config.stages.items()
-        }
-        return record(cls, config, tasks=tasks, stages=stages)
+        found: list[Issue] = []
+        made = cls.read(config, found)
+        if found:
+            raise Invalid(found)
+        return made
+
+    @classmethod
+    def read(cls, config: ConfigDict, found: list[Issue]) -> Config:
+        """Return the same with defaults in place of wrong values, which are added to `found`."""
+        tasks = {}
+        for name, task in config.tasks.items():
+            tasks[name] = read(Task, task, found, f"tasks.{name}")
+        stages = {}
+        for name, stage in config.stages.items():
+            stages[name] = read(STAGES[stage.kind], stage, found, f"stages.{name}")
+        return read(cls, config, found, tasks=tasks, stages=stages)
 
     @cached_property
     def all_tasks(self) -> dict[str, Task]:
@@ -108,6 +118,13 @@ class Config(Section):
         """By task, whether its reward knows right and wrong."""
         return {name: task.reward.is_verifiable for name, task in self.all_tasks.items()}
 
+    def policies_sampled(self) -> set[str]:
+        """Return the policies that a server would have to hold, in words."""
+        sampled: set[str] = set()
+        for name, stage in self.stages.items():
+            sampled |= stage.policies_sampled(name)
+        return sampled
+
     def stage(self, name: str, kind: type[StageT]) -> StageT:
         """Return a stage that is known to be of this kind. Raises TypeError otherwise."""
         stage = self.stages[name]
@@ -119,104 +136,42 @@ class Config(Section):
         """Return the stages of a kind by name."""
         return {name: stage for name, stage in self.stages.items() if isinstance(stage, kind)}
 
-    def conflicts(self) -> Iterator[ValueError]:
-        """Refuse what sections and stages do not allow each other; what stages read of each other
-        is in graph.py."""
+    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+        """Yield what whole sections do not allow each other."""
+        for section, names in (("stages", self.stages), ("tasks", self.tasks)):
+            for name in names:
+                if name in RESERVED:
+                    yield error(
+                        f"{section}.{name}",
+                        f"has a name that means something else, as do {', '.join(RESERVED)}",
+                        f"choose another, {name}-1 say",
+                    )
         if not any(task.weight for task in self.all_tasks.values()):
-            yield ValueError(
-                "data.weight and all tasks.*.weight are 0: one of them must be positive"
-            )
+            yield error("data.weight", "and all tasks.*.weight are 0", "set one to more than 0")
         # Where cuDNN cannot serve on any devices; models/kernels.py says the rest.
         if self.compute.attention == "cudnn" and self.dtype == "float32":
-            yield ValueError(
-                "compute.attention is 'cudnn', which computes in bfloat16 only: set dtype to "
-                "bfloat16, or auto"
+            yield error(
+                "compute.attention",
+                "is 'cudnn', which computes in bfloat16 only",
+                "set dtype to bfloat16, or this to auto",
             )
-        yield from self._window_conflicts()
-        if self.engine.is_server:
-            yield from self._engine_conflicts()
-        for name, stage in self.stages.items():
-            if self.tasks and stage.filters:
-                yield ValueError(
-                    f"stages.{name}: dynamic_sampling, drop_solved and difficulty put other "
-                    "prompts, of whatever task, in place of those they skip, and so change the "
-                    "ratio of the tasks of a mixed run: leave them off"
-                )
-
-    def unused(self) -> Iterator[ValueError]:
-        """Refuse what stages are asked for that rewards, or other stages, do not give."""
-        for name, stage in self.stages.items():
-            if stage.needs_pass_rates and not any(self.verifiable.values()):
-                yield ValueError(
-                    f"stages.{name}: a window of pass rates goes by right and wrong, and the "
-                    "rewards of this run know better and worse only: leave min_pass_rate and "
-                    "max_pass_rate"
-                )
-            for error in stage.unused_among(self.stages):
-                yield FieldError(f"stages.{name}.{error.path}", error.what)
-
-    def _engine_conflicts(self) -> Iterator[ValueError]:
-        """Refuse what a server cannot do: to follow a policy update by update, or to hold several
-        without sync."""
-        for name, stage in self.stages.items():
-            for error in stage.conflicts_served():
-                yield ValueError(f"stages.{name}: with engine.kind='server' {error}")
-        if self.engine.sync == "none":
-            yield from self._never_sent()
-        if self.engine.sync == "adapter" and not self.lora.rank:
-            yield FieldError("engine.sync", "is 'adapter', and lora.rank is 0: use 'folder'")
-        if self.engine.ahead:
-            yield from self._ahead_conflicts()
-
-    def _never_sent(self) -> Iterator[FieldError]:
-        """Refuse to sample from more than the policy that the server was started with."""
-        sampled = self.policies_sampled()
-        made = [name for name in sorted(sampled) if PolicyName.parse(name).own_stage in self.stages]
-        if len(sampled) > 1:
-            yield FieldError(
-                "engine.sync",
-                "is 'none', so the server holds one policy, and stages sample from "
-                f"{', '.join(sorted(sampled))}: set it to 'folder' or 'adapter'",
-            )
-        elif made:
-            yield FieldError(
-                "engine.sync",
-                "is 'none', so the server holds what it was started with, and stages sample from "
-                f"{made[0]}, which this run makes: set it to 'folder' or 'adapter'",
+        if not self._has_tokenizer:
+            yield error(
+                "tokenizer.path",
+                "is empty, and so is model.path: random parameters come without a tokenizer",
+                "set model.path, or tokenizer.path to a folder or hub id; procedural:slips is that "
+                "of the embedded arithmetic, which knows the characters of its problems only",
             )
 
-    def policies_sampled(self) -> set[str]:
-        """Return the policies that a server would have to hold, in words."""
-        sampled: set[str] = set()
-        for name, stage in self.stages.items():
-            sampled |= stage.policies_sampled(name)
-        return sampled
-
-    def _ahead_conflicts(self) -> Iterator[ValueError]:
-        """Refuse to sample ahead where there is no next window."""
-        for name, stage in self.stages.items():
-            if stage.never_synchronises:
-                yield ValueError(
-                    f"stages.{name}: sync_every=0 samples all responses before the first update, "
-                    "and engine.ahead=1 the next window's while one trains: set sync_every from 2 "
-                    "on, or engine.ahead to 0"
-                )
-
-    def _window_conflicts(self) -> Iterator[ValueError]:
-        """Refuse a window of updates that cannot come."""
-        window = self.logging.window
-        if window is None:
-            return
-        given = f"is {self.logging.profile!r}"
-        training = [name for name, stage in self.stages.items() if stage.trains]
-        if window.stage not in training:
-            updated = ", ".join(training) or "none"
-            yield FieldError("logging.profile", f"{given}: the stages with updates are {updated}")
-            return
-        # An offline stage has as many as its pairs fill, which are not known yet.
-        steps = getattr(self.stages[window.stage], "steps", None)
-        if steps is not None and window.last > steps:
-            yield FieldError("logging.profile", f"{given}, but {window.stage} has {steps} updates")
+    @property
+    def _has_tokenizer(self) -> bool:
+        """True if a setting names a tokenizer, or a model or an embedded task that has one."""
+        if self.model.path or self.tokenizer.path:
+            return True
+        paths = [stage.examples_path() or "" for stage in self.stages.values()]
+        for task in self.all_tasks.values():
+            paths += [task.train.path, task.dev.path, task.test.path]
+        return any(path.startswith("procedural:") for path in paths)
 
 
 def prefix_of(task: str) -> str:

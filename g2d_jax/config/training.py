@@ -10,12 +10,14 @@ from typing import Annotated, Any, Literal
 from g2d_jax.config.section import (
     Bounds,
     Dtype,
-    FieldError,
     Fraction,
+    Issue,
     NonNegative,
     NotNegativeFloat,
     Positive,
+    Run,
     Section,
+    error,
 )
 from g2d_jax.records import SamplingParams, stop_fault
 
@@ -37,25 +39,21 @@ class Optimizer(Section):
     b2: Annotated[float, Bounds(least=0, below=1)] = 0.999
     eps: NotNegativeFloat = 1e-8
     weight_decay: NotNegativeFloat = 0.0
-    max_grad_norm: float = 1.0  # L2 over all parameters; 0: no clipping
+    max_grad_norm: NotNegativeFloat = 1.0  # L2 over all parameters; 0: no clipping
 
-    def unused(self) -> Iterator[ValueError]:
-        """Refuse a negative norm, which clips nothing."""
-        if self.max_grad_norm < 0:
-            yield FieldError("max_grad_norm", "is negative, which clips nothing: 0 says so")
-
-    def conflicts(self) -> Iterator[ValueError]:
-        """Refuse settings of what the optimiser or schedule does not have."""
+    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+        """Yield settings of what the optimiser or schedule does not have."""
         if self.min_lr_ratio and self.schedule == "constant":
-            yield FieldError(
-                "min_lr_ratio",
-                f"is what a linear or cosine schedule ends at, got {self.min_lr_ratio} with "
-                "schedule='constant'",
+            yield error(
+                f"{at}min_lr_ratio",
+                f"is {self.min_lr_ratio}, and the learning rate is constant",
+                "set schedule to 'linear' or 'cosine'",
             )
         if self.kind == "adafactor" and self.moment_dtype != "float32":
-            yield FieldError(
-                "moment_dtype",
-                "is of AdamW's moments, and Adafactor has none of that size: leave it at float32",
+            yield error(
+                f"{at}moment_dtype",
+                "is for AdamW's moments, and Adafactor has none of that size",
+                "leave it at float32",
             )
 
 
@@ -68,10 +66,10 @@ class Sampling(Section):
     top_k: NonNegative = 0
     stop: tuple[str, ...] = ()  # texts that end a response, beside the tokenizer's stop tokens
 
-    def conflicts(self) -> Iterator[ValueError]:
-        """Refuse stop strings that cannot end a response."""
+    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+        """Yield stop strings that cannot end a response."""
         if fault := stop_fault(self.stop):
-            yield FieldError("stop", fault)
+            yield error(f"{at}stop", fault)
 
     def answers(self, count: int) -> int:
         """Return how many of `count` responses to a prompt are sampled: of greedy ones, which are

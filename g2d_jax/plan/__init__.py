@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
-from g2d_jax.config import Config
+from g2d_jax.config import Config, check
 from g2d_jax.plan.topologies import topology
 from g2d_jax.study.pricing import Rates
 
@@ -113,6 +113,5 @@ def _compiler(settings: Config, name: str, say: Callable[[str], None]) -> planni
     from g2d_jax import run_stages
     from g2d_jax.plan import planning
 
-    run_stages.check(settings)
-    run_stages.refuse_unused(settings)
+    check.checked(settings)
     return planning.Compiler(machine, say)

@@ -116,22 +116,6 @@ def report(trainer: Trainer, alerts: Iterable[Alert]) -> None:
     say(trainer.session, trainer.name, trainer.step, alerts, trainer.extra_state.warnings)
 
 
-def say_unread(session: Session, name: str, loss: str, unread: Sequence[str]) -> None:
-    """Say which settings are set and not read by the stage's loss; a study may vary that alone."""
-    if unread:
-        session.say_once(f"{name}: {loss} does not read {', '.join(unread)}, though set")
-
-
-def say_on_policy(session: Session, name: str, idle: Sequence[str]) -> None:
-    """Say which settings of GRPO's ratio are set where it is 1 throughout."""
-    if idle:
-        session.say_once(
-            f"{name}: with one update a batch the ratio of policies is 1, which leaves "
-            f"{' and '.join(idle)} without effect: raise num_iterations and sync_every, or "
-            "sync_every alone"
-        )
-
-
 def watch(
     trainer: Trainer,
     stage: Online,

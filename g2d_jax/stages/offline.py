@@ -83,7 +83,6 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
     with open_trainer(training) as trainer:
         if trainer.step == 0 and stage.compares:
             trainer.cost = scoring
-        alerts.say_unread(session, name, f"loss_type={stage.loss_type!r}", stage.idle)
         alerts.report(trainer, _alerts_of(session, stage, pairs))
         while trainer.meet_before_update():
             with session.track_cost(trainer.cost):
@@ -129,7 +128,6 @@ def alerts_ahead(session: Session, name: str, stage: Offline) -> list[alerts.Ale
 
     Raises ValueError as the run would for such a set.
     """
-    alerts.say_unread(session, name, f"loss_type={stage.loss_type!r}", stage.idle)
     pairs: list[Preference] = []
     if stage.preferences not in session.config.stages:
         pairs = read(session, stage)

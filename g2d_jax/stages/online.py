@@ -131,8 +131,6 @@ def _alerts_of_inputs(
 ) -> list[alerts.Alert]:
     """Return what may be wrong with the settings, the number of problems, the dump, and the lengths
     of responses."""
-    alerts.say_unread(session, name, f"loss={stage.loss!r}", stage.idle)
-    alerts.say_on_policy(session, name, stage.idle_on_policy)
     found = alerts.unlikely(stage)
     if external is None:
         problems = len(session.problems.train)

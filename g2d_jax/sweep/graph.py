@@ -23,7 +23,7 @@ from types import MappingProxyType
 from etils import epath
 
 from g2d_jax import run_stages
-from g2d_jax.config import BestCheckpoint, Config, Evaluate, Online, places
+from g2d_jax.config import BestCheckpoint, Config, Evaluate, Online
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import begins_more, identity, to_dict
 from g2d_jax.runtime import precision, storage
@@ -80,9 +80,7 @@ def build(studied: Sequence[Point], requested: Trajectories = MappingProxyType({
     configs = []
     for point in studied:
         try:
-            config = Config.of(point.config)
-            run_stages.check(config)
-            places.require(point.config)
+            config, _ = run_stages.checked(point.config)
         except ValueError as error:
             raise ValueError(f"point {point.label}: {error}") from error
         configs.append(_explicit(config))

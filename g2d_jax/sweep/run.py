@@ -112,11 +112,6 @@ def _whole_graph(name: str, studied: Sequence[Point], root: epath.Path) -> Graph
     if file.exists():
         _require_alike(root / "points" / name, _by_label(storage.read_json(file)), graph)
         return graph
-    for point, settings, _ in graph.points:
-        try:
-            run_stages.refuse_unused(settings)
-        except ValueError as error:
-            raise ValueError(f"point {point.label}: {error}") from error
     return graph
 
 

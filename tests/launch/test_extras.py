@@ -78,7 +78,7 @@ def needed() -> set[str]:
     paths = set(problems.NAMED)
     for config in map(resolve, shipped()):
         paths |= set(sources(config))
-        for check in (pipeline.check, run_stages.require_packages):
+        for check in (pipeline.checked, run_stages.require_packages):
             found |= asked(partial(check, Config.of(config)))
     for path in paths:
         found |= asked(partial(read, path))

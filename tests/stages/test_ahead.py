@@ -227,19 +227,22 @@ def test_a_policy_of_another_kind_than_is_asked_for_is_none(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"engine.kind": "sampler"}, r"engine\.ahead.*kind is 'sampler'.*set kind to 'server'"),
+        (
+            {"engine.kind": "sampler"},
+            r"engine\.ahead.*kind is 'sampler'.*set engine.kind to 'server'",
+        ),
         ({"engine.ahead": 2}, r"engine\.ahead must be at least 0 and at most 1"),
-        ({"stages.warmup.sync_every": 0}, r"warmup: sync_every=0.*set sync_every from 2 on"),
-        ({"stages.warmup.sync_every": 1}, "warmup.*sync_every=1"),
+        ({"stages.warmup.sync_every": 0}, r"warmup.sync_every is 0.*set sync_every from 2 on"),
+        ({"stages.warmup.sync_every": 1}, "warmup.sync_every is 1"),
     ],
 )
 def test_settings_are_refused(config: ConfigDict, changes: dict[str, Any], message: str) -> None:
     config.engine.update(kind="server", url="http://localhost:8000/v1", sync="folder", ahead=1)
     config.stages.warmup.update(STAGE)
-    pipeline.check(Config.of(config))
+    pipeline.checked(config)
     config.update_from_flattened_dict(changes)
     with pytest.raises(ValueError, match=message):
-        pipeline.check(Config.of(config))
+        pipeline.checked(config)
 
 
 @pytest.fixture(scope="module")

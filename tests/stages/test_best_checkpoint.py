@@ -11,6 +11,7 @@ from worlds import run
 from g2d_jax import accounting, commands, pipeline
 from g2d_jax import config as settings
 from g2d_jax.config import Config
+from g2d_jax.config.graph import plan
 from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.records import ScoredRollout, Verdict
 from g2d_jax.runtime.tables import read_rollouts
@@ -112,7 +113,7 @@ def test_the_choice_is_a_policy_like_any_other(config, tmp_path, opened):
         config.stages.more = settings.collect(
             policy="best", prompts=4, part=4, num_generations=4, sampling=settings.sampling(8)
         )
-    assert pipeline.check(Config.of(config)).order == ("train", "best", "more", "evaluate")
+    assert plan(pipeline.checked(config)[0]).order == ("train", "best", "more", "evaluate")
     claim(Config.of(config), epath.Path(tmp_path))
     session = opened(config, tmp_path, None)
     manifests = {name: run(session, name) for name in ("train", "best", "more", "evaluate")}
@@ -233,25 +234,25 @@ def test_equal_scores_give_the_earlier_step():
             "evaluate",
             "policies",
             ("best@1",),
-            "reads 'best@1', but a best_checkpoint stage chooses the step",
+            "reads policy 'best@1', but a best_checkpoint stage chooses the step",
         ),
         ("evaluate", "policies", ("worst",), "'worst'; there are: init, best, train"),
     ],
 )
 def test_what_cannot_work_is_refused(config, stage, field, value, message):
-    pipeline.check(Config.of(config))
+    pipeline.checked(config)
     config.stages[stage][field] = value
     with pytest.raises(ValueError, match=message):
-        pipeline.check(Config.of(config))
+        pipeline.checked(config)
 
 
 def test_steps_of_a_stage_that_may_end_by_itself_are_not_named(config):
     config.stages.train.update(stop="budget")
     config.stages.train.budget.amount = 1.0
-    pipeline.check(Config.of(config))
+    pipeline.checked(config)
     config.stages.best.steps = (1,)
     with pytest.raises(ValueError, match=r"steps is \(1,\), but train may end before"):
-        pipeline.check(Config.of(config))
+        pipeline.checked(config)
 
 
 def test_points_of_a_study_choose_among_their_own_steps(config):

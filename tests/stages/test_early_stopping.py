@@ -59,10 +59,10 @@ def changed(config: ConfigDict, **changes: Any) -> ConfigDict:
     ("changes", "message"),
     [
         ({"stop": "never"}, "stop must be one of steps, budget, got"),
-        ({"stop": "budget"}, "budget.amount must be positive, got 0.0"),
+        ({"stop": "budget"}, "budget.amount must be positive, got 0"),
         (
             {"stop": "budget", "budget": {"amount": -1.0}},
-            "budget.amount must be positive, got -1.0",
+            "budget.amount must be positive, got -1",
         ),
         (
             {"stop": "budget", "budget": {"amount": float("nan")}},
@@ -76,7 +76,7 @@ def changed(config: ConfigDict, **changes: Any) -> ConfigDict:
 )
 def test_settings_that_cannot_work_are_refused_before_any_work(early, changes, message):
     with pytest.raises(ValueError, match=r"^stages\.warmup[.:]") as error:
-        pipeline.check(Config.of(changed(early, **changes)))
+        pipeline.checked(changed(early, **changes))
     assert message in str(error.value)
 
 
@@ -129,7 +129,7 @@ def test_what_follows_goes_on_from_where_the_budget_ended_it(early, tmp_path, op
     budgeted.stages.collect.rollouts = "archive"
     budgeted.logging.every = 2
     session = opened(budgeted, tmp_path, None)
-    pipeline.check(Config.of(budgeted))
+    pipeline.checked(budgeted)
     found = run_until(session)
     assert found["warmup"]["counts"]["steps"] == 1
     logged = [row for row in read_metrics(tmp_path) if row["stage"] == "warmup"]

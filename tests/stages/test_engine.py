@@ -421,7 +421,7 @@ def test_a_server_with_another_policy_is_not_believed(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"stages.warmup.sync_every": 1}, "warmup.*sync_every=1"),
+        ({"stages.warmup.sync_every": 1}, "warmup.sync_every is 1"),
         ({"stages.warmup.importance_cap": 0.0}, "warmup.*importance_cap"),
         (
             {"stages.collect.select": "uncertain", "stages.collect.max_pairs": 4},
@@ -437,18 +437,21 @@ def test_a_server_with_another_policy_is_not_believed(
         ),
         ({"engine.sync": "none"}, r"engine\.sync is 'none'.*sample from"),
         ({"engine.sync": "adapter"}, r"engine\.sync is 'adapter', and lora\.rank"),
-        ({"engine.url": "http://me:pw@host/v1"}, "engine: the endpoint's url holds a user name"),
-        ({"engine.url": "http://elsewhere:8000/v1"}, "engine: .*VLLM_API_KEY"),
-        ({"engine.url": ""}, "engine: '' is no endpoint"),
+        (
+            {"engine.url": "http://me:pw@host/v1"},
+            "engine.url holds a URL with a user name",
+        ),
+        ({"engine.url": "http://elsewhere:8000/v1"}, "engine.api_key_env .*VLLM_API_KEY"),
+        ({"engine.url": ""}, "engine.url .* '' is no endpoint"),
     ],
 )
 def test_settings_are_refused(config: ConfigDict, changes: dict[str, Any], message: str) -> None:
     config.engine.update(kind="server", url="http://localhost:8000/v1", sync="folder")
     config.stages.warmup.update(sync_every=3, importance_cap=2.0)
-    pipeline.check(Config.of(config))
+    pipeline.checked(config)
     config.update_from_flattened_dict(changes)
     with pytest.raises(ValueError, match=message):
-        pipeline.check(Config.of(config))
+        pipeline.checked(config)
 
 
 def test_a_server_that_is_sent_nothing_is_asked_for_what_it_holds_alone(
@@ -463,8 +466,8 @@ def test_a_server_that_is_sent_nothing_is_asked_for_what_it_holds_alone(
     held = Config.of(config)
     config.stages.evaluate.policies = ("sft@4",)
     del config.stages["collect"], config.stages["dpo"]
-    with pytest.raises(ValueError, match=r"engine\.sync is 'none'.*sft@4, which this run makes"):
-        Config.of(config)
+    with pytest.raises(ValueError, match=r"engine\.sync is 'none'.* sample from sft@4: set"):
+        pipeline.checked(config)
     write_settings(held, epath.Path(tmp_path))
     for policy in ("dpo", "sft", "hf:other"):
         with pytest.raises(ValueError, match=f"taken to hold init .*answers of .*{policy}"):

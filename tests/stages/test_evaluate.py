@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from worlds import run
 
 from g2d_jax import config as settings
-from g2d_jax.config import Config, graph
+from g2d_jax.config import Config, check, graph
 from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.records import Verdict
 from g2d_jax.report.run import write_run
@@ -111,9 +111,9 @@ def test_greedy_answers_are_one_and_said_to_be(config, tmp_path, opened, capsys)
         assert sum(entry["verdicts"].values()) == result["problems"]
     stage.pass_at = (1, 4)
     with pytest.raises(
-        ValueError, match=r"at sampling\.temperature 0, which gives one answer: pas"
+        ValueError, match=r"at sampling\.temperature 0, which gives one answer: set"
     ):
-        graph.valid_plan(Config.of(config))
+        check.checked(config)
 
 
 def test_without_verdicts_there_are_rewards_and_no_accuracy(config, tmp_path, opened):

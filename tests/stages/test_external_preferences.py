@@ -12,7 +12,6 @@ from toys import QWEN, make_tokenizer
 from worlds import only, run
 
 from g2d_jax import dryrun, pipeline
-from g2d_jax.config import Config
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.records import Preference
@@ -170,7 +169,7 @@ def test_a_hub_set(small, tmp_path, opened):
     session.tokenizer = CHAT
     found = external_preferences.read(session, session.config.stages["dpo"])
     assert len(found) == 5 and session.tokenizer.decode(found[0].chosen_ids) == "Yes."
-    pipeline.check(Config.of(small))
+    pipeline.checked(small)
 
 
 def test_an_offline_stage_alone_trains_on_a_set(small, tmp_path, opened, capsys):
@@ -207,4 +206,4 @@ def test_a_path_that_is_nothing_is_refused_before_any_work(small):
             ValueError,
             match=rf"neither a collect stage \(none\) nor hub:\S+, and {path} is no file",
         ):
-            pipeline.check(Config.of(small))
+            pipeline.checked(small)

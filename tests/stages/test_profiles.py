@@ -10,7 +10,6 @@ import pytest
 from worlds import run
 
 from g2d_jax import cli, pipeline
-from g2d_jax.config import Config, Logging
 
 
 def traced(workdir) -> dict[str, bytes]:
@@ -50,23 +49,24 @@ def test_a_window_up_to_the_last_update(config, opened, tmp_path):
 @pytest.mark.parametrize(
     "text", ["", "sft", "sft:3", "sft:3-2", "sft:0-1", "sft:1-x", "sft:-1-1", "a b:1-2"]
 )
-def test_what_is_no_window(text):
+def test_what_is_no_window(config, text):
+    config.logging.profile = text
     with pytest.raises(ValueError, match="write STAGE:START-STOP"):
-        _ = Logging(profile=text)
+        pipeline.checked(config)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("collect:1-2", "stages with updates are dpo, sft, warmup"),
-        ("none-such:1-2", "stages with updates are dpo, sft, warmup"),
+        ("collect:1-2", "a stage with updates: dpo, sft, warmup"),
+        ("none-such:1-2", "a stage with updates: dpo, sft, warmup"),
         ("sft:3-7", "but sft has 6 updates"),
     ],
 )
 def test_a_window_that_cannot_come_is_refused(config, text, message):
     config.logging.profile = text
     with pytest.raises(ValueError, match=message):
-        pipeline.check(Config.of(config))
+        pipeline.checked(config)
 
 
 def test_the_flag_is_the_setting(tmp_path, capsys):

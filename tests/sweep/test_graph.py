@@ -60,7 +60,7 @@ def test_every_node_comes_after_what_it_reads() -> None:
     for node in made.nodes.values():
         assert seen.issuperset(node.inputs)
         assert set(node.stages) == set(node.config.stages)
-        pipeline.check(node.config)
+        pipeline.checked(node.config)
         seen.add(node.id)
 
 

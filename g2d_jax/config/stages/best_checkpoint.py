@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import ClassVar, Literal
 
 from g2d_jax.config.build import stage_of
-from g2d_jax.config.section import NonNegative, Policy, Positive, Split
+from g2d_jax.config.section import Issue, NonNegative, Policy, Positive, Run, Split, error
 from g2d_jax.config.stages.online import Online
 from g2d_jax.config.stages.stage import Stage, Stages, successive
 from g2d_jax.config.training import Sampling
@@ -51,28 +51,28 @@ class BestCheckpoint(Stage):
         """Say that it chooses the step itself."""
         return f"a best_checkpoint stage chooses the step: leave out @{step}"
 
-    def conflicts_among(self, name: str, stages: Stages) -> Iterator[ValueError]:
-        """Refuse a policy that no stage here trains, and steps that it does not keep."""
-        source = stages.get(self.policy)
+    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+        """Yield a policy that no stage here trains, and steps that it does not keep."""
+        yield from super().issues(at, run)
+        source = run.stages.get(self.policy)
         if source is None or not source.trains:
-            yield ValueError(
-                f"policy is {self.policy!r}: name a stage of this run that trains, without a "
-                "step; `steps` says which"
+            yield error(
+                f"{at}policy",
+                f"is {self.policy!r}",
+                "name a stage of this run that trains, without a step; `steps` says which",
             )
-        if not self.steps:
             return
-        steps = []
-        if isinstance(source, Online):
-            if source.stop != "steps":
-                yield ValueError(
-                    f"steps is {self.steps}, but {self.policy} may end before: leave it at () "
-                    "for all"
-                )
-            steps = source.kept_steps()
-        unknown = sorted(set(self.steps) - set(steps))
+        kept = source.kept_steps() if isinstance(source, Online) else []
+        unknown = sorted({*self.steps} - {*kept})
         if unknown:
-            listed = ", ".join(map(str, steps)) or "its last step alone: leave steps at ()"
-            yield ValueError(f"steps has {unknown[0]}, but {self.policy} keeps {listed}")
+            listed = ", ".join(map(str, kept)) or "its last step alone"
+            yield error(f"{at}steps", f"has {unknown[0]}, but {self.policy} keeps {listed}")
+        elif self.steps and isinstance(source, Online) and source.stop != "steps":
+            yield error(
+                f"{at}steps",
+                f"is {self.steps}, but {self.policy} may end before",
+                "leave it at () for all",
+            )
 
 
 best_checkpoint = stage_of(BestCheckpoint)

@@ -8,9 +8,9 @@ from typing import Literal
 
 from g2d_jax.config.build import stage_of
 from g2d_jax.config.policy_name import PolicyName, own_stage
-from g2d_jax.config.section import Policy, Positive, Rollouts
-from g2d_jax.config.stages.online import Online, columns_conflicts, dump
-from g2d_jax.config.stages.stage import NeededFiles, Stage, Stages
+from g2d_jax.config.section import Issue, Policy, Positive, Rollouts, Run, error
+from g2d_jax.config.stages.online import Online, columns_issues, dump
+from g2d_jax.config.stages.stage import NeededFiles, Stage, Stages, pass_rate_issues
 from g2d_jax.config.training import Sampling
 
 
@@ -45,20 +45,6 @@ class Collect(Stage):
         """True if prompts give pairs by their pass rate."""
         return (self.min_pass_rate, self.max_pass_rate) != (0, 1)
 
-    def conflicts(self) -> Iterator[ValueError]:
-        """Refuse settings that cannot work together, or that would change nothing."""
-        yield from columns_conflicts(self.columns, self.rollouts)
-        if self.select in ("uncertain", "confident") and self.max_pairs is None:
-            yield ValueError(
-                f"select={self.select!r} chooses among pairs: set max_pairs to how many, or "
-                'select="all"'
-            )
-        if not 0 <= self.min_pass_rate <= self.max_pass_rate <= 1:
-            yield ValueError(
-                f"the pass rates {self.min_pass_rate} to {self.max_pass_rate} are no window "
-                "within 0 to 1"
-            )
-
     def stages_read(self, stages: Stages) -> tuple[str, ...]:
         """Return the collect stage whose rollouts it reads."""
         other = self.rollout_source(stages)
@@ -87,63 +73,94 @@ class Collect(Stage):
         """Return the policy that it draws from."""
         return {self.policy} if self.rollouts == "sample" else set()
 
-    def conflicts_among(self, name: str, stages: Stages) -> Iterator[ValueError]:
-        """Refuse rollouts of nothing, of another policy, or without the entropies that it goes
-        by."""
-        if self.rollouts == "sample" and self.num_generations < 2:
-            yield ValueError(
-                f"num_generations is {self.num_generations}, and a preference pair takes two "
-                "responses to a prompt, one better than the other: set it to 2 or more, 8 say"
+    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+        """Yield settings that cannot work together, and rollouts of nothing, of another policy, or
+        without the entropies that `select` needs."""
+        yield from super().issues(at, run)
+        yield from columns_issues(at, self.columns, self.rollouts)
+        if not 0 <= self.min_pass_rate <= self.max_pass_rate <= 1:
+            yield error(
+                f"{at}min_pass_rate",
+                f"and max_pass_rate are {self.min_pass_rate} and {self.max_pass_rate}",
+                "give a window within 0 to 1",
             )
-        if self.rollouts == "sample" and not self.sampling.temperature:
-            yield ValueError(
-                "sampling.temperature is 0, and greedy responses to a prompt are all the same, of "
-                "which no pair can be made: set it above 0"
+        elif self.needs_pass_rates:
+            yield from pass_rate_issues(f"{at}min_pass_rate", run)
+        if self.rollouts == "sample":
+            yield from self._sampling_issues(at)
+        elif self.rollouts == "archive":
+            yield from self._archive_issues(at, run.stages)
+        elif self.rollouts in run.stages:
+            yield from self._rollout_issues(at, run.stages[self.rollouts])
+        if self.select in ("uncertain", "confident"):
+            yield from self._select_issues(at, run)
+
+    def _sampling_issues(self, at: str) -> Iterator[Issue]:
+        """Yield sampling that no pair can come from."""
+        if self.num_generations < 2:
+            yield error(
+                f"{at}num_generations",
+                f"is {self.num_generations}, and a preference pair takes two responses to a prompt",
+                "set it to 2 or more, 8 say",
             )
-        if self.rollouts == "archive":
-            yield from self._archive_conflicts(stages)
-        elif self.rollouts in stages:
-            other = stages[self.rollouts]
-            if not isinstance(other, Collect):
-                yield ValueError(
-                    f"rollouts is {self.rollouts!r}, a stage that is no collect stage; those of an "
-                    "online stage are "
-                    f'rollouts="archive" with policy={self.rollouts!r}'
-                )
-            elif other.policy != self.policy:
-                yield ValueError(
-                    f"rollouts of {self.rollouts!r} are those of policy {other.policy!r}: policy "
-                    f"must be the same, got {self.policy!r}"
-                )
-        drawn = drawn_with(name, stages)
-        if self.select in ("uncertain", "confident") and drawn.rollouts != "sample":
-            yield ValueError(
-                f"select={self.select!r} goes by token entropies, which the rollouts of "
-                f"{drawn.rollouts} lack: use all or random"
+        if not self.sampling.temperature:
+            yield error(
+                f"{at}sampling.temperature",
+                "is 0, and greedy responses to a prompt are all the same, which gives no pair",
+                "set it above 0",
             )
 
-    def _archive_conflicts(self, stages: Stages) -> Iterator[ValueError]:
-        """Refuse an archive of no stage, or of no steps."""
+    def _rollout_issues(self, at: str, other: Stage) -> Iterator[Issue]:
+        """Yield another stage whose rollouts cannot be taken."""
+        if not isinstance(other, Collect):
+            yield error(
+                f"{at}rollouts",
+                f"is {self.rollouts!r}, which is no collect stage",
+                f'for those of an online stage: rollouts="archive" with policy={self.rollouts!r}',
+            )
+        elif other.policy != self.policy:
+            yield error(
+                f"{at}policy",
+                f"is {self.policy!r}, and the rollouts of {self.rollouts!r} are those of "
+                f"{other.policy!r}",
+                "make both the same",
+            )
+
+    def _archive_issues(self, at: str, stages: Stages) -> Iterator[Issue]:
+        """Yield an archive of no stage, or of no steps."""
         source = PolicyName.parse(self.policy)
         online = stages.get(source.own_stage)
         if not isinstance(online, Online):
-            yield ValueError(
-                'rollouts="archive" needs a policy that is an online stage of this run, got '
-                f"{self.policy!r}"
+            yield error(
+                f"{at}policy",
+                f'is {self.policy!r}, and rollouts="archive" needs an online stage of this run',
             )
-        # Before the first update no rollouts were drawn: an archive of 0 steps is empty.
+        # Before the first update no rollouts were sampled: an archive of 0 steps is empty.
         elif 0 in (source.number, online.steps):
-            yield ValueError(
-                f'rollouts="archive" finds none before {self.policy!r}, which is 0 steps on: use '
-                "sample"
+            yield error(
+                f"{at}rollouts",
+                f'is "archive", and there is none before {self.policy!r}, which is at step 0',
+                "use sample",
             )
 
-    def conflicts_served(self) -> Iterator[ValueError]:
-        """Refuse what its sampling needs and a server does not give: entropies too."""
-        yield from super().conflicts_served()
-        if self.select in ("uncertain", "confident"):
-            yield ValueError(
-                f"select={self.select!r} has no token entropies to go by: use all or random"
+    def _select_issues(self, at: str, run: Run) -> Iterator[Issue]:
+        """Yield a choice among pairs that is none, or that lacks the entropies."""
+        if self.max_pairs is None:
+            yield error(
+                f"{at}select",
+                f"is {self.select!r}, which chooses among pairs",
+                'set max_pairs to how many, or select="all"',
+            )
+        origin = run.stages[rollout_origin(at.split(".")[1], run.stages)]
+        if isinstance(origin, Collect) and origin.rollouts == "archive":
+            origin = run.stages.get(own_stage(origin.policy), origin)
+        read = getattr(origin, "rollouts", "sample")
+        if run.engine.is_server or read not in ("sample", "archive"):
+            yield error(
+                f"{at}select",
+                f"is {self.select!r}, which needs token entropies, and "
+                f"{'a server' if run.engine.is_server else read} gives none",
+                "use all or random",
             )
 
 

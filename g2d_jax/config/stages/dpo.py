@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from g2d_jax.config.section import Bounds, FieldError, NotNegativeFloat, Section
+from g2d_jax.config.section import Bounds, Issue, NotNegativeFloat, Run, Section, error
+from g2d_jax.config.stages.stage import unread
 
 DPOLossType = Literal["sigmoid", "sigmoid_norm", "ipo", "simpo"]
 DPONormalizer = Literal["pairs", "prompts"]
@@ -25,20 +26,15 @@ class DPOLoss(Section):
         """True if the loss compares the policy with a reference."""
         return self.loss_type != "simpo"
 
-    @property
-    def idle(self) -> tuple[str, ...]:
-        """The settings that are set and that the loss does not read."""
-        if self.loss_type != "simpo" and self.simpo_gamma != DPOLoss().simpo_gamma:
-            return ("simpo_gamma",)
-        return ()
-
-    def conflicts(self) -> Iterator[ValueError]:
-        """Refuse label smoothing where the loss has none."""
-        yield from super().conflicts()
+    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+        """Yield settings that the loss does not have."""
+        yield from super().issues(at, run)
         if self.loss_type == "ipo" and self.label_smoothing:
-            yield FieldError(
-                "label_smoothing", "belongs to the sigmoid losses; set it to 0 with 'ipo'"
+            yield error(
+                f"{at}label_smoothing", "is for the sigmoid losses", "leave it at 0 with 'ipo'"
             )
+        if self.loss_type != "simpo" and self.simpo_gamma != DPOLoss().simpo_gamma:
+            yield unread(f"{at}simpo_gamma", f"loss_type={self.loss_type!r}")
 
 
 class OnlineDPO(DPOLoss):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from g2d_jax.config.build import stage_of
-from g2d_jax.config.section import FieldError, Policies, Positive, Split
+from g2d_jax.config.section import Issue, Policies, Positive, Run, Split, error
 from g2d_jax.config.stages.stage import Stage, Stages
 from g2d_jax.config.training import Sampling
 
@@ -21,11 +21,6 @@ class Evaluate(Stage):
     sampling: Sampling = Sampling()
     pass_at: tuple[Positive, ...] = (1, 2, 4)
     greedy: bool = True
-
-    def conflicts(self) -> Iterator[ValueError]:
-        """Refuse an evaluation of nothing."""
-        if not self.policies:
-            yield FieldError("policies", "is empty: name at least one policy")
 
     @property
     def told_at(self) -> tuple[int, ...]:
@@ -48,20 +43,21 @@ class Evaluate(Stage):
         """Return the policies that it compares."""
         return {*self.policies}
 
-    def conflicts_among(self, name: str, stages: Stages) -> Iterator[ValueError]:
-        """Refuse a pass@k of more answers than are sampled.
-
-        The default is nobody's wish: of it those are told that can be.
-        """
+    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+        """Yield an evaluation of nothing, and a pass@k of more answers than are sampled, unless it
+        is the default."""
+        yield from super().issues(at, run)
+        if not self.policies:
+            yield error(f"{at}policies", "is empty", "name at least one policy")
         is_greedy = not self.sampling.temperature
         many = [k for k in self.pass_at if k not in self.told_at]
         if many and self.pass_at != Evaluate().pass_at:
-            yield ValueError(
-                f"pass_at has {many[0]}, and num_generations is {self.num_generations}"
-                f"{', at sampling.temperature 0, which gives one answer' * is_greedy}: "
-                f"pass@{many[0]} takes at least {many[0]} answers to a problem. Set pass_at to "
-                f"{self.told_at}, or num_generations to {max(many)} or more"
-                f"{' and a temperature above 0' * is_greedy}"
+            yield error(
+                f"{at}pass_at",
+                f"has {many[0]}, and num_generations is {self.num_generations}"
+                f"{', at sampling.temperature 0, which gives one answer' * is_greedy}",
+                f"set it to {self.told_at}, or num_generations to {max(many)} or more"
+                f"{' and a temperature above 0' * is_greedy}",
             )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from g2d_jax.config.build import stage_of
-from g2d_jax.config.section import FieldError, Policy, Positive, Preferences
+from g2d_jax.config.section import Issue, Policy, Positive, Preferences, Run, error
 from g2d_jax.config.stages.collect import drawn_with
 from g2d_jax.config.stages.dpo import DPOLoss
 from g2d_jax.config.stages.stage import NeededFiles, Stages, TrainingStage
@@ -56,26 +56,24 @@ class Offline(DPOLoss, TrainingStage):
         collecting = (
             ", ".join(name for name, other in stages.items() if other.kind == "collect") or "none"
         )
-        refusal = (
-            f"preferences is neither a collect stage ({collecting}) nor hub:owner/name, and "
-            f"{{error}}"
-        )
-        return (NeededFiles(self.preferences, refusal),)
+        refusal = f"is neither a collect stage ({collecting}) nor hub:owner/name, and {{error}}"
+        return (NeededFiles("preferences", self.preferences, refusal),)
 
-    def unused_among(self, stages: Stages) -> Iterator[FieldError]:
-        """Refuse a limit of pairs that a stage collects."""
-        if self.preferences in stages and self.max_length is not None:
-            yield FieldError(
-                "max_length",
-                f"is of a set made elsewhere, and preferences is the stage {self.preferences!r}, "
-                "whose sampling limits its responses: leave it unset",
-            )
-
-    def conflicts_among(self, name: str, stages: Stages) -> Iterator[ValueError]:
-        """Refuse the pairs of a stage that collects none."""
-        source = stages.get(self.preferences)
+    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+        """Yield a stage that collects no pairs, and a limit of pairs that a stage collects."""
+        yield from super().issues(at, run)
+        source = run.stages.get(self.preferences)
         if source is not None and source.kind != "collect":
-            yield ValueError(f"preferences is {self.preferences!r}, a stage that collects none")
+            yield error(
+                f"{at}preferences", f"is {self.preferences!r}, a stage that collects no pairs"
+            )
+        elif source is not None and self.max_length is not None:
+            yield error(
+                f"{at}max_length",
+                f"is for a set of pairs from a file, and preferences is the stage "
+                f"{self.preferences!r}, whose sampling limits its responses",
+                "leave it unset",
+            )
 
 
 offline = stage_of(Offline)

@@ -9,22 +9,35 @@ from typing import Annotated, Literal, assert_never
 from g2d_jax.config.build import stage_of
 from g2d_jax.config.section import (
     Bounds,
-    FieldError,
     Fraction,
+    Issue,
     Measure,
     NonNegative,
     NotNegativeFloat,
     Policy,
     Positive,
     Rollouts,
+    Run,
     Section,
+    error,
+    warning,
 )
 from g2d_jax.config.stages.dpo import OnlineDPO
-from g2d_jax.config.stages.stage import NeededFiles, Stages, TrainingStage, successive
+from g2d_jax.config.stages.stage import (
+    NeededFiles,
+    Stages,
+    TrainingStage,
+    pass_rate_issues,
+    successive,
+    unread,
+)
 from g2d_jax.config.training import Optimizer, Sampling
 
 GRPOLossType = Literal["sum", "seq-mean-token-sum", "grpo", "dr_grpo", "dapo", "bnpo", "cispo"]
 ScaleRewards = Literal["none", "group", "batch"]
+
+
+Group = Annotated[int, Bounds(least=2, why="an online stage compares the responses to a prompt")]
 
 
 class Budget(Section):
@@ -55,17 +68,16 @@ class Difficulty(Section):
         """The lowest and the highest pass rate."""
         return self.min_pass_rate, self.max_pass_rate
 
-    def conflicts(self) -> Iterator[ValueError]:
-        """Refuse a window from high to low."""
-        if not self.min_pass_rate <= self.max_pass_rate:
-            yield ValueError(
-                f"the window of pass rates must go from low to high, got {self.window}"
+    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+        """Yield a window that is none."""
+        if not 0 <= self.min_pass_rate <= self.max_pass_rate <= 1:
+            yield error(
+                f"{at}min_pass_rate",
+                f"and max_pass_rate are {self.min_pass_rate} and {self.max_pass_rate}",
+                "give a window within 0 to 1",
             )
-
-    def unused(self) -> Iterator[ValueError]:
-        """Refuse what is no pass rate."""
-        if self.min_pass_rate < 0 or self.max_pass_rate > 1:
-            yield ValueError(f"the window of pass rates lies within 0 to 1, got {self.window}")
+        elif self.window != (0, 1):
+            yield from pass_rate_issues(f"{at}min_pass_rate", run)
 
 
 OF_GRPO = (
@@ -99,7 +111,7 @@ class Online(TrainingStage):
     stop: Literal["steps", "budget"] = "steps"
     budget: Budget = Budget()
     prompts_per_step: Positive = 32
-    num_generations: Positive = 8
+    num_generations: Group = 8
     sampling: Sampling = Sampling()
     # names the order of prompts and the random draws; unset: the stage's own
     stream: str | None = None
@@ -174,40 +186,6 @@ class Online(TrainingStage):
         return self.loss == "grpo" or bool(self.grpo_coef)
 
     @property
-    def idle(self) -> tuple[str, ...]:
-        """The settings that are set and that the loss does not read."""
-        default = Online()
-        named: list[str] = []
-        if not self.has_ratio:
-            named += [name for name in OF_GRPO if getattr(self, name) != getattr(default, name)]
-        if self.is_preference_loss:
-            return (*named, *(f"dpo.{name}" for name in self.dpo.idle))
-        for name, value in self.dpo.to_dict().items():
-            if value != default.dpo.to_dict()[name]:
-                named.append(f"dpo.{name}")
-        return tuple(named)
-
-    @property
-    def idle_on_policy(self) -> tuple[str, ...]:
-        """The settings of the ratio that are set and change no gradient, since one update a batch,
-        by the policy that the stage takes for the sampler's, has a ratio of 1.
-
-        importance_cap weighs by another ratio, of trainer against sampler, token by token: with it
-        one ratio a response has another gradient than one a token, at 1 too. CISPO's gradient is
-        dapo's then, and reads no level.
-        """
-        if not self.has_ratio or self.sync_every != 1:
-            return ()
-        default = Online()
-        names = ["epsilon", "epsilon_high"]
-        if not self.importance_cap or self.loss_type == "cispo":
-            names.append("importance_sampling_level")
-        idle = [name for name in names if getattr(self, name) != getattr(default, name)]
-        if self.loss_type == "cispo":
-            idle.append("what 'cispo' has beyond 'dapo'")
-        return tuple(idle)
-
-    @property
     def has_fixed_reference(self) -> bool:
         """True if the loss compares the policy with a reference that stays the same."""
         return self.compares and not self.reference_sync
@@ -237,122 +215,183 @@ class Online(TrainingStage):
         """Whether earlier results decide which prompts are drawn."""
         return bool(self.drop_solved.after) or self.difficulty.window != (0, 1)
 
-    @property
-    def needs_pass_rates(self) -> bool:
-        """True if prompts are drawn by their pass rate."""
-        return self.difficulty.window != (0, 1)
-
-    def conflicts(self) -> Iterator[ValueError]:
-        """Refuse settings that cannot work together, or that would change nothing."""
-        if self.num_generations < 2:
-            yield FieldError(
-                "num_generations",
-                "must be at least 2: an online stage compares responses of a group",
-            )
+    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+        """Yield settings that cannot work together, or that change nothing."""
+        yield from super().issues(at, run)
         if not self.sampling.temperature > 0:
-            yield FieldError(
-                "sampling.temperature",
+            yield error(
+                f"{at}sampling.temperature",
                 "must be above 0: greedy responses to a prompt are all the same",
             )
-        yield from super().conflicts()
-        yield from self._window_conflicts()
-        if self.stop == "budget" and not self.budget.amount > 0:
-            yield FieldError("budget.amount", f"must be positive, got {self.budget.amount}")
         if self.reference_sync and not self.compares:
-            yield ValueError(
-                "reference_sync is set, but the loss has no reference: GRPO has one in its KL "
-                "term only, set beta too; SimPO has none"
+            yield error(
+                f"{at}reference_sync",
+                "is set, and the loss has no reference: GRPO has one in its KL term only, SimPO "
+                "has none",
+                f"set {at}beta too, or leave it off",
             )
-        yield from columns_conflicts(self.columns, self.rollouts)
+        yield from self._filter_issues(at, run)
+        yield from self._window_issues(at, run)
+        yield from columns_issues(at, self.columns, self.rollouts)
         if self.rollouts != "sample":
-            yield from self._dump_conflicts()
-        if self.loss != "group_dpo" and self.grpo_coef:
-            yield ValueError(
-                f'grpo_coef weighs GRPO next to loss="group_dpo"; with loss={self.loss!r} leave it '
-                "at 0"
-            )
+            yield from self._dump_issues(at)
+        yield from self._loss_issues(at)
         if self.has_ratio:
-            yield from self._ratio_conflicts()
-            return
-        for name, meant in (
-            ("beta", "; did you mean dpo.beta?" if self.is_preference_loss else ""),
-            ("importance_cap", ""),
-            ("overlong_buffer", ""),
-        ):
-            if getattr(self, name):
-                yield FieldError(
-                    name,
-                    f"is a setting of GRPO, and loss={self.loss!r} has none: leave it at 0{meant}",
-                )
+            yield from self._ratio_issues(at, run)
 
-    def unused(self) -> Iterator[ValueError]:
-        """Refuse a budget that ends nothing, and a rest that nothing takes."""
-        yield from super().unused()
-        if self.stop == "steps" and self.budget.amount:
-            yield FieldError(
-                "budget.amount",
-                f'is {self.budget.amount:g}, and stop="steps" ends the stage by its steps alone: '
-                'set stop to "budget", or leave the amount at 0',
-            )
+    def _filter_issues(self, at: str, run: Run) -> Iterator[Issue]:
+        """Yield a rest that no prompt takes, and filters that change the ratio of tasks."""
         if self.drop_solved.revisit and not self.drop_solved.after:
-            yield FieldError(
-                "drop_solved.revisit",
-                "is how long a solved prompt rests, and drop_solved.after is 0, so none does: set "
-                "that too",
+            yield error(
+                f"{at}drop_solved.revisit",
+                "is how long a solved prompt rests, and drop_solved.after is 0, so none does",
+                "set that too",
+            )
+        if run.tasks and self.filters:
+            yield error(
+                at.rstrip("."),
+                "skips prompts by dynamic_sampling, drop_solved or difficulty and takes others, of "
+                "any task, which changes the ratio of the tasks of a mixed run",
+                "leave them off",
             )
 
-    def _window_conflicts(self) -> Iterator[ValueError]:
-        """Refuse settings that do not fit between two synchronisations."""
-        if self.sync_every % self.num_iterations:
-            yield ValueError(
-                f"sync_every is {self.sync_every} updates, so a batch cannot serve num_iterations="
-                f"{self.num_iterations} of them: make sync_every a multiple of num_iterations"
+    def _window_issues(self, at: str, run: Run) -> Iterator[Issue]:
+        """Yield settings that do not fit between two synchronisations."""
+        every = self.sync_every
+        if every % self.num_iterations:
+            yield error(
+                f"{at}sync_every",
+                f"is {every} updates, so a batch cannot serve num_iterations={self.num_iterations}",
+                "make sync_every a multiple of num_iterations",
             )
-        if self.stop != "steps" and self.sync_every != 1:
-            yield ValueError(
-                f"stop={self.stop!r} weighs step by step, and with sync_every={self.sync_every} "
-                "the rollouts of later "
-                'steps are paid for already: use sync_every=1 or stop="steps"'
+        if self.stop == "budget" and every != 1:
+            yield error(
+                f"{at}sync_every",
+                f"is {every}, and stop='budget' ends between steps whose rollouts are paid for "
+                "already",
+                "use sync_every=1 or stop='steps'",
             )
-        if not self.sync_every and self.targeted:
-            yield ValueError(
-                "sync_every=0 chooses all prompts before any is seen: drop_solved and difficulty "
-                "need another one"
+        if self.stop == "budget" and not self.budget.amount > 0:
+            yield error(f"{at}budget.amount", f"must be positive, got {self.budget.amount:g}")
+        if self.stop == "steps" and self.budget.amount:
+            yield error(
+                f"{at}budget.amount",
+                f"is {self.budget.amount:g}, and stop is 'steps'",
+                "set stop to 'budget', or leave the amount at 0",
+            )
+        if not every and self.targeted:
+            yield error(
+                f"{at}sync_every",
+                "is 0, which chooses all prompts before any is seen: drop_solved and difficulty "
+                "need another value",
+            )
+        if self.never_synchronises and run.engine.ahead:
+            yield error(
+                f"{at}sync_every",
+                "is 0, which samples all responses before the first update, and engine.ahead is 1",
+                "set sync_every from 2 on, or engine.ahead to 0",
+            )
+        if every == 1 and run.engine.is_server:
+            yield error(
+                f"{at}sync_every",
+                "is 1, which loads weights into the server for every update",
+                "set it to 0 or from 2 on, 10 say, or engine.kind to 'sampler'",
             )
 
-    def _dump_conflicts(self) -> Iterator[ValueError]:
-        """Refuse settings of sampling where the groups are those of a dump."""
-        without = f"rollouts={self.rollouts!r} samples nothing"
+    def _dump_issues(self, at: str) -> Iterator[Issue]:
+        """Yield settings of sampling where the groups are those of a dump."""
+        without = f"and rollouts={self.rollouts!r} samples nothing"
         if self.sync_every != self.num_iterations:
-            yield ValueError(
-                f"{without}, so no policy is synchronised: set sync_every to num_iterations"
+            yield error(
+                f"{at}sync_every",
+                f"is {self.sync_every}, {without}",
+                "set it to num_iterations",
             )
         if self.filters:
-            yield ValueError(
-                f"{without} in place of other prompts: leave dynamic_sampling, drop_solved and "
-                "difficulty"
+            yield error(
+                at.rstrip("."),
+                f"skips prompts, {without} in their place",
+                "leave dynamic_sampling, drop_solved and difficulty",
             )
         if self.stream:
-            yield FieldError("stream", f"is set, but {without}: leave it unset")
+            yield error(f"{at}stream", f"is set, {without}", "leave it unset")
 
-    def _ratio_conflicts(self) -> Iterator[ValueError]:
-        """Refuse what GRPO's ratio of policies, or a group's shared forward pass, does not
-        allow."""
-        if self.sampling.top_p < 1 or self.sampling.top_k > 0:
-            yield ValueError(
-                "with a GRPO loss an online stage needs sampling.top_p 1 and top_k 0: it "
-                "compares the trained policy "
-                "with the distribution that was sampled from, which filters would change"
+    def _loss_issues(self, at: str) -> Iterator[Issue]:
+        """Yield settings of another loss: as errors where they would change the result, else as
+        warnings, for a study may vary `loss` alone."""
+        loss, default = f"loss={self.loss!r}", Online()
+        if self.loss != "group_dpo" and self.grpo_coef:
+            yield error(
+                f"{at}grpo_coef",
+                f"weighs GRPO in addition to group_dpo, and the stage has {loss}",
+                "leave it at 0",
             )
+        if not self.is_preference_loss:
+            for name, value in default.dpo.to_dict().items():
+                if getattr(self.dpo, name) != value:
+                    yield unread(f"{at}dpo.{name}", loss)
+        if self.has_ratio:
+            return
+        for name in ("beta", "importance_cap", "overlong_buffer"):
+            if getattr(self, name):
+                meant = name == "beta" and self.is_preference_loss
+                yield error(
+                    f"{at}{name}",
+                    f"is for GRPO, and the stage has {loss}",
+                    f"leave it at 0{'; did you mean dpo.beta?' * meant}",
+                )
+        for name in OF_GRPO:
+            if getattr(self, name) != getattr(default, name):
+                yield unread(f"{at}{name}", loss)
+
+    def _ratio_issues(self, at: str, run: Run) -> Iterator[Issue]:
+        """Yield what GRPO's ratio of policies, or a group's shared forward pass, does not allow."""
+        for name, off in (("top_p", 1), ("top_k", 0)):
+            if getattr(self.sampling, name) != off:
+                yield error(
+                    f"{at}sampling.{name}",
+                    "is set, and a GRPO loss compares the trained policy with the distribution "
+                    "that was sampled from, which filters change",
+                    f"leave it at {off}",
+                )
         if self.loss == "group_dpo" and self.sampling.temperature != 1:
-            yield ValueError(
-                "GroupDPO and GRPO share one forward pass at temperature 1: set "
-                "sampling.temperature to 1"
+            yield error(
+                f"{at}sampling.temperature",
+                "must be 1: GroupDPO and GRPO share one forward pass at temperature 1",
             )
         if self.overlong_buffer > self.sampling.max_new_tokens:
-            yield ValueError(
-                "overlong_buffer is a part of sampling.max_new_tokens and cannot be larger"
+            yield error(
+                f"{at}overlong_buffer",
+                "is a part of sampling.max_new_tokens and cannot be larger",
             )
+        if run.engine.is_server and not self.importance_cap:
+            yield error(
+                f"{at}importance_cap",
+                "is 0, and the server's arithmetic is not the trainer's: GRPO weighs each token by "
+                "the ratio of their probabilities",
+                "set it to 2, say",
+            )
+        if self.sync_every == 1:
+            yield from self._on_policy_issues(at)
+
+    def _on_policy_issues(self, at: str) -> Iterator[Issue]:
+        """Warn of settings of the ratio that change no gradient, since one update a batch, by the
+        policy that sampled, has a ratio of 1.
+
+        importance_cap weighs by another ratio, of trainer against sampler, token by token: with it
+        one ratio a response has another gradient than one a token, at 1 too. CISPO's gradient is
+        dapo's then, and reads no level.
+        """
+        names = ["epsilon", "epsilon_high"]
+        if not self.importance_cap or self.loss_type == "cispo":
+            names.append("importance_sampling_level")
+        without = "has no effect: with one update a batch the ratio of policies is 1"
+        remedy = "raise num_iterations and sync_every, or sync_every alone"
+        for name in names:
+            if getattr(self, name) != getattr(Online(), name):
+                yield warning(f"{at}{name}", without, remedy)
+        if self.loss_type == "cispo":
+            yield warning(f"{at}loss_type", f"'cispo' instead of 'dapo' {without}", remedy)
 
     def splits_read(self) -> tuple[str, ...]:
         """Return train."""
@@ -372,34 +411,19 @@ class Online(TrainingStage):
         """Return the steps of `keep` that it reaches, and the last one."""
         return sorted({*(step for step in self.keep if step <= self.steps), self.steps})
 
-    def conflicts_served(self) -> Iterator[ValueError]:
-        """Refuse what its sampling needs and a server does not give: a change at every update
-        too."""
-        yield from super().conflicts_served()
-        if self.sync_every == 1:
-            yield ValueError(
-                "sync_every=1 would load weights there for every update: set it to 0 or from 2 "
-                "on, 10 say, or engine.kind='sampler'"
-            )
-        if self.has_ratio and not self.importance_cap:
-            yield ValueError(
-                "a GRPO loss needs importance_cap, 2 say: the server's arithmetic is not the "
-                "trainer's, and each token is weighed by the ratio of their probabilities"
-            )
-
 
 online = stage_of(Online)
 
 
-def columns_conflicts(columns: Mapping[str, str], rollouts: str) -> Iterator[ValueError]:
-    """Refuse names of columns where no dump is read."""
+def columns_issues(at: str, columns: Mapping[str, str], rollouts: str) -> Iterator[Issue]:
+    """Yield names of columns where no dump is read."""
     if columns and rollouts in ("sample", "archive"):
-        yield FieldError(
-            "columns", f"are those of a dump, and rollouts is {rollouts!r}: leave it empty"
+        yield error(
+            f"{at}columns", f"are those of a dump, and rollouts is {rollouts!r}", "leave it empty"
         )
 
 
 def dump(path: str, others: str) -> NeededFiles:
     """Return a dump of rollouts as files that are needed. others: what could stand in its place."""
-    refusal = f"rollouts is {{place}}: write {others}, or the path of a dump that exists: {{error}}"
-    return NeededFiles(path, refusal)
+    refusal = f"is {{place}}: write {others}, or the path of a dump that exists: {{error}}"
+    return NeededFiles("rollouts", path, refusal)

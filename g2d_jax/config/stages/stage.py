@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
-from g2d_jax.config.section import FieldError, Place, Policy, Section
+from g2d_jax.config.section import Issue, Place, Policy, Run, Section, error, warning
 from g2d_jax.config.training import Optimizer, Sampling
 
 STAGES: dict[str, type[Stage]] = {}
@@ -17,9 +17,10 @@ STAGES: dict[str, type[Stage]] = {}
 class NeededFiles(NamedTuple):
     """A path of the settings that has to lead to a file, a folder of files, or a glob of some.
 
-    refusal: the message where it does not, with {place} for the path and {error} for the reason.
+    field: the setting. refusal: the message where it does not, with {place} for the path and {error} for the reason.
     """
 
+    field: str
     path: str
     refusal: str
 
@@ -49,18 +50,18 @@ class Stage(Section):
     def policies_read(self) -> tuple[str, ...]:
         """Return the names of the policies that it reads: what its fields of the types Policy and
         Policies hold."""
-        return tuple(itertools.chain.from_iterable(self._policies().values()))
+        return tuple(itertools.chain.from_iterable(self.policies_by_field().values()))
 
     def with_policies(self, rename: Callable[[str], str]) -> Self:
         """Return it with other names for the policies that it reads, each once, where they may be
         another's of the same run."""
         renamed: dict[str, Any] = {}
-        for name, policies in self._policies().items():
+        for name, policies in self.policies_by_field().items():
             others = tuple(dict.fromkeys(map(rename, policies)))
             renamed[name] = others[0] if self.hints()[name].kind is str else others
         return replace(self, **renamed)
 
-    def _policies(self) -> dict[str, tuple[str, ...]]:
+    def policies_by_field(self) -> dict[str, tuple[str, ...]]:
         """Return the policies by field."""
         found: dict[str, tuple[str, ...]] = {}
         for name, hint in self.hints().items():
@@ -70,7 +71,7 @@ class Stage(Section):
         return found
 
     def stages_read(self, stages: Stages) -> tuple[str, ...]:
-        """Return the stages that it reads, beside those of its policies. Raises ValueError for
+        """Return the stages that it reads, other than those of its policies. Raises ValueError for
         settings that name none it can read."""
         return ()
 
@@ -133,21 +134,6 @@ class Stage(Section):
         listed = ", ".join(map(str, steps)) or "of their end alone"
         return f"that stage keeps steps {listed}: add it to its keep"
 
-    # What does not go together
-
-    def unused_among(self, stages: Stages) -> Iterator[FieldError]:
-        """Yield `Section.unused` for settings that do nothing beside these stages."""
-        yield from ()
-
-    def conflicts_among(self, name: str, stages: Stages) -> Iterator[ValueError]:
-        """Yield an error for each way in which it does not fit the settings of others. name: its
-        own."""
-        yield from ()
-
-    def conflicts_served(self) -> Iterator[ValueError]:
-        """Yield an error for each thing that its sampling needs and a server does not give."""
-        yield from ()
-
 
 class TrainingStage(Stage):
     """The settings of a stage that trains a policy from another one."""
@@ -163,17 +149,32 @@ class TrainingStage(Stage):
         `prompt`."""
         return prompt + max((sampling.max_new_tokens for sampling in self.samplings()), default=0)
 
-    def conflicts(self) -> Iterator[ValueError]:
-        """Refuse a learning rate that would only rise, where settings say how many updates come."""
-        yield from super().conflicts()
+    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+        """Yield a learning rate that would only rise, where settings say how many updates come."""
+        yield from super().issues(at, run)
         steps = getattr(self, "steps", 0)
         warmup = self.optimizer.warmup_steps
         if steps and warmup >= steps:
-            yield FieldError(
-                "optimizer.warmup_steps",
-                f"({warmup}) must be less than the number of updates ({steps}): "
-                "lower it or train longer",
+            yield error(
+                f"{at}optimizer.warmup_steps",
+                f"is {warmup}, and steps is {steps}",
+                "warm up for fewer updates than there are",
             )
+
+
+def pass_rate_issues(path: str, run: Run) -> Iterator[Issue]:
+    """Yield a window of pass rates where no reward knows right and wrong."""
+    if not any(run.verifiable.values()):
+        yield error(
+            path,
+            "goes by right and wrong, and the rewards of this run know better and worse only",
+            "leave min_pass_rate and max_pass_rate",
+        )
+
+
+def unread(path: str, setting: str) -> Issue:
+    """Warn of a setting that another one, such as "loss='dpo'", leaves without effect."""
+    return warning(path, f"is set, and {setting} does not read it")
 
 
 def successive(name: str) -> set[str]:

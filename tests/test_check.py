@@ -1,0 +1,136 @@
+"""All that is wrong with the settings of a run is one list: each mistake once, where it is, with
+what to do."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from ml_collections import ConfigDict
+
+from g2d_jax.config import Config, Invalid, Section, check
+from g2d_jax.config.section import Hint
+from g2d_jax.config_load import resolve
+
+BASE = resolve("demo")
+
+
+def leaves(section: Section, at: str = "") -> Iterator[tuple[str, Hint]]:
+    """Every setting of the demo with its dotted path."""
+    for name, hint in section.hints().items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from leaves(value, f"{at}{name}.")
+        elif name == "stages":
+            for key, stage in value.items():
+                yield from leaves(stage, f"{at}stages.{key}.")
+        elif name not in ("kind", "tasks"):
+            yield f"{at}{name}", hint
+
+
+LEAVES = dict(leaves(Config.of(BASE)))
+WRONG_TYPE = {int: "ten", float: "high", bool: "perhaps"}
+
+
+def out_of_bounds(hint: Hint) -> list[Any]:
+    """Values of the right type that the setting cannot have; [] where all are allowed."""
+    if hint.choices:
+        return ["no-such-choice"]
+    if hint.kind in (int, float):
+        tried: list[Any] = [hint.kind(value) for value in (-(10**15), 10**15, 0)]
+        return [value for value in tried if hint.fault(value)][:1]
+    return []
+
+
+def errors(config: ConfigDict) -> list[str]:
+    return [str(issue) for issue in check.issues(config)[1] if issue.level == "error"]
+
+
+def mutated(path: str, value: Any) -> ConfigDict:
+    config = resolve("demo")
+    config.update_from_flattened_dict({path: value})
+    return config
+
+
+BOUNDED = [(path, value) for path, hint in LEAVES.items() for value in out_of_bounds(hint)]
+
+
+@pytest.mark.parametrize(("path", "value"), BOUNDED, ids=[path for path, _ in BOUNDED])
+def test_a_value_out_of_bounds_is_one_error_with_its_path(path: str, value: Any) -> None:
+    (found,) = errors(mutated(path, value))
+    assert found.startswith(f"{path} must be ") and f"got {value}" in found.replace("'", "")
+
+
+@pytest.mark.parametrize("path", [p for p, hint in LEAVES.items() if hint.kind in WRONG_TYPE])
+def test_a_value_of_another_type_is_one_error_with_its_path(path: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        resolve("demo", [f"{path}={WRONG_TYPE[LEAVES[path].kind]}"])
+    assert str(caught.value).startswith(f"{path} must be ")
+    assert len(caught.value.issues) == 1
+
+
+MISTAKES = {
+    "stages.warmup.num_generations=1": "stages.warmup.num_generations",
+    "stages.warmup.sampling.temperature=0.0": "stages.warmup.sampling.temperature",
+    "stages.warmup.sampling.top_p=0.9": "stages.warmup.sampling.top_p",
+    "stages.warmup.budget.amount=1e9": "stages.warmup.budget.amount",
+    "stages.warmup.steps=ten": "stages.warmup.steps",
+    "stages.dpo.policy=warmp": "stages.dpo",
+    "stages.dpo.beta=-0.1": "stages.dpo.beta",
+    "stages.collect.select=uncertain": "stages.collect.select",
+    "stages.sft.optimizer.min_lr_ratio=2.0": "stages.sft.optimizer.min_lr_ratio",
+    "stages.evaluate.pass_at=99": "stages.evaluate.pass_at",
+    "lora.quantise=int8": "lora.quantise",
+    "engine.url=http://host/v1": "engine.url",
+    "reward.function=model": "reward.model.path",
+    "compute.attention=cudnn": "compute.attention",
+    "logging.profile=warmup": "logging.profile",
+    "data.test.path=": "data.test.path",
+    "dtype=bf16": "dtype",
+}
+PAIRS = random.Random(0).sample(list(itertools.combinations(MISTAKES, 2)), 60)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=" ".join)
+def test_two_mistakes_are_reported_at_once(pair: tuple[str, str]) -> None:
+    try:
+        found = check.issues(resolve("demo", pair))[1]
+    except Invalid as invalid:
+        found = list(invalid.issues)
+    shown = [str(issue) for issue in found if issue.level == "error"]
+    for mistake in pair:
+        assert [text for text in shown if text.startswith(MISTAKES[mistake])], shown
+    assert len(shown) == 2
+
+
+def test_a_name_that_is_mistyped_is_one_error() -> None:
+    config = resolve("demo")
+    with config.stages.unlocked():
+        config.stages.warmpu = config.stages.warmup
+        del config.stages["warmup"]
+    found = errors(config)
+    assert {text.split()[0] for text in found} == {
+        "stages.collect",
+        "stages.dpo",
+        "stages.evaluate",
+    }
+    assert all("there are: init" in text for text in found)
+
+
+def test_the_list_needs_no_jax_and_no_network() -> None:
+    code = """
+import socket, sys
+socket.socket.connect = None
+from g2d_jax.config import check
+from g2d_jax.config_load import resolve
+print(len(check.issues(resolve("demo", ["engine.kind=server", "lora.base_dtype=bfloat16"]))[1]))
+assert not {"jax", "transformers", "torch"} & {*sys.modules}
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) >= 2
