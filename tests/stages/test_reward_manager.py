@@ -9,8 +9,9 @@ import pytest
 from worlds import only, run
 
 from g2d_jax import config as settings
-from g2d_jax.config import Reward
+from g2d_jax.config import Reward, check
 from g2d_jax.config.section import record
+from g2d_jax.config_load import resolve
 from g2d_jax.mesh import make_mesh
 from g2d_jax.records import Problem
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
@@ -102,8 +103,10 @@ def test_where_the_main_reward_is_none_so_is_the_sum(scorers):
     ],
 )
 def test_weights_belong_to_functions(functions, weights, field):
-    with pytest.raises(ValueError, match=field):
-        record(Reward, settings.reward(functions=functions, weights=weights))
+    made = resolve("demo")
+    made.reward.update(functions=functions, weights=weights)
+    with pytest.raises(ValueError, match=rf"^reward\.{field} "):
+        check.checked(made)
 
 
 def test_each_reward_is_logged_and_kept_in_the_rollouts(config, tmp_path, opened):
