@@ -19,14 +19,16 @@ under "score". `data_source` is the problem's subset:
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import importlib.util
 import inspect
 import math
+import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -75,7 +77,10 @@ def load_reward(path: str, folder: str | None = None) -> RewardFunction:
         )
     file = None if folder is None else places.module_file(path, Path(folder))
     try:
-        module = _import_file(module_name, file) if file else importlib.import_module(module_name)
+        with _one_process():
+            module = (
+                _import_file(module_name, file) if file else importlib.import_module(module_name)
+            )
     except ModuleNotFoundError as error:
         raise ValueError(
             f"reward {path!r}: cannot import {module_name!r} ({error}); install it, or give the "
@@ -99,6 +104,21 @@ def load_reward(path: str, folder: str | None = None) -> RewardFunction:
             f"{', '.join(candidates) or 'none'}"
         )
     return function  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _one_process() -> Iterator[None]:
+    """Run a block of a user's code. A process that it forks, and that leaves the block too, ends
+    there: it would go on as a second run."""
+    own = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != own:
+            processes.say(
+                "a reward function forked, and the new process returned too: it ends here"
+            )
+            os._exit(1)
 
 
 def _import_file(name: str, file: Path) -> ModuleType:
@@ -162,7 +182,8 @@ def call_reward(
         place = f" ({code.co_filename}, line {code.co_firstlineno})"
     name = f"reward {getattr(function, '__qualname__', type(function).__name__)}{place}"
     try:
-        result = _call(function, problems, texts, token_ids)
+        with _one_process():
+            result = _call(function, problems, texts, token_ids)
     except _STOPPED:
         raise
     except BaseException as error:
@@ -254,7 +275,8 @@ def _raises_for(
 ) -> bool:
     """Tell whether the function raises for a response by itself."""
     try:
-        _call(function, [problem], [text], [token_ids])
+        with _one_process():
+            _call(function, [problem], [text], [token_ids])
     except _STOPPED:
         raise
     except BaseException:
