@@ -149,7 +149,13 @@ class Reader:
         by_text = choice["finish_reason"] == "stop" and self._ended_by_text(choice, params)
         if by_text and not any(string in text for string in params.stop):
             text += choice["stop_reason"]  # the server cut it off
-        ids = self.tokenizer.encode_text(text)
+        try:
+            ids = self.tokenizer.encode_text(text)
+        except ValueError as error:  # half of a surrogate pair, or of no token
+            raise self.wrong(
+                f"a response's text cannot be tokenised again: {error}",
+                "have it give token ids, or serve the model of this run, with its tokenizer",
+            ) from error
         if choice["finish_reason"] == "stop" and not by_text:
             ids.append(self.tokenizer.stop_id)
         told = usage.get("completion_tokens") if isinstance(usage, dict) else None

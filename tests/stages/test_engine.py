@@ -249,6 +249,12 @@ LIES = {
     "no choices": {"error": "none"},
     "no JSON object: <html>": (200, b"<html>\x1b[31m login"),
     r"neither token_ids nor text": {"choices": [{"finish_reason": "stop"}]},
+    r"cannot be tokenised again: .*'a\\ud800b'.*have it give token ids": {
+        "choices": [{"text": "a\ud800b", "finish_reason": "stop"}]
+    },
+    r"cannot be tokenised again: .*'\\x00'.*have it give token ids": {
+        "choices": [{"text": "\0", "finish_reason": "stop"}]
+    },
     r"status 302.*redirects are not followed": REDIRECT,
     r"status 401: \*\*\* is wrong.*api_key_env": (401, b"sk-secret is wrong"),
     r"status 400.*--max-model-len": (400, b"too long"),
