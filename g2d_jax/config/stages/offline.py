@@ -29,6 +29,7 @@ class Offline(DPOLoss, TrainingStage):
     shuffle: bool = True  # False takes the pairs in the order in which they were collected
     # of prompt and response, of a set made elsewhere; longer pairs are left out
     max_length: Positive | None = None
+    on_error: Literal["raise", "skip"] = "raise"  # of a set made elsewhere
     diagnose: bool = True
     optimizer: Optimizer = Optimizer(eps=1e-4)
 
@@ -63,13 +64,16 @@ class Offline(DPOLoss, TrainingStage):
         return (NeededFiles(self.preferences, refusal),)
 
     def unused_among(self, stages: Stages) -> Iterator[FieldError]:
-        """Refuse a limit of pairs that a stage collects."""
-        if self.preferences in stages and self.max_length is not None:
+        """Refuse a limit of pairs that a stage collects, and to skip any of them."""
+        if self.preferences not in stages:
+            return
+        elsewhere = f"is of a set made elsewhere, and preferences is the stage {self.preferences!r}"
+        if self.max_length is not None:
             yield FieldError(
-                "max_length",
-                f"is of a set made elsewhere, and preferences is the stage {self.preferences!r}, "
-                "whose sampling limits its responses: leave it unset",
+                "max_length", f"{elsewhere}, whose sampling limits its responses: leave it unset"
             )
+        if self.on_error == "skip":
+            yield FieldError("on_error", f"{elsewhere}: leave it unset")
 
     def conflicts_among(self, name: str, stages: Stages) -> Iterator[ValueError]:
         """Refuse the pairs of a stage that collects none."""
