@@ -261,6 +261,20 @@ def is_reward(value: float) -> bool:
     return -MOST_REWARD <= value <= MOST_REWARD
 
 
+MOST_LOGPROB = 1e-3
+"""What rounding may add to a log-probability of 0."""
+
+LEAST_LOGPROB = -104.0
+"""Below the log-probability of every token that can be drawn: in float32 a probability is 0 below
+2^-150, half of the least number above 0, and ln 2^-150 = -103.97."""
+
+
+def is_logprob(value: Any) -> Any:
+    """Return whether a number can be the log-probability of a token that was drawn, for arrays too:
+    not NaN, from LEAST_LOGPROB to MOST_LOGPROB."""
+    return (value >= LEAST_LOGPROB) & (value <= MOST_LOGPROB)
+
+
 @dataclass(frozen=True, slots=True)
 class Score:
     """A response's reward and verdict. reward None is unscorable: left out of means, baselines and

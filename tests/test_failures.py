@@ -56,6 +56,29 @@ def test_a_checkpoint_on_a_full_disk_is_one_error_that_names_the_folder(
         log.append({"text": "x" * 200_000})
 
 
+def test_a_checkpoint_beyond_the_limit_of_a_file_is_one_line(
+    one_device: dict[str, str], tmp_path: Path
+) -> None:
+    code = """
+import resource, sys
+import jax.numpy as jnp
+from g2d_jax.runtime import failures
+from g2d_jax.training.checkpoint import Checkpoints
+
+failures.hush()
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+try:
+    with Checkpoints(sys.argv[1]) as checkpoints:
+        checkpoints.save(1, {"params": {str(i): jnp.arange(40_000.0) * i for i in range(4)}}, {})
+except OSError as error:
+    print(failures.line(error))
+"""
+    python = [sys.executable, "-c", code, str(tmp_path / "kept")]
+    done = subprocess.run(python, env=one_device, capture_output=True, text=True)
+    line = f"File too large: '{tmp_path}/kept'; allow larger files there (ulimit -f), then"
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(line)
+
+
 def full(path: str | None) -> OSError:
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *([] if path is None else [path]))
 
@@ -86,6 +109,15 @@ def wrapped(error: Exception, cause: Exception) -> Exception:
         (
             ValueError("RESOURCE_EXHAUSTED: write: No space left on device [local]"),
             "No space left on device: RESOURCE",
+        ),
+        (
+            ValueError("OUT_OF_RANGE: Failed to write 5634 bytes to file 13: File too large"),
+            "File too large: OUT_OF_RANGE: Failed to write 5634 bytes to file 13: File too large; "
+            "allow larger files there (ulimit -f), then give the same command again",
+        ),
+        (
+            OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/w/x"),
+            "Too many open files: '/w/x'; allow more open files (ulimit -n), then give",
         ),
         (
             wrapped(RuntimeError("a thread failed"), full("/w/part")),
@@ -174,4 +206,4 @@ def test_an_error_raised_from_none_has_nothing_to_do_with_the_one_before(
                 raise KeyError("another") from None
             raise KeyError("another")  # noqa: B904 (what was handled then is the context)
     except KeyError as error:
-        assert failures.is_full(error) is told and bool(failures.line(error)) is told
+        assert bool(failures.limit_of_files(error)) is told and bool(failures.line(error)) is told

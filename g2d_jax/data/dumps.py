@@ -38,9 +38,8 @@ from g2d_jax.data.fields import (
 )
 from g2d_jax.data.rows import file_rows
 from g2d_jax.data.splits import problem_id
-from g2d_jax.records import MOST_REWARD, Prompt, is_reward
+from g2d_jax.records import LEAST_LOGPROB, MOST_REWARD, Prompt, is_logprob, is_reward
 
-MOST_LOGPROB = 1e-3  # what rounding may add to 0
 _NEEDED = (
     "a rollout needs prompt, rendered_prompt or prompt_ids, and completion or completion_ids. Name "
     "other columns in `columns`. Files of verl and NeMo-RL: convert them with "
@@ -201,8 +200,8 @@ def _logprobs(value: Any, path: str) -> np.ndarray | None:
     logprobs = _array(value, path, "iuf", "numbers").astype(np.float32)
     if np.isnan(logprobs).all():
         return None
-    if not np.isfinite(logprobs).all() or logprobs.max() > MOST_LOGPROB:
-        raise BrokenRow(f"{path!r} must be finite and at most 0: are they negated?")
+    if not is_logprob(logprobs).all():
+        raise BrokenRow(f"{path!r} must be from {LEAST_LOGPROB:g} to 0: are they negated?")
     return logprobs
 
 

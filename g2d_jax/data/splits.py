@@ -8,6 +8,7 @@ from test to train.
 from __future__ import annotations
 
 import hashlib
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, Protocol, TypeAlias, TypeVar
@@ -61,9 +62,10 @@ def problem_id(prompt: Prompt) -> str:
 
 
 def _asked(prompt: Prompt) -> str:
-    """Name what a prompt asks, by which leaks are found: its text without spaces, case and the
-    punctuation at its end."""
-    text = "".join(unicodedata.normalize("NFC", prompt_text(prompt)).casefold().split())
+    """Name what a prompt asks, by which leaks are found: its text without case, the punctuation at
+    its end, and spaces other than those between two digits."""
+    text = " ".join(unicodedata.normalize("NFC", prompt_text(prompt)).casefold().split())
+    text = re.sub(r"(?<!\d) | (?!\d)", "", text)
     return problem_id(text.rstrip(_ENDS) or text)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from g2d_jax.config import Collect, Reward, places
 from g2d_jax.config.places import data_files
+from g2d_jax.data.distinct import LoadReport
 from g2d_jax.data.dumps import DumpRow, read_dump
 from g2d_jax.data.preferences import pairs_of
 from g2d_jax.data.rows import file_rows
@@ -116,6 +117,7 @@ class Autopsy:
     unit: of lengths. unknown: measures that the dump does not give. repeated: steps left out, with
     the rollouts of one before. as_text: prompts are texts without ids, given to the model as they
     are. rendered: some prompts are known after a chat template only, or as ids.
+    left_out: the rows that cannot be read, described; "" for none.
     """
 
     steps: Mapping[int, Groups]
@@ -126,6 +128,7 @@ class Autopsy:
     repeated: Sequence[int]
     as_text: bool
     rendered: bool
+    left_out: str
 
     @cached_property
     def measures(self) -> dict[int, dict[str, float]]:
@@ -219,8 +222,8 @@ def read(
     """Read the dumps of a run; paths and columns: as of `read_dump`. answers: how final answers are
     read in them.
 
-    Raises ValueError as that, and for a row that does not say its step or has no field for its
-    reward.
+    Broken rows are left out and counted. Raises ValueError where no row is left, and for a row that
+    does not say its step or has no field for its reward.
     """
     drawn: dict[int, dict[str, Group]] = {}
     contents: dict[int, set[tuple[str, str]]] = {}  # of each step, by which repeated ones are known
@@ -228,7 +231,8 @@ def read(
     lengths = set()
     lacking = {"distinct_answers"}
     as_text, rendered = True, False
-    for row in read_dump(paths, columns):
+    counted = LoadReport(", ".join(paths), "skip")
+    for row in read_dump(paths, columns, counted):
         if row.step is None or not row.has_reward:
             what = "step" if row.step is None else "reward"
             raise ValueError(f"{row.where}: it does not give its {what}, which an autopsy goes by")
@@ -244,8 +248,7 @@ def read(
             lacking.add("frac_truncated")
         rendered |= row.prompt is None
         as_text &= isinstance(row.prompt, str) and row.prompt_ids is None
-    if not drawn:
-        raise ValueError(f"{', '.join(paths)} holds no rollouts")
+    counted.require_usable(drawn)
     if len(lengths) > 1:
         lacking |= {name for name in MEASURES if "length" in name}
     verifiable = len(rewards) <= 2
@@ -268,6 +271,7 @@ def read(
         repeated=sorted(drawn.keys() - steps.keys()),
         as_text=as_text,
         rendered=rendered,
+        left_out=counted.left_out,
     )
 
 
@@ -318,7 +322,12 @@ def report(autopsy: Autopsy, name: str) -> Report:
     lines = {}
     for series, key in ((what, measure), ("share of mixed prompts", "frac_mixed")):
         lines[series] = (steps, autopsy.by_step(key))
-    repeated = ", ".join(map(str, autopsy.repeated))
+    warnings = []
+    if autopsy.repeated:
+        repeated = ", ".join(map(str, autopsy.repeated))
+        warnings.append(f"Steps with the rollouts of one before, which do not count: {repeated}")
+    if autopsy.left_out:
+        warnings.append(f"Rows left out: {autopsy.left_out}")
     parts = [
         table(f"Informativeness by step (length in {autopsy.unit})", _rows(autopsy)),
         curves("steps", "What was sampled at each step", {"": lines}),
@@ -331,8 +340,7 @@ def report(autopsy: Autopsy, name: str) -> Report:
         name=name,
         eyebrow=f"G2D autopsy · {len(steps)} steps",
         headline=headline(autopsy),
-        warnings=[f"Steps with the rollouts of one before, which do not count: {repeated}"]
-        * bool(repeated),
+        warnings=warnings,
         parts={"steps": parts},
         columns=COLUMNS,
         figures=partial(_records, autopsy),
@@ -423,8 +431,10 @@ def write_autopsy(
     rollouts, config = folder / "rollouts.jsonl", folder / "autopsy_dpo.py"
     lines = []
     for file in data_files(paths):
-        for raw, row in zip(file_rows(file), read_dump(file, columns), strict=True):
-            if row.step in chosen:
+        rows = read_dump(file, columns, LoadReport(file))
+        steps = {row.where: row.step for row in rows}
+        for raw in file_rows(file):
+            if steps.get(raw.where) in chosen:
                 lines.append(f"{json.dumps(raw.values, default=str)}\n")
     write_bytes(rollouts, "".join(lines).encode())
     required = ["POLICY"]

@@ -19,15 +19,17 @@ under "score". `data_source` is the problem's subset:
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import importlib.util
 import inspect
 import math
+import os
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -80,7 +82,10 @@ def load_reward(path: str, folder: str | None = None) -> RewardFunction:
         )
     file = None if folder is None else places.module_file(path, Path(folder))
     try:
-        module = _import_file(module_name, file) if file else importlib.import_module(module_name)
+        with _one_process():
+            module = (
+                _import_file(module_name, file) if file else importlib.import_module(module_name)
+            )
     except ModuleNotFoundError as error:
         raise ValueError(
             f"reward {path!r}: cannot import {module_name!r} ({error}); install it, or give its "
@@ -112,6 +117,21 @@ def _command(path: str) -> str:
     if Path(sys.argv[0]).stem not in ("g2d", "__main__"):  # a program of the user's own
         words = "…"
     return f"PYTHONPATH={shlex.quote(not_imported.get(path, 'FOLDER'))} g2d {words}"
+
+
+@contextlib.contextmanager
+def _one_process() -> Iterator[None]:
+    """Run a block of a user's code. A process that it forks, and that leaves the block too, ends
+    there: it would go on as a second run."""
+    own = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != own:
+            processes.say(
+                "a reward function forked, and the new process returned too: it ends here"
+            )
+            os._exit(1)
 
 
 def _import_file(name: str, file: Path) -> ModuleType:
@@ -175,7 +195,8 @@ def call_reward(
         place = f" ({code.co_filename}, line {code.co_firstlineno})"
     name = f"reward {getattr(function, '__qualname__', type(function).__name__)}{place}"
     try:
-        result = _call(function, problems, texts, token_ids)
+        with _one_process():
+            result = _call(function, problems, texts, token_ids)
     except _STOPPED:
         raise
     except BaseException as error:
@@ -267,7 +288,8 @@ def _raises_for(
 ) -> bool:
     """Tell whether the function raises for a response by itself."""
     try:
-        _call(function, [problem], [text], [token_ids])
+        with _one_process():
+            _call(function, [problem], [text], [token_ids])
     except _STOPPED:
         raise
     except BaseException:

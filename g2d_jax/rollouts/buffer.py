@@ -128,10 +128,16 @@ def read_rounds(session: Session, folder: epath.Path, number: int) -> list[Sampl
     session.writer.wait()
     rounds = [read_sampled(session, shard) for shard in shards(folder, number)]
     if not rounds:
-        raise ValueError(
-            f"{shard_path(folder, number)} is gone, and what sampled it too: start this stage anew"
-        )
+        raise _gone(shard_path(folder, number))
     return rounds
+
+
+def _gone(file: object) -> ValueError:
+    """Make the error for a file of which no policy is left to make it again."""
+    return ValueError(
+        f"{file} is gone, and this stage cannot make it again: put it back, or delete the folder of "
+        "the stage to start it anew"
+    )
 
 
 @dataclass(frozen=True)
@@ -168,7 +174,7 @@ class TrainBatch:
 class RolloutBuffer:
     """The batches of an online stage's sync window, sampled ahead of their updates.
 
-    `resume` before the first update; `generate_window`, `sample_ahead` and `add_logprobs` at the
+    `require_files` and `resume` before the first update; `generate_window`, `sample_ahead` and `add_logprobs` at the
     window's first update, in this order; then `next_batch` once an update, and `record_if_new` with
     what it gave. A stage that goes on within a window calls `next_batch` alone, which finds the
     batches on disk. What a resumed stage has to know, positions in the order of prompts and counts,
@@ -205,6 +211,22 @@ class RolloutBuffer:
         """End what is sampled ahead."""
         if self.ahead is not None:
             self.ahead.close()
+
+    def require_files(self) -> None:
+        """Raise ValueError for rollouts that an earlier start trained on, and that are gone."""
+
+        def first_gone() -> str:
+            there = {file.name for file in (self.folder / "rollouts").glob("*.parquet")}
+            for number, rounds in enumerate(self.state.rounds):
+                for extra in range(rounds):
+                    file = shard_path(self.folder, number, extra)
+                    if file.name not in there:
+                        return str(file)
+            return ""
+
+        file = processes.on_leader(first_gone)
+        if file:
+            raise _gone(file)
 
     def resume(self) -> None:
         """Have a server draw again what it drew ahead when an earlier start ended."""
@@ -332,6 +354,7 @@ class RolloutBuffer:
         if not train_batch.new:
             return
         cost, state = self.trainer.cost, self.state
+        state.rounds.append(len(train_batch.costs) - 1)
         for part in train_batch.costs:
             cost.add(part)
         state.usage = _usage([state.usage, *train_batch.costs])
@@ -558,7 +581,7 @@ class RolloutBuffer:
             return self.logprobs[number]
         file = self._logprobs_file(number)
         if not on_disk(self.session, [file]):
-            raise ValueError(f"{file} is gone, and what computed it too: start this stage anew")
+            raise _gone(file)
         data = storage.read_bytes(file)
         # safetensors.numpy gives no metadata: a file begins with the header's size, then JSON.
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])

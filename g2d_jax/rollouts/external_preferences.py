@@ -32,7 +32,7 @@ def read(session: Session, stage: Offline) -> list[Preference]:
     tokenised, and few rows of another shape. Raises ValueError as `LoadReport.require_usable`.
     """
     source = stage.preferences
-    report = LoadReport(source)
+    report = LoadReport(source, stage.on_error)
     pairs: list[Preference] = []
     for row in _rows(source):
         pair = report.read(row, partial(_fitting, session, stage))

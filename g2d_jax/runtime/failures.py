@@ -13,12 +13,17 @@ import re
 import sys
 from collections.abc import Iterator
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_FULL_TEXTS = tuple(map(os.strerror, _FULL))  # all that C++ libraries keep of the number
+_LIMITS = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there",
+    errno.EFBIG: "allow larger files there (ulimit -f)",
+    errno.EMFILE: "allow more open files (ulimit -n)",
+}
+"""The limits of a disk or a process for files, each with what to do."""
+_TEXTS = {os.strerror(number): number for number in _LIMITS}  # all that C++ libraries keep
 _FORBIDDEN = "give this user the right to it, or choose another folder"
 _UNWRITABLE = "choose a folder that can be written to"
 _TAKEN = "a file is there: choose another folder"
-_MAKE_ROOM = "make room there, then give the same command again: a run continues where it was"
 _ADVICE = {
     errno.EACCES: _FORBIDDEN,
     errno.EPERM: _FORBIDDEN,
@@ -26,8 +31,6 @@ _ADVICE = {
     errno.ENOENT: f"check the path, or {_UNWRITABLE}",
     errno.EEXIST: _TAKEN,
     errno.ENOTDIR: _TAKEN,
-    errno.ENOSPC: _MAKE_ROOM,
-    errno.EDQUOT: _MAKE_ROOM,
 }
 _STORES = {"gcsfs": "gcs", "s3fs": "s3"}  # packages that another one asks for, by their names
 _GLOO = re.compile(r"\bGloo [\w -]+ failed: ")
@@ -40,8 +43,9 @@ _LESS = (
 def line(error: BaseException) -> str:
     """Return what is wrong with the machine and what to do, "" for an error that says nothing of
     the machine."""
-    if is_full(error):
-        return _full_disk(error)
+    number = limit_of_files(error)
+    if number:
+        return _limited(error, number)
     if isinstance(error, OSError) and error.filename is not None and error.errno in _ADVICE:
         return f"{error.strerror}: {error.filename!r}; {_ADVICE[error.errno]}"
     if isinstance(error, ImportError):
@@ -66,23 +70,25 @@ def line(error: BaseException) -> str:
     return ""
 
 
-def is_full(error: BaseException) -> bool:
-    """Return whether an error, or one that it came from, is that of a full disk or of a quota that
-    is used up."""
+def limit_of_files(error: BaseException) -> int:
+    """Return the errno of a full disk, a used-up quota or another limit for files that an error, or
+    one that it came from, is of; 0 for none."""
     for each in _chain(error):
-        if isinstance(each, OSError) and each.errno in _FULL:
-            return True
-        if any(text in str(each) for text in _FULL_TEXTS):
-            return True
-    return False
+        if isinstance(each, OSError) and each.errno in _LIMITS:
+            return each.errno
+        for text, number in _TEXTS.items():
+            if text in str(each):
+                return number
+    return 0
 
 
-def _full_disk(error: BaseException) -> str:
+def _limited(error: BaseException, number: int) -> str:
     """Name the file that could not be written, where one of the errors knows it."""
+    advice = f"{_LIMITS[number]}, then give the same command again: a run continues where it was"
     for each in _chain(error):
-        if isinstance(each, OSError) and each.errno in _FULL and each.filename is not None:
-            return f"{each.strerror}: {each.filename!r}; {_MAKE_ROOM}"
-    return f"{_FULL_TEXTS[0]}: {str(error)[:300]}; {_MAKE_ROOM}"
+        if isinstance(each, OSError) and each.errno == number and each.filename is not None:
+            return f"{each.strerror}: {each.filename!r}; {advice}"
+    return f"{os.strerror(number)}: {str(error)[:300]}; {advice}"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -98,11 +104,12 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def hush() -> None:
-    """Keep libraries from printing their own tracebacks of a full disk: the command's last line
-    tells of it.
+    """Keep libraries from printing their own tracebacks of a full disk or a damaged checkpoint: the
+    command's own line tells of it.
 
     A save that fails is logged by Orbax in each of its threads, by asyncio for each write that
     nobody waited for, and by Tensorstore, which then calls back into an event loop that is closed.
+    A read that fails leaves Orbax's other reads behind, whose errors nobody takes.
     """
     for name in ("absl", "asyncio"):
         logger = logging.getLogger(name)
@@ -113,19 +120,19 @@ def hush() -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return whether a log record is about anything but a full disk."""
+    """Return whether a log record is about anything but a limit for files."""
     error = record.exc_info[1] if record.exc_info else None
-    return error is None or not is_full(error)
+    return error is None or not limit_of_files(error)
 
 
 def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-    """Print an error that nothing can catch, unless it is Ctrl-C or that of a callback into a closed
-    event loop."""
+    """Print an error that nothing can catch, unless it is Ctrl-C, which is raised again at the next
+    check, or that of a callback into a closed event loop, or of a coroutine of Orbax."""
     error = unraisable.exc_value
-    is_lost = isinstance(error, KeyboardInterrupt)  # raised again at the next check
-    if not is_lost and not (
-        isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
-    ):
+    is_lost = isinstance(error, KeyboardInterrupt)
+    is_late = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+    code = getattr(unraisable.object, "cr_code", None)
+    if not (is_lost or is_late or "orbax" in getattr(code, "co_filename", "")):
         sys.__unraisablehook__(unraisable)
 
 

@@ -21,6 +21,7 @@ import json
 import math
 import os
 import secrets
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -97,7 +98,14 @@ class Screen:
         if file is None:
             file = open(os.devnull, "w")  # noqa: SIM115 (a process without standard output)
         terminal = file.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
-        self.console = Console(file=file, force_terminal=terminal, highlight=False)
+        width: int | None = None
+        height: int | None = None
+        # As the standard library reads them, for which 0 is unset: rich prints nothing 0 wide.
+        if {"COLUMNS", "LINES"} & os.environ.keys():
+            width, height = shutil.get_terminal_size()
+        self.console = Console(
+            file=file, force_terminal=terminal, highlight=False, width=width, height=height
+        )
         self.terminal = terminal
         # A notebook's live bar is a widget; without ipywidgets there are lines, as in a file.
         self.interactive = terminal or (

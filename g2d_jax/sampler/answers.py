@@ -15,11 +15,8 @@ import numpy as np
 
 from g2d_jax.data.stops import Watch
 from g2d_jax.data.tokenizer import PromptTokenizer
-from g2d_jax.records import Request, Rollout, SamplingParams
+from g2d_jax.records import LEAST_LOGPROB, Request, Rollout, SamplingParams, is_logprob
 from g2d_jax.sampler.connection import EngineError
-
-LEAST_LOGPROB, MOST_LOGPROB = float(np.finfo(np.float32).min), 1e-3
-"""The least number that a rollout can hold, and what rounding may add to a log-probability of 0."""
 
 
 @dataclass(eq=False, repr=False)
@@ -152,7 +149,13 @@ class Reader:
         by_text = choice["finish_reason"] == "stop" and self._ended_by_text(choice, params)
         if by_text and not any(string in text for string in params.stop):
             text += choice["stop_reason"]  # the server cut it off
-        ids = self.tokenizer.encode_text(text)
+        try:
+            ids = self.tokenizer.encode_text(text)
+        except ValueError as error:  # half of a surrogate pair, or of no token
+            raise self.wrong(
+                f"a response's text cannot be tokenised again: {error}",
+                "have it give token ids, or serve the model of this run, with its tokenizer",
+            ) from error
         if choice["finish_reason"] == "stop" and not by_text:
             ids.append(self.tokenizer.stop_id)
         told = usage.get("completion_tokens") if isinstance(usage, dict) else None
@@ -191,13 +194,14 @@ class Reader:
         values = given.get("token_logprobs") if isinstance(given, dict) else None
         if not isinstance(values, list) or len(values) != length:
             raise self.wrong(f"{length} tokens have no log-probability each", "look at its version")
-        if any(
-            type(x) not in (int, float) or not LEAST_LOGPROB <= x <= MOST_LOGPROB for x in values
-        ):
-            raise self.wrong(
-                "a log-probability is no number, not finite or above 0",
-                "its weights or activations may not be finite: check what it serves, and its dtype",
-            )
+        for value in values:
+            if type(value) not in (int, float) or not is_logprob(value):
+                raise self.wrong(
+                    f"a token has the log-probability {value!r:.50}, and one that was drawn has a "
+                    f"number from {LEAST_LOGPROB:g} to 0",
+                    "its weights or activations may not be finite: check what it serves, and its "
+                    "dtype",
+                )
         return np.minimum(np.array(values, np.float32), 0.0)
 
     def _without_logprobs(self, length: int, request: Request) -> np.ndarray:

@@ -123,15 +123,14 @@ class Connection:
         once it is stopped, while it waits for its place and between attempts too."""
         url = f"{self._base}/completions"
 
-        def ask(_: int) -> bytes:
+        def ask(_: int) -> dict[str, Any]:
             if stopped.is_set():
                 raise CancelledError
             with self.busy.request():
-                return self._attempt("POST", url, body, tokens)
+                return self._object(url, self._attempt("POST", url, body, tokens))
 
         with self._places:
-            data = self._again(ask, stopped)
-        return self._object(url, data)
+            return self._again(ask, stopped)
 
     def likeliest(self, model: str, prompt_ids: list[int], temperature: float) -> dict[str, float]:
         """Return the log-probabilities of the likeliest first tokens after a prompt; {} if the
@@ -191,28 +190,26 @@ class Connection:
 
     def _tell(self, path: str, body: Any = None) -> None:
         """Send a request to vLLM's own part, which it serves with VLLM_SERVER_DEV_MODE=1."""
-        self._bytes("POST", f"{self._root}/{path}", body)
+        self._again(lambda _: self._attempt("POST", f"{self._root}/{path}", body))
 
     def _json(self, method: str, url: str, body: Any = None) -> dict[str, Any]:
-        """Return the JSON object of an answer."""
-        return self._object(url, self._bytes(method, url, body))
+        """Return the JSON object of an answer, tried again where there was none. Raises
+        EngineError."""
+        return self._again(lambda _: self._object(url, self._attempt(method, url, body)))
 
     def _object(self, url: str, data: bytes) -> dict[str, Any]:
-        """Read an answer as a JSON object."""
+        """Read an answer as a JSON object. Raises _Lost for the beginning of one: where no
+        Content-Length says how long it is, an answer that was cut off looks whole."""
         try:
             answer = json.loads(data)
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
-            text = self.shown(data.decode("utf-8", "replace"))
-            raise self.wrong(
-                f"{url} answers with what is no JSON object: {text}", "check engine.url"
-            )
+            problem = f"no JSON object: {self.shown(data.decode('utf-8', 'replace'))}"
+            if not data.strip() or data.lstrip().startswith(b"{"):
+                raise _Lost(url, problem)
+            raise self.wrong(f"{url} answers with {problem}", "check engine.url")
         return answer
-
-    def _bytes(self, method: str, url: str, body: Any = None) -> bytes:
-        """Return the answer to a request, tried again where there was none. Raises EngineError."""
-        return self._again(lambda _: self._attempt(method, url, body))
 
     def _again(self, attempt: Callable[[int], T], stopped: threading.Event | None = None) -> T:
         """Return what an attempt, given its number from 0, returns: the first one that is not

@@ -292,6 +292,7 @@ def open_trainer(training: Training) -> Iterator[Trainer]:
     # Before the first checkpoint: adapters mean nothing without the name of the model that they
     # belong to.
     processes.on_leader(lambda: storage.write_json(folder.parent / init_params.BASE, base))
+    processes.check_stop_together()  # here there is nothing to save yet
     with (
         Checkpoints(folder, keep=session.config.checkpoint.keep, pinned=pins) as checkpoints,
         session.tracker.progress(name, total, step) as bar,
@@ -329,6 +330,7 @@ def _first_state(training: Training) -> TrainState:
     as the trained parameters.
     """
     trained, _ = lora.partition(load_policy(training.session, training.stage.policy))
+    processes.check_stop_together()  # both may take a compilation
     return training.begin(trained)
 
 

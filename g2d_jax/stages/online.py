@@ -69,6 +69,7 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
         alerts.report(trainer, _alerts_of_inputs(session, name, stage, external))
         if buffer.ahead is not None:
             session.tracker.say(schedule(name, stage))
+        buffer.require_files()
         ended = early_stopping.ends(trainer, stage)  # perhaps in an earlier start
         if not ended:
             buffer.resume()

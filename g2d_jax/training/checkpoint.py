@@ -10,7 +10,6 @@ There is no pickle.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -37,6 +36,10 @@ Checksums = Mapping[str, Mapping[str, int]]
 HOST = "host"
 
 _FILES_GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+class _Changed(ValueError):
+    """Content that is not what was saved; the message says which."""
 
 
 class DamagedCheckpoint(ValueError):
@@ -127,16 +130,15 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     @contextmanager
     def _naming_full_disks(self) -> Iterator[None]:
-        """Make an OSError with the folder of what Orbax and Tensorstore raise of a full disk, which
-        may be any kind."""
+        """Make an OSError with the folder of what Orbax and Tensorstore raise of a full disk or
+        another limit for files, which may be any kind."""
         try:
             yield
         except Exception as error:
-            if not failures.is_full(error):
+            number = failures.limit_of_files(error)
+            if not number:
                 raise
-            raise OSError(
-                errno.ENOSPC, "No space left on device", os.fspath(self.folder)
-            ) from error
+            raise OSError(number, os.strerror(number), os.fspath(self.folder)) from error
 
     def __exit__(self, *error: object) -> None:
         """Close."""
@@ -264,9 +266,12 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             is_last = True
 
     def _as_damaged(self, folder: epath.Path, error: Exception) -> DamagedCheckpoint:
-        """Return the error that says of a step's folder what an error of reading it said."""
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        return self.damaged(int(folder.name), f"{reason:.300}")
+        """Return the error that a step's folder is damaged. What libraries say of it stays its
+        cause: it describes their readers."""
+        reason = "a file in it is cut off or changed"
+        if isinstance(error, (_Changed, *_FILES_GONE)):
+            reason = f"{str(error).splitlines()[0]:.300}"
+        return self.damaged(int(folder.name), reason)
 
     def _compare(
         self, folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Checksums
@@ -296,7 +301,7 @@ def _listed(folder: epath.Path, saved: Mapping[str, int]) -> dict[str, Any]:
     """Read shape and dtype of a tree's arrays by name, those that were saved. Raises anything."""
     tree: dict[str, Any] = ocp.StandardCheckpointHandler().metadata(folder).tree
     if tree.keys() != saved.keys():
-        raise ValueError(f"{folder.name} does not list the arrays it was saved with")
+        raise _Changed(f"{folder.name} does not list the arrays it was saved with")
     return tree
 
 
@@ -308,7 +313,7 @@ def _check_arrays(folder: epath.Path, part: int, parts: int) -> None:
         keys += [(name, key) for key in sorted(saved[name])]
     for name, key in keys[part::parts]:
         if host_checksum(_read_alone(folder / name, key)) != saved[name][key]:
-            raise ValueError(f"{name}.{key} does not have the checksum it was saved with")
+            raise _Changed(f"{name}.{key} does not have the checksum it was saved with")
 
 
 def _read_host(folder: epath.Path) -> dict[str, Any]:
@@ -317,7 +322,7 @@ def _read_host(folder: epath.Path) -> dict[str, Any]:
     restored = ocp.JsonCheckpointHandler().restore(folder / HOST)
     record = {key: restored[key] for key in ("content", "checksums")}
     if storage.fingerprint(record) != restored["fingerprint"]:
-        raise ValueError(f"{HOST} does not have the fingerprint it was saved with")
+        raise _Changed(f"{HOST} does not have the fingerprint it was saved with")
     return record
 
 
@@ -337,7 +342,7 @@ def _read(
         values[name] = {key: restored[name][key] for key in arrays}
         for key, number in checksums(values[name]).items():
             if number != saved[name][key]:
-                raise ValueError(f"{name}.{key} does not have the checksum it was saved with")
+                raise _Changed(f"{name}.{key} does not have the checksum it was saved with")
     return values
 
 

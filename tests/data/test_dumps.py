@@ -183,11 +183,15 @@ def test_files_are_read_in_the_order_of_their_numbers(tmp_path):
         ),
         (
             {"prompt": "1", "completion_ids": [1, 2], "logprobs": [-1, float("nan")]},
-            "'logprobs' must be finite and at most 0",
+            "'logprobs' must be from -104 to 0",
         ),
         (
             {"prompt": "1", "completion_ids": [1, 2], "logprobs": [-1, 0.5]},
-            "'logprobs' must be finite and at most 0: are they negated",
+            "'logprobs' must be from -104 to 0: are they negated",
+        ),
+        (
+            {"prompt": "1", "completion_ids": [1, 2], "logprobs": [-1, -1e30]},
+            "'logprobs' must be from -104 to 0",
         ),
         (
             {"prompt": "1", "completion": "1", "finish_reason": "abort"},

@@ -94,6 +94,7 @@ ALIKE = [
     ("7 + 7 = ?", "7+7=?"),
     ("What is 1+1?", "what is 1 + 1"),
     ("WHAT IS\n1+1 ?!", "What is 1+1."),
+    ("1  2 + 3", "1 2+3"),
     ("1+1\u662f\u591a\u5c11\uff1f", "1+1\u662f\u591a\u5c11"),
 ]
 
@@ -109,7 +110,13 @@ def test_prompts_alike_but_for_spaces_case_and_final_punctuation_are_one_leak(pa
         assert [record.prompt for record in kept] == ["8+8=?"] and dropped == 1
 
 
-@pytest.mark.parametrize("pair", [("7+7=?", "7-7=?"), ("7+7", "77"), ("?", "!"), ("(1)", "1")])
+OTHER = [
+    *[("7+7=?", "7-7=?"), ("7+7", "77"), ("?", "!"), ("(1)", "1")],
+    *[("1 2+3", "12+3"), ("Sort 3 12", "Sort 31 2"), ("log_2\n 8", "log_28")],
+]
+
+
+@pytest.mark.parametrize("pair", OTHER)
 def test_other_signs_make_other_problems(pair):
     held_out, trained = pair
     names = names_of([Problem(id=problem_id(held_out), prompt=held_out)])

@@ -61,7 +61,7 @@ def sources(section: Any) -> Iterator[str]:
     """The problems that a config names, wherever in it."""
     if not isinstance(section, ConfigDict):
         return
-    if "on_error" in section and section.path:
+    if {"on_error", "path"} <= set(section) and section.path:
         yield section.path
     for value in section.values():
         yield from sources(value)

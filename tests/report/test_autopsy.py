@@ -134,6 +134,25 @@ def test_rewards_that_rank_log_probs_and_steps_that_repeat(tmp_path: Path) -> No
     assert "verifiable=False" in (tmp_path / "out" / "autopsy_dpo.py").read_text()
 
 
+def test_rows_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path) -> None:
+    good = {"prompt": "1+1=?", "step": 1}
+    rows = [{**good, "completion": str(n), "reward": float(n == 2)} for n in range(4)]
+    broken = [{**rows[0], "reward": "high"}, {"prompt": "1+1=?"}, {**rows[0], "logprobs": [-1e30]}]
+    dump = save(tmp_path / "dump.jsonl", [*rows[:2], *broken, *rows[2:]])
+    with open(dump, "a") as file:
+        file.write('{"prompt": "1+1=')
+    found = read([dump])
+    assert found.measures[1]["responses"] == 4 and found.measures[1]["pass_rate"] == 0.25
+    page = report(found, "run")
+    (warning,) = page.warnings
+    assert warning.startswith(f"Rows left out: 4 broken (the first: {dump}, line 3: its reward")
+    write_autopsy(found, page, [dump], tmp_path / "out", {}, "")
+    kept = (tmp_path / "out" / "rollouts.jsonl").read_text().splitlines()
+    assert list(map(json.loads, kept)) == rows
+    with pytest.raises(ValueError, match=r"dump\.jsonl holds nothing usable: 3 rows"):
+        read([save(tmp_path / "dump.jsonl", broken)])
+
+
 def test_prompts_after_a_template_need_their_problems(tmp_path: Path) -> None:
     row = {"rendered_prompt": "user\n1+1=?", "step": 1}
     rows = [{**row, "completion": str(n), "score": float(n == 2)} for n in range(4)]

@@ -4,6 +4,7 @@ they should be."""
 from __future__ import annotations
 
 import copy
+import subprocess
 import sys
 from decimal import Decimal
 from fractions import Fraction
@@ -284,6 +285,36 @@ def test_a_reward_file_that_exits_when_it_is_imported_is_named(tmp_path: Path) -
         ValueError, match=r"my_exiting.py, line 2, in <module>: it exits \(SystemExit: 0\)"
     ):
         load_reward("my_exiting:exact", str(tmp_path))
+
+
+FORKS = {
+    "when it is called": "def f(completions):\n    os.fork()\n    return [1.0]",
+    "and the new process fails": "def f(completions):\n    if not os.fork(): 1 / 0\n    return [1.0]",
+    "with verl's signature": "def f(solution_str, ground_truth):\n    os.fork()\n    return 1.0",
+    "when it is imported": "os.fork()\ndef f(completions): return [1.0]",
+}
+
+
+@pytest.mark.parametrize("when", FORKS)
+def test_a_process_that_a_reward_forks_does_not_go_on_as_the_run(
+    tmp_path: Path, one_device: dict[str, str], when: str
+) -> None:
+    (tmp_path / "my_fork.py").write_text(f"import os\n{FORKS[when]}")
+    code = (
+        "import os, sys; from g2d_jax.records import Problem; from g2d_jax.rewards import functions\n"
+        "function = functions.load_reward('my_fork:f', sys.argv[1])\n"
+        "print(functions.call_reward(function, [Problem('a', '1+1?')], ['2'], [[5]]))\n"
+        "print(os.waitstatus_to_exitcode(os.wait()[1]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path],
+        env=one_device,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stdout) == (0, "[1.0]\n1\n"), done.stderr
+    assert "a reward function forked" in done.stderr
 
 
 def test_scorers_give_verdicts_by_threshold_or_by_the_answers_of_the_problems(

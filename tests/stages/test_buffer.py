@@ -278,6 +278,27 @@ def test_refilled_batches_survive_a_kill_between_any_two_journals(train, tmp_pat
     assert bits(load_policy(again, "train")) == ended
 
 
+def test_a_stage_that_continues_without_rollouts_it_trained_on_names_the_file(
+    train, tmp_path, opened
+):
+    train.stages.train.update(sync_every=2, dynamic_sampling=2)
+    train.checkpoint.update(every=1, keep=10)
+    session = opened(train, tmp_path, first_letter)
+    run(session)
+    folder = session.folders["train"]
+    (folder / storage.MANIFEST).unlink()
+    files = sorted((folder / "rollouts").glob("*.parquet"))
+    assert any(file.name.startswith("step-000000-") for file in files)
+    for file in files:
+        content = file.read_bytes()
+        file.unlink()
+        with pytest.raises(ValueError, match=f"{file.name} is gone.*put it back"):
+            run(opened(train, tmp_path, first_letter))
+        file.write_bytes(content)
+    run(opened(train, tmp_path, first_letter))
+    assert storage.finished(folder)
+
+
 def first_letter(prompts: list[str], completions: list[str], **columns: object) -> list[float]:
     """About half of the prompts get one same reward, whatever the answer."""
     return [

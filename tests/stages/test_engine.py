@@ -238,14 +238,23 @@ LIES = {
     "ended at token 4, which is none of": choice([4]),
     "cut at 2 of 4 tokens.*max-model-len": choice([4, 4], finish="length"),
     "finish_reason 'abort'": choice([4], finish="abort"),
-    "log-probability is no number": choice([1], [0.5]),
-    "log-probability is no number, not finite": choice([1], [float("nan")]),
+    "log-probability 0.5,": choice([1], [0.5]),
+    "log-probability nan,": choice([1], [float("nan")]),
+    r"log-probability -1e\+30,": choice([4, 1], [-1.0, -1e30]),
+    "log-probability -9999.0,": choice([1], [-9999.0]),
+    "log-probability True,": choice([1], [True]),
     "1 tokens have no log-probability each": choice([1], [-1.0, -1.0]),
     "another prompt": choice([1], prompt_token_ids=[3, 4]),
     "2 choices, for one": {"choices": choice([1])["choices"] * 2},
     "no choices": {"error": "none"},
     "no JSON object: <html>": (200, b"<html>\x1b[31m login"),
     r"neither token_ids nor text": {"choices": [{"finish_reason": "stop"}]},
+    r"cannot be tokenised again: .*'a\\ud800b'.*have it give token ids": {
+        "choices": [{"text": "a\ud800b", "finish_reason": "stop"}]
+    },
+    r"cannot be tokenised again: .*'\\x00'.*have it give token ids": {
+        "choices": [{"text": "\0", "finish_reason": "stop"}]
+    },
     r"status 302.*redirects are not followed": REDIRECT,
     r"status 401: \*\*\* is wrong.*api_key_env": (401, b"sk-secret is wrong"),
     r"status 400.*--max-model-len": (400, b"too long"),
@@ -284,8 +293,16 @@ def test_slow_servers_and_no_servers_are_named_and_passing_faults_are_tried_agai
         draw(server, timeout=0.3)
     with pytest.raises(EngineError, match="ConnectionRefusedError"):
         draw(server)
-    with serving(lambda body, number: choice([1]) if number > 1 else (200, b"{", 50)) as server:
-        assert len(draw(server, retries=1)) == 3 and len(server.completions()) == 4
+    for cut in ((200, b"{", 50), (200, b'{"choices": [{"text": "\xc3'), (200, b"")):
+        with serving(lambda body, number: choice([1]) if number > 1 else cut) as server:  # noqa: B023
+            assert len(draw(server, retries=1)) == 3 and len(server.completions()) == 4
+
+
+def test_the_least_log_probability_that_float32_can_draw(draw: Drawn) -> None:
+    least = float(np.log(np.finfo(np.float32).smallest_subnormal))
+    assert -103.5 < least < -103
+    with serving(lambda body, number: choice([1], [least])) as server:
+        assert draw(server)[0].logprobs.tolist() == [np.float32(least)]
 
 
 @pytest.mark.parametrize("drop", [b"x", b"a: b\r\n"])

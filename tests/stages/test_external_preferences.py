@@ -114,6 +114,13 @@ def test_what_cannot_be_trained_on_is_left_out_and_counted(small, tmp_path, open
         read(small, tmp_path, opened, rows[3:4])
     with pytest.raises(ValueError, match=r"set\.jsonl, line 2: no column 'chosen'"):
         read(small, tmp_path, opened, [*rows[:1], {"prompt": "x"}])
+    small.stages.dpo.on_error = "skip"
+    broken = [{"prompt": "x"}, {"chosen": 1, "rejected": "No."}, {**rows[0], "tools": [{"a": 1}]}]
+    assert len(read(small, tmp_path, opened, [*rows[:1], *broken])) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "set.jsonl left out: 3 broken (the first: " in said
+    with pytest.raises(ValueError, match=r"set\.jsonl holds nothing usable: 3 rows"):
+        read(small, tmp_path, opened, broken)
 
 
 def test_pairs_of_held_out_problems_are_refused_in_every_form(small, tmp_path, opened):

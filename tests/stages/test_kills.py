@@ -128,6 +128,14 @@ def test_sigterm_and_ctrl_c_in_the_first_stage(runs, tmp_path):
     stop_and_continue(runs, tmp_path / "whole", tmp_path / "run", [*STOPS][:2], until="sft")
 
 
+@pytest.mark.parametrize("call", ["load_policy", "base_of"])
+def test_sigterm_before_the_first_update_ends_without_a_checkpoint(runs, tmp_path, call):
+    """What would be saved is what the stage began with, and saving it compiles."""
+    stopped = runs(tmp_path / "run", 75, until="sft", call=["TERM", call, 0])
+    assert "stopped by SIGTERM: the same command" in " ".join(stopped["text"].split())
+    assert not (tmp_path / "run" / "01-sft" / "checkpoints").exists()
+
+
 @slow
 def test_sigterm_and_ctrl_c_save_where_it_is_and_nothing_is_done_twice(runs, finished, tmp_path):
     stop_and_continue(runs, finished, tmp_path / "run", [*STOPS])

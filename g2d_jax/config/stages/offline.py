@@ -29,6 +29,7 @@ class Offline(DPOLoss, TrainingStage):
     shuffle: bool = True  # False takes the pairs in the order in which they were collected
     # of prompt and response, of a set made elsewhere; longer pairs are left out
     max_length: Positive | None = None
+    on_error: Literal["raise", "skip"] = "raise"  # of a set made elsewhere
     diagnose: bool = True
     optimizer: Optimizer = Optimizer(eps=1e-4)
 
@@ -60,20 +61,22 @@ class Offline(DPOLoss, TrainingStage):
         return (NeededFiles("preferences", self.preferences, refusal),)
 
     def issues(self, at: str, run: Run) -> Iterator[Issue]:
-        """Yield a stage that collects no pairs, and a limit of pairs that a stage collects."""
+        """Yield a stage that collects no pairs, and settings for pairs from a file."""
         yield from super().issues(at, run)
         source = run.stages.get(self.preferences)
         if source is not None and source.kind != "collect":
             yield error(
                 f"{at}preferences", f"is {self.preferences!r}, a stage that collects no pairs"
             )
-        elif source is not None and self.max_length is not None:
-            yield error(
-                f"{at}max_length",
-                f"is for a set of pairs from a file, and preferences is the stage "
-                f"{self.preferences!r}, whose sampling limits its responses",
-                "leave it unset",
-            )
+            return
+        for name in ("max_length", "on_error"):
+            if source is not None and getattr(self, name) != getattr(Offline(), name):
+                yield error(
+                    f"{at}{name}",
+                    "is for a set of pairs from a file, and preferences is the stage "
+                    f"{self.preferences!r}",
+                    "leave it unset",
+                )
 
 
 offline = stage_of(Offline)
