@@ -108,6 +108,35 @@ def test_two_mistakes_are_reported_at_once(pair: tuple[str, str]) -> None:
     assert len(shown) == 2
 
 
+@pytest.mark.parametrize(
+    ("overrides", "warned"),
+    [
+        (["stages.warmup.optimizer.learning_rate=0.0"], "warmup.optimizer.learning_rate is 0"),
+        (["stages.sft.optimizer.learning_rate=1e3"], "sft.optimizer.learning_rate is 1000"),
+        (["stages.dpo.optimizer.learning_rate=5e-3"], ""),
+        (["stages.warmup.keep=5,40000"], "warmup.keep has 40000"),
+        (["stages.warmup.sync_every=10", "stages.warmup.steps=10"], "warmup.sync_every is 10"),
+        (["stages.warmup.sync_every=0"], ""),
+        (
+            [
+                "stages.warmup.stop=budget",
+                "stages.warmup.budget.amount=1e12",
+                "stages.warmup.optimizer.schedule=cosine",
+            ],
+            "warmup.optimizer.schedule is 'cosine'",
+        ),
+        (["stages.dpo.loss_type=simpo", "stages.dpo.beta=0.1"], "dpo.beta is 0.1"),
+        (["stages.dpo.loss_type=simpo", "stages.dpo.beta=2.0"], ""),
+        (["stages.evaluate.sampling.temperature=0.0", "stages.evaluate.pass_at=1"], "same: one is"),
+    ],
+)
+def test_settings_that_hardly_anyone_wants_are_warned_of(overrides: list[str], warned: str) -> None:
+    _, found = check.issues(resolve("demo", ["stages.warmup.keep=", *overrides]))
+    assert {issue.level for issue in found} <= {"warning"}
+    assert len(found) == bool(warned)
+    assert all(warned in str(issue) for issue in found)
+
+
 def test_a_name_that_is_mistyped_is_one_error() -> None:
     config = resolve("demo")
     with config.stages.unlocked():

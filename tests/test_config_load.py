@@ -637,7 +637,7 @@ def warned(changes: dict[str, object]) -> set[str]:
         ({"loss": "dpo", "scale_rewards": "group", "dpo.beta": 0.5}, ("scale_rewards",)),
         ({"loss": "group_dpo", "grpo_coef": 1.0, "scale_rewards": "group"}, ()),
         ({"loss": "dpo", "dpo.simpo_gamma": 2.0}, ("dpo.simpo_gamma",)),
-        ({"loss": "dpo", "dpo.simpo_gamma": 2.0, "dpo.loss_type": "simpo"}, ()),
+        ({"loss": "dpo", "dpo.simpo_gamma": 2.0, "dpo.loss_type": "simpo", "dpo.beta": 2.0}, ()),
     ],
 )
 def test_what_a_loss_does_not_read(changes, idle):

@@ -18,8 +18,11 @@ from g2d_jax.config.section import (
     Run,
     Section,
     error,
+    warning,
 )
 from g2d_jax.records import SamplingParams, stop_fault
+
+HIGHEST_RATE = 0.05  # a learning rate above is more often a slip than a wish
 
 
 class Optimizer(Section):
@@ -42,7 +45,18 @@ class Optimizer(Section):
     max_grad_norm: NotNegativeFloat = 1.0  # L2 over all parameters; 0: no clipping
 
     def issues(self, at: str, run: Run) -> Iterator[Issue]:
-        """Yield settings of what the optimiser or schedule does not have."""
+        """Yield settings of what the optimiser or schedule does not have, and learning rates that
+        change nothing or everything."""
+        rate = self.learning_rate
+        if rate == 0:
+            yield warning(f"{at}learning_rate", "is 0: the stage trains nothing")
+        if rate > HIGHEST_RATE:
+            yield warning(
+                f"{at}learning_rate",
+                f"is {rate:g}, and every update moves each parameter by about that much, which "
+                "ruins a model",
+                "try 1e-6 for all parameters, 1e-5 for adapters, 1e-4 to 1e-3 for a tiny model",
+            )
         if self.min_lr_ratio and self.schedule == "constant":
             yield error(
                 f"{at}min_lr_ratio",

@@ -51,7 +51,7 @@ class ExtraState:
     in a row
     warnings: alerts that were shown, see `alerts.say`
     series: metric -> the first and the last values that alerts compare
-    rewards: the mean reward of every batch; rounds: the files of rollouts of every batch
+    rounds: the files of rollouts of every batch
     ended: the rule that ended the stage before its last step, if one did
     without_signal: updates in a row whose batch taught nothing
     usage: figures of the calls of the sampler, see `buffer.USAGE`; counts: prompts and pairs of the
@@ -68,7 +68,6 @@ class ExtraState:
     skipped_in_row: int = 0
     warnings: list[dict[str, Any]] = field(default_factory=list)
     series: dict[str, list[float]] = field(default_factory=dict)
-    rewards: list[float] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
     ended: dict[str, Any] | None = None
     without_signal: int = 0

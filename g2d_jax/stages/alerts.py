@@ -18,13 +18,9 @@ from typing import Any, Literal
 import numpy as np
 
 from g2d_jax.config import (
-    BestCheckpoint,
-    DPOLoss,
-    Evaluate,
     Offline,
     Online,
     Sampling,
-    TrainingStage,
 )
 from g2d_jax.models.config import LongRope
 from g2d_jax.records import Verdict
@@ -55,8 +51,6 @@ and in any case.
 Entropy falls wherever a policy learns: GRPO on the task chains ends at 10 to 40 % of its first
 entropy while the reward doubles, so that a share alone would raise false alarms.
 """
-MOST_CUT = 0.9  # share of responses cut at the limit above which length has exploded …
-CUT_RISE = 0.2  # … if it is so much more than at the start
 CUT = 0.5  # share of responses cut at the limit that is too much from the start
 UNREAD = 0.5  # share of responses in which no answer was found
 UNGRADED = 0.2  # share of responses that no one could grade
@@ -70,12 +64,7 @@ BATCHES: Mapping[Drawn, tuple[str, int]] = {
 above which they are too few. Rewards stand more repetition than demonstrations, which are learned
 by heart."""
 UPDATES = 10  # of an offline stage: fewer hardly move a policy
-STEPS = 20  # of an online stage: the fewest whose rewards a line is fitted to
-HALFWAY = 100  # steps of an online stage from which on this is done halfway, too
-LEAST_RISE = 0.1  # of a reward from 0 to 1 over a stage: less than this is hardly any …
-HIGH_REWARD = 0.9  # … but there is little left to rise above this
 DISPLACED = 0.2  # nats a token that chosen responses lose
-HIGHEST_RATE = 0.05  # learning rate above which a slip of the pen is likelier than a wish
 SAFE_EPSILON = 1e-4  # of Adam, as the paper has it for verifiable tasks
 
 
@@ -121,13 +110,10 @@ def watch(
     stage: Online,
     metrics: Mapping[str, float],
     cause: Callable[[], Cause],
-    *,
-    new: bool = True,
 ) -> None:
     """Add a step's metrics to the series of `WATCHED`, and warn of what has gone wrong.
 
-    Call it once a step, after the update. cause: of most responses of the batch. new: whether no
-    step before was on the same batch, whose reward counts once.
+    Call it once a step, after the update. cause: of most responses of the batch.
     """
     series = trainer.extra_state.series
     for metric in WATCHED:
@@ -144,40 +130,6 @@ def watch(
     if stage.rollouts != "sample":
         limit = None  # a dump's is its writer's
     report(trainer, [*collapse(series, stage), *sampled(latest, limit, cause)])
-    reward = float(metrics.get("reward", math.nan))
-    if math.isfinite(reward):
-        if new:
-            trainer.extra_state.rewards.append(reward)
-        if trainer.total >= HALFWAY and trainer.step == trainer.total // 2:
-            _judge_rise(trainer, stage)
-
-
-def conclude(trainer: Trainer, stage: Online) -> None:
-    """Warn of what only the whole of an online stage shows."""
-    state = trainer.extra_state
-    report(trainer, silent(state.without_signal, trainer.step, state.rewards))
-    _judge_rise(trainer, stage)
-
-
-def _judge_rise(trainer: Trainer, stage: Online) -> None:
-    """Warn of a reward that has hardly risen over the whole of an online stage, or half of a long
-    one; withdraw that where it no longer holds.
-
-    A warning that is withdrawn stays in the log of metrics, but not in the manifest, and so not in
-    the report.
-    """
-    if not stage.samples_anew:
-        return  # its batches' rewards are not of what it has learned
-    warnings = trainer.extra_state.warnings
-    causes = {warning["cause"] for warning in warnings}
-    alerts = stalled(trainer.extra_state.rewards, stage)
-    if "stalled" in causes and not alerts:
-        warnings[:] = [warning for warning in warnings if warning["cause"] != "stalled"]
-        trainer.session.tracker.say(
-            f"{trainer.name}: that the reward has hardly risen, as was said before, no longer holds"
-        )
-    if "signal" not in causes:  # that warning gives the reason
-        report(trainer, alerts)
 
 
 def position_alerts(
@@ -198,73 +150,6 @@ def position_alerts(
 
 
 # Rules
-
-
-def unlikely(stage: TrainingStage) -> list[Alert]:
-    """Warn of settings that do what hardly anyone wants: a learning rate that changes nothing or
-    everything, and what an online stage asks for behind its last step."""
-    found = []
-    rate = stage.optimizer.learning_rate
-    if rate == 0:
-        text = "optimizer.learning_rate is 0: the stage trains nothing"
-        found.append(Alert("rate", text, {"learning_rate": rate}))
-    if rate > HIGHEST_RATE:
-        text = (
-            f"optimizer.learning_rate is {rate:g}, and every update moves each parameter by about "
-            "that much, which ruins a model. To try: 1e-6 for all parameters, 1e-5 for adapters, "
-            "1e-4 to 1e-3 for a tiny model"
-        )
-        found.append(Alert("rate", text, {"learning_rate": rate}))
-    if isinstance(stage, DPOLoss):
-        found += unlikely_beta(stage)
-    if not isinstance(stage, Online) or not stage.steps:
-        return found
-    if stage.is_preference_loss:
-        found += unlikely_beta(stage.dpo)
-    beyond = [step for step in stage.keep if step > stage.steps]
-    if beyond:
-        listed = ", ".join(map(str, beyond))
-        text = f"keep has {listed}, and the stage ends with step {stage.steps}: they come with more steps"
-        found.append(Alert("keep", text, {"steps": stage.steps}))
-    if stage.stop == "budget" and stage.optimizer.schedule != "constant":
-        text = (
-            f"optimizer.schedule is {stage.optimizer.schedule!r}, which decays over all {stage.steps} "
-            "steps, and the budget may end the stage long before: the learning rate then has hardly "
-            'fallen. To try: steps at about what the budget pays for, or schedule="constant"'
-        )
-        found.append(Alert("schedule", text, {"steps": stage.steps}))
-    if stage.steps <= stage.sync_every and stage.sync_every > stage.num_iterations:
-        text = (
-            f"sync_every is {stage.sync_every}, and the stage has {stage.steps} steps: all its "
-            "responses are drawn from the policy that it begins with, as with sync_every=0, which "
-            "is offline. To try: a smaller sync_every, or more steps"
-        )
-        found.append(Alert("sync", text, {"sync_every": stage.sync_every, "steps": stage.steps}))
-    return found
-
-
-def unlikely_beta(loss: DPOLoss) -> list[Alert]:
-    """Warn of a beta for sums over tokens in a loss that takes means over them."""
-    if loss.loss_type not in ("sigmoid_norm", "simpo") or loss.beta >= 1:
-        return []
-    text = (
-        f"beta is {loss.beta:g}, a value for log-probabilities summed over tokens, and "
-        f"{loss.loss_type!r} takes their means. To try: 2 to 2.5 as SimPO (arXiv 2405.14734), 5 as "
-        "Tulu 3 for DPO normalised by length (arXiv 2411.15124)"
-    )
-    return [Alert("beta", text, {"beta": loss.beta})]
-
-
-def one_answer(stage: BestCheckpoint | Evaluate) -> list[Alert]:
-    """Warn of several greedy answers to a problem, which are all the same."""
-    if stage.sampling.answers(stage.num_generations) == stage.num_generations:
-        return []
-    text = (
-        f"sampling.temperature is 0, so that the {stage.num_generations} answers of num_generations "
-        "to a problem would be the same: one is sampled. To try: a temperature above 0, or "
-        "num_generations=1"
-    )
-    return [Alert("greedy", text, {"num_generations": stage.num_generations})]
 
 
 def unclosed(what: str, count: int, of: int) -> list[Alert]:
@@ -436,60 +321,6 @@ def sampled(
     return alerts
 
 
-def silent(without_signal: int, steps: int, rewards: Sequence[float]) -> list[Alert]:
-    """Warn if no step of an online stage had a prompt whose responses differ in reward.
-    without_signal: the steps in a row, at its end, that had none; rewards: the mean of each
-    batch."""
-    if not steps or without_signal < steps:
-        return []
-    reward = statistics.fmean(rewards) if rewards else math.nan
-    text = (
-        f"not one of its {steps} steps had a prompt that gives a signal, with a mean reward of "
-        f"{reward:.3f}: it learned nothing from rewards. samples/ has responses. To try: "
-        "responses of more than one reward to a prompt, more steps"
-    )
-    return [Alert("signal", text, {"steps": steps, "reward": reward})]
-
-
-def stalled(rewards: Sequence[float], stage: Online) -> list[Alert]:
-    """Warn if the mean rewards of an online stage's batches have hardly risen; noise alone gives no
-    warning.
-
-    The rise is that of a line fitted by least squares to all batches; its error is from their scatter
-    about it. It is hardly any if it is no more than two errors above 0, and two errors more would
-    still be less than LEAST_RISE. A reward on another scale than 0 to 1 has no such size: it must
-    not have risen at all.
-    """
-    steps = len(rewards)
-    if steps < STEPS:
-        return []
-    on_scale = min(rewards) >= 0 and max(rewards) <= 1
-    first = statistics.fmean(rewards[: steps // 4])
-    rise, error = _rise(rewards)
-    least = LEAST_RISE if on_scale else 2 * error
-    if (on_scale and first > HIGH_REWARD) or rise > 2 * error or rise + 2 * error > least:
-        return []
-    text = (
-        f"the reward has hardly risen: by {rise:.3f} ± {error:.3f} over {steps} batches, from "
-        f"{first:.3f} in the first {steps // 4}. To try: a larger optimizer.learning_rate (now "
-        f"{stage.optimizer.learning_rate:g}), more steps, more prompts_per_step or num_generations "
-        "against the noise, problems that are sometimes answered right"
-    )
-    return [Alert("stalled", text, {"rise": rise, "error": error, "first": first})]
-
-
-def _rise(values: Sequence[float]) -> tuple[float, float]:
-    """Fit a line by least squares. Return its rise from the first to the last value, and the
-    standard error of that."""
-    count = len(values)
-    slope, intercept = statistics.linear_regression(range(count), values)
-    residuals = math.fsum(
-        (value - intercept - slope * step) ** 2 for step, value in enumerate(values)
-    )
-    variance = residuals / (count - 2) / (count * (count**2 - 1) / 12)
-    return slope * (count - 1), math.sqrt(variance) * (count - 1)
-
-
 def chosen_logps_fell(change: float, stage: Offline) -> list[Alert]:
     """Warn if an offline stage has made even the chosen responses much less likely. This is
     likelihood displacement (arXiv 2410.08847). change: mean over pairs of their log-probability
@@ -507,8 +338,7 @@ def chosen_logps_fell(change: float, stage: Offline) -> list[Alert]:
 
 def collapse(series: Mapping[str, Sequence[float]], stage: Online) -> list[Alert]:
     """Warn of collapsed series of `WATCHED` metrics, by the medians of their first and last
-    `WINDOW` values. The causes are "entropy", "length", or "limit", responses that grew to
-    max_new_tokens.
+    `WINDOW` values. The causes are "entropy" and "length".
 
     Values that are not finite do not count; a series of fewer than two windows says nothing. The
     reward has not risen if its median is known not to be above that at the start.
@@ -520,9 +350,6 @@ def collapse(series: Mapping[str, Sequence[float]], stage: Online) -> list[Alert
         first, last = ends[metric]
         if last < first * (anyway if risen else without_gain):
             alerts.append(_collapsed(cause, first, last, stage))
-    first, last = ends["completions/clipped_ratio"]
-    if last > MOST_CUT and last > first + CUT_RISE:
-        alerts.append(_collapsed("limit", first, last, stage))
     return alerts
 
 
@@ -538,7 +365,6 @@ def _collapsed(cause: str, first: float, last: float, stage: Online) -> Alert:
     what = {
         "entropy": f"the entropy of its samples has collapsed to {last:.3g} nats a token, {share}",
         "length": f"the length of its samples has collapsed to {last:.4g} tokens, {share}",
-        "limit": f"{last:.0%} of its samples are cut at max_new_tokens, {first:.0%} at the start",
     }[cause]
     text = f"{what}. To try (arXiv 2506.21495): {'; '.join(remedies(cause, stage))}"
     return Alert(cause, text, {"first": first, "last": last})

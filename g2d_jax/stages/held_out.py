@@ -145,7 +145,7 @@ def alerts_ahead(
     session: Session, name: str, stage: BestCheckpoint | Evaluate
 ) -> list[alerts.Alert]:
     """Return what may be wrong with the settings of an evaluate or best_checkpoint stage."""
-    return [*alerts.one_answer(stage), *alerts.position_alerts(session, stage.sampling)]
+    return alerts.position_alerts(session, stage.sampling)
 
 
 def programs(

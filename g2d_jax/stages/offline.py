@@ -148,7 +148,7 @@ def _alerts_of(session: Session, stage: Offline, pairs: Sequence[Preference]) ->
     if pairs:
         size = min(stage.batch_size, len(pairs))
         found += alerts.few_updates(len(pairs) * stage.epochs // size, size, len(pairs), more)
-    return [*found, *alerts.unlikely(stage), *positions_exceeded(session, pairs)]
+    return [*found, *positions_exceeded(session, pairs)]
 
 
 def programs(

@@ -100,12 +100,11 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
                 trainer.update(train_batch.batch.groups, metrics)
             # Before the checkpoint, which has the alerts and the end that these record.
             cause = partial(_cause, trainer, stage, train_batch)
-            alerts.watch(trainer, stage, metrics, cause, new=train_batch.new)
+            alerts.watch(trainer, stage, metrics, cause)
             ended = early_stopping.ends(trainer, stage)
             trainer.checkpoint_if_due()
             if trainer.step % max(stage.steps // 4, 1) == 0:
                 _log_samples(trainer, train_batch)
-        alerts.conclude(trainer, stage)
         state = trainer.extra_state
         return {
             **trainer.finish({"steps": trainer.step, **buffer.summary()}),
@@ -132,14 +131,13 @@ def _alerts_of_inputs(
 ) -> list[alerts.Alert]:
     """Return what may be wrong with the settings, the number of problems, the dump, and the lengths
     of responses."""
-    found = alerts.unlikely(stage)
     if external is None:
         problems = len(session.problems.train)
         count = -(-stage.steps // stage.num_iterations)
         scarce = alerts.too_few_problems("problems", problems, stage.prompts_per_step, count)
-        return [*scarce, *found, *alerts.position_alerts(session, stage.sampling)]
+        return [*scarce, *alerts.position_alerts(session, stage.sampling)]
     unweighed = alerts.unweighed(external.unweighed)
-    return [*found, *unweighed, *alerts.position_alerts(session, pairs=external.pairs)]
+    return [*unweighed, *alerts.position_alerts(session, pairs=external.pairs)]
 
 
 def programs(

@@ -146,7 +146,6 @@ def examples(
     found = [
         *alerts.too_few_problems("examples", len(fits), stage.batch_size, stage.steps),
         *alerts.unclosed("completions", unclosed, len(fits)),
-        *alerts.unlikely(stage),
         *alerts.position_alerts(session, pairs=fits),
         *_unread(session, distinct),
     ]

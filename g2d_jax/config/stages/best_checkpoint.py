@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from g2d_jax.config.build import stage_of
 from g2d_jax.config.section import Issue, NonNegative, Policy, Positive, Run, Split, error
 from g2d_jax.config.stages.online import Online
-from g2d_jax.config.stages.stage import Stage, Stages, successive
+from g2d_jax.config.stages.stage import Stage, Stages, one_answer, successive
 from g2d_jax.config.training import Sampling
 
 
@@ -54,6 +54,7 @@ class BestCheckpoint(Stage):
     def issues(self, at: str, run: Run) -> Iterator[Issue]:
         """Yield a policy that no stage here trains, and steps that it does not keep."""
         yield from super().issues(at, run)
+        yield from one_answer(at, self.num_generations, self.sampling)
         source = run.stages.get(self.policy)
         if source is None or not source.trains:
             yield error(

@@ -7,7 +7,7 @@ from typing import Literal
 
 from g2d_jax.config.build import stage_of
 from g2d_jax.config.section import Issue, Policies, Positive, Run, Split, error
-from g2d_jax.config.stages.stage import Stage, Stages
+from g2d_jax.config.stages.stage import Stage, Stages, one_answer
 from g2d_jax.config.training import Sampling
 
 
@@ -47,6 +47,7 @@ class Evaluate(Stage):
         """Yield an evaluation of nothing, and a pass@k of more answers than are sampled, unless it
         is the default."""
         yield from super().issues(at, run)
+        yield from one_answer(at, self.num_generations, self.sampling)
         if not self.policies:
             yield error(f"{at}policies", "is empty", "name at least one policy")
         is_greedy = not self.sampling.temperature

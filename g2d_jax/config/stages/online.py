@@ -230,6 +230,7 @@ class Online(TrainingStage):
                 "has none",
                 f"set {at}beta too, or leave it off",
             )
+        yield from self._step_issues(at)
         yield from self._filter_issues(at, run)
         yield from self._window_issues(at, run)
         yield from columns_issues(at, self.columns, self.rollouts)
@@ -238,6 +239,28 @@ class Online(TrainingStage):
         yield from self._loss_issues(at)
         if self.has_ratio:
             yield from self._ratio_issues(at, run)
+
+    def _step_issues(self, at: str) -> Iterator[Issue]:
+        """Warn of settings for steps that do not come."""
+        beyond = [step for step in self.keep if step > self.steps]
+        if self.steps and beyond:
+            yield warning(
+                f"{at}keep", f"has {beyond[0]}, and the stage ends with step {self.steps}"
+            )
+        if self.stop == "budget" and self.optimizer.schedule != "constant":
+            yield warning(
+                f"{at}optimizer.schedule",
+                f"is {self.optimizer.schedule!r}, which decays over all {self.steps} steps, and "
+                "the budget may end the stage long before",
+                "set steps to about what the budget pays for, or schedule to 'constant'",
+            )
+        if 0 < self.steps <= self.sync_every and self.sync_every > self.num_iterations:
+            yield warning(
+                f"{at}sync_every",
+                f"is {self.sync_every}, and the stage has {self.steps} steps: all its responses "
+                "are sampled from the policy that it begins with, which is offline",
+                "set a smaller sync_every, or more steps",
+            )
 
     def _filter_issues(self, at: str, run: Run) -> Iterator[Issue]:
         """Yield a rest that no prompt takes, and filters that change the ratio of tasks."""
