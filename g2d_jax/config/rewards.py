@@ -22,7 +22,6 @@ from g2d_jax.config.section import (
 from g2d_jax.records import MOST_REWARD, AnswerRule
 
 Weight = Annotated[float, Bounds(least=-1000, most=1000, why="function has the weight 1")]
-Unreadable = Literal["leave_out", "equal_text"]
 
 
 class Source(Section):
@@ -109,8 +108,6 @@ class Reward(Section):
             why="digits after the point with which a decimal may be another number, rounded",
         ),
     ] = 6
-    # what becomes of problems whose reference answer "verify" cannot read
-    unreadable: Unreadable = "leave_out"
     model: RewardModel = RewardModel()
 
     @property
@@ -146,13 +143,12 @@ class Reward(Section):
             yield error(
                 f"{at}answers", "is set, and a reward model reads whole responses", "leave it out"
             )
-        for name in ("decimal_places", "unreadable"):
-            if self.function != "verify" and getattr(self, name) != getattr(Reward(), name):
-                yield error(
-                    f"{at}{name}",
-                    f"is for the verifier, and function is {self.function!r}",
-                    "leave it out",
-                )
+        if self.function != "verify" and self.decimal_places != Reward().decimal_places:
+            yield error(
+                f"{at}decimal_places",
+                f"is for the verifier, and function is {self.function!r}",
+                "leave it out",
+            )
         if self.function == "model" and not self.model.path:
             yield error(
                 f"{at}model.path",

@@ -10,8 +10,7 @@ that dies or does not reply is the machine's, and leaves the response UNSCORABLE
 longer than the reference is INCORRECT.
 
 Whether the verifier can read a reference answer ("gold") is found out once, from the gold alone.
-One that it cannot read makes every response UNSCORABLE, the same text too; or, with
-unreadable="equal_text", the same text is CORRECT and all else INCORRECT.
+One that it cannot read makes every response UNSCORABLE, the same text too.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from g2d_jax.records import AnswerRule, Score, Verdict
 from g2d_jax.rewards.extract import final_answer
@@ -158,8 +157,7 @@ class VerifierPool:
     wall_seconds: after which a worker that neither works nor answers is ended, far above
     cpu_seconds since the machine may be busy. Answers of more than MAX_ANSWER_CHARS are INCORRECT
     unless short against four times the gold.
-    unreadable: what becomes of responses to golds that cannot be read, see the top. decimal_places:
-    see `grade.grade`.
+    decimal_places: see `grade.grade`.
     cpu_seconds: of workers on answers and golds since it was made. Verdicts are a function of
     (gold, answer) but for answers near the CPU limit: journal them before use.
     """
@@ -170,7 +168,6 @@ class VerifierPool:
         cpu_seconds: float = 5.0,
         memory_mb: int = 2048,
         cache_size: int = 65_536,
-        unreadable: Literal["leave_out", "equal_text"] = "leave_out",
         decimal_places: int = APPROXIMATION_PLACES,
     ) -> None:
         if workers < 1 or cpu_seconds <= 0 or memory_mb < 512:
@@ -188,7 +185,6 @@ class VerifierPool:
         self.workers: set[Worker] = set()
         self._closed = False
         self._verdicts: dict[tuple[str, str | None], Future[Verdict]] = {}
-        self._by_text = unreadable == "equal_text"
         self._decimal_places = decimal_places
         self._readable: dict[str, bool] = {}  # by gold; as many as a data set has
         self.cpu_seconds = 0.0
@@ -305,16 +301,16 @@ class VerifierPool:
         """Give the verdict; None where a worker is needed, be it to tell whether the gold can be
         read."""
         read = self._can_be_read(gold)
-        if read is None and not self._by_text:
+        if read is None:
             return None
-        if not read and not self._by_text:
+        if not read:
             return Verdict.UNSCORABLE
         if answer is None:
             return Verdict.NO_ANSWER
         if len(answer) > max(MAX_ANSWER_CHARS, 4 * len(gold)):
             return Verdict.INCORRECT
         is_correct = quick_verdict(gold, answer, self._decimal_places)
-        if is_correct is None and read is not False:
+        if is_correct is None:
             return None
         return Verdict.CORRECT if is_correct else Verdict.INCORRECT
 

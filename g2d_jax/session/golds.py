@@ -1,7 +1,7 @@
 """Reference answers ("golds") that the verifier cannot read: found out as problems are loaded, and
 kept with the run.
 
-    problems ─┬► WORKDIR/golds/read.jsonl, of an earlier start ─┬► ids ─► left out, or graded by equal text
+    problems ─┬► WORKDIR/golds/read.jsonl, of an earlier start ─┬► ids ─► left out
               └► else the workers of the verifier, and kept ────┘
 
 What a run began with holds: a verifier of another version, which reads more or less, changes no
@@ -24,7 +24,7 @@ from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.lock import awaited
 from g2d_jax.runtime.tracking import Progress, Tracker
 from g2d_jax.session.reward_manager import RewardManager
-from g2d_jax.workdir import LINKS, absolute, has_begun
+from g2d_jax.workdir import LINKS, absolute
 
 if TYPE_CHECKING:
     from g2d_jax.rewards.pool import VerifierPool
@@ -48,12 +48,11 @@ def unreadable(
     found out. follows: the work directory whose answers hold, None for `workdir`, which keeps new
     ones. Raises as `VerifierPool.read`.
     """
-    found = processes.on_leader(
-        lambda: _find_out(problems, scorer, tracker, workdir, follows or workdir)
+    ids = set(
+        processes.on_leader(
+            lambda: _find_out(problems, scorer, tracker, workdir, follows or workdir)
+        )
     )
-    if found is None:
-        return set()
-    ids = set(found)
     for task, indices in indices_by_task(problems).items():
         own = pick(problems, indices)
         scorer.verifier(task).know({str(problem.answer): problem.id not in ids for problem in own})
@@ -66,21 +65,13 @@ def _find_out(
     tracker: Tracker,
     workdir: epath.Path,
     follows: epath.Path,
-) -> list[str] | None:
-    """Return the ids as `unreadable` does; None for a run that was begun with all of its
-    problems."""
-    kept = _kept(follows)
-    if kept is None and has_begun(follows):
-        tracker.say(
-            f"{follows} was begun by a version that left no problem out for its reference answer: "
-            "all stay, and responses to those that the verifier cannot read are unscorable"
-        )
-        return None
-    found = kept or {}
+) -> list[str]:
+    """Return the ids as `unreadable` does."""
+    found = _kept(follows)
     keys = {problem.id: _key(problem, scorer.rewards[problem.task]) for problem in problems}
-    if kept is None or not kept.keys() >= set(keys.values()):
+    if not found.keys() >= set(keys.values()):
         with awaited(_home(workdir) / FOLDER):
-            found |= _kept(workdir) or {}  # another process of a study may have been first
+            found |= _kept(workdir)  # another process of a study may have been first
             _keep(workdir, found)
             for task, indices in indices_by_task(problems).items():
                 own = pick(problems, indices)
@@ -131,12 +122,12 @@ def _home(workdir: epath.Path) -> epath.Path:
     return absolute(workdir / "../../..") if (workdir / LINKS).exists() else workdir
 
 
-def _kept(workdir: epath.Path) -> dict[str, bool] | None:
-    """Read what was found out, by key; None where nothing was. Raises ValueError for a damaged
+def _kept(workdir: epath.Path) -> dict[str, bool]:
+    """Read what was found out, by key; {} where nothing was. Raises ValueError for a damaged
     file."""
     file = _home(workdir) / FOLDER / FILE
     if not file.exists():
-        return None
+        return {}
     try:
         found = {}
         for key, read in map(json.loads, storage.read_bytes(file).splitlines()):

@@ -38,8 +38,8 @@ NO_COLUMN = (
     f"none was found in {', '.join(FIELDS['answer'])} or a solution; fields={{'answer': NAME}} names "
     "another column"
 )
-SHOWN = 3  # reference answers that a message shows
-MOST_SHOWN = 80  # characters of one
+SHOWN = 10  # reference answers that a message shows
+MOST_SHOWN = 40  # characters of one
 
 
 @dataclass
@@ -48,9 +48,8 @@ class Problems:
 
     by_split: those that are used. contents: of each source, by setting: "data.train". left_out: the
     problems that were taken out of each split, for the verifier cannot read their reference
-    answers. unreadable: messages about such answers, also of problems that stay: {"split",
-    "problems", "of", "text"} each. count_tokens: of a problem's prompt. conversation: of a prompt,
-    see `names_of`.
+    answers. unreadable: messages about such answers: {"split", "problems", "of", "text"} each.
+    count_tokens: of a problem's prompt. conversation: of a prompt, see `names_of`.
     """
 
     by_split: Splits
@@ -113,11 +112,11 @@ def load(
     """Read the problems of all tasks, one task after the other.
 
     train is without those of dev and test, dev without those of test, and none has too long a
-    prompt, or a reference answer that the verifier cannot read; with reward.unreadable="equal_text"
-    these stay. own_reward: whether the task "main" is scored by a function given from Python, so
-    that its problems need no answer. splits: those to read. The others have none, and so has a
-    split where no source is named. unreadable: None asks nobody and leaves none out. Raises
-    ValueError where sources come to none, and where processes read different ones.
+    prompt, or a reference answer that the verifier cannot read. own_reward: whether the task "main"
+    is scored by a function given from Python, so that its problems need no answer. splits: those to
+    read. The others have none, and so has a split where no source is named. unreadable: None asks
+    nobody and leaves none out. Raises ValueError where sources come to none, and where processes
+    read different ones.
     """
     loaded: Splits = {"train": [], "dev": [], "test": []}
     contents: dict[str, Content] = {}
@@ -173,9 +172,8 @@ def _leave_out(
 
     Returns them, and the messages about such answers.
     """
-    rewards = config.rewards
     graded = set()
-    for name, reward in rewards.items():
+    for name, reward in config.rewards.items():
         if reading(reward, own_reward and name == "main").verified:
             graded.add(name)
     ids: Collection[str] = ()
@@ -184,45 +182,24 @@ def _leave_out(
     left_out: Splits = {}
     messages: list[dict[str, Any]] = []
     for split, problems in loaded.items():
-        for choice in ("leave_out", "equal_text"):
-            unread = []
-            asked = 0
-            for problem in problems:
-                if problem.task in graded and rewards[problem.task].unreadable == choice:
-                    asked += 1
-                    if problem.id in ids:
-                        unread.append(problem)
-            if choice == "leave_out":
-                left_out[split] = unread
-            if unread:
-                text = _message(split, unread, asked, choice)
-                messages.append(
-                    {"split": split, "problems": len(unread), "of": asked, "text": text}
-                )
-        gone = set(ids_of(left_out[split]))
-        loaded[split] = [problem for problem in problems if problem.id not in gone]
+        left_out[split] = [problem for problem in problems if problem.id in ids]
+        loaded[split] = [problem for problem in problems if problem.id not in ids]
+        if left_out[split]:
+            asked = sum(problem.task in graded for problem in problems)
+            text = _message(split, left_out[split], asked)
+            count = len(left_out[split])
+            messages.append({"split": split, "problems": count, "of": asked, "text": text})
     return left_out, messages
 
 
-def _message(split: str, unread: Sequence[Problem], of: int, choice: str) -> str:
-    """Say how many reference answers of a split the verifier cannot read, what follows, and the
-    first of them."""
+def _message(split: str, unread: Sequence[Problem], of: int) -> str:
+    """Say how many reference answers of a split the verifier cannot read, and the first of them."""
     first = ", ".join(
         f"{problem.answer!r:.{MOST_SHOWN}} (problem {problem.id})" for problem in unread[:SHOWN]
     )
-    follows = {
-        "leave_out": (
-            "their problems are left out. To grade them by equal text: "
-            "reward.unreadable='equal_text'"
-        ),
-        "equal_text": (
-            "only the same text is right there. To leave their problems out: "
-            "reward.unreadable='leave_out'"
-        ),
-    }
     return (
-        f"{split}: the verifier cannot read {len(unread):,} of {of:,} reference answers, so "
-        f"{follows[choice]}. Or give other answers, another column (data.*.fields) or a reward "
+        f"{split}: the verifier cannot read {len(unread):,} of {of:,} reference answers, so their "
+        "problems are left out. Or give other answers, another column (data.*.fields) or a reward "
         f"function of your own. The first: {first}"
     )
 

@@ -259,7 +259,6 @@ class RewardManager:
                 reward.workers,
                 cpu_seconds=reward.cpu_seconds,
                 memory_mb=reward.memory_mb,
-                unreadable=reward.unreadable,
                 decimal_places=reward.decimal_places,
             )
             self._pools.append(pool)
