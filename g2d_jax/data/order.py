@@ -90,16 +90,13 @@ class Mixture:
         tasks = []
         for number, weight in enumerate(weights):
             if weight:
-                order = Order(self.counts[number], self._seed(number))
+                seed = self.seed
+                if number:  # tasks of equally many records must not be drawn in the same order
+                    seed = _hashed(f"g2d_jax/mixture/{self.seed}/{number}", 8)
+                order = Order(self.counts[number], seed)
                 share = weight / sum(weights[number:])
                 tasks.append((sum(self.counts[:number]), order, share))
         return tasks
-
-    def _seed(self, number: int) -> int:
-        """Tasks of equally many records must not be drawn in the same order."""
-        if number == 0:
-            return self.seed
-        return _hashed(f"g2d_jax/mixture/{self.seed}/{number}", 8)
 
 
 def _taken(positions: int, share: Fraction) -> int:

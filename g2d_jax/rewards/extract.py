@@ -247,7 +247,8 @@ def _without_marks(said: str) -> str:
     said = said.strip(_AROUND).rstrip(",;")
     if said.endswith(".."):
         return said
-    return said.removesuffix(".").rstrip(_AROUND)
+    said = said.removesuffix(".").rstrip(_AROUND)
+    return said.removesuffix(")" * (said.count(")") > said.count("(")))
 
 
 def _on_line(pattern: re.Pattern[str], text: str) -> Found:

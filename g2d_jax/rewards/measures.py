@@ -46,8 +46,8 @@ _WORD = re.compile(r"(?<![\\a-z])[a-z]+")
 
 
 def _read_units() -> tuple[dict[str, str], dict[str, str]]:
-    """Return the unit by each of its names, and by their plurals but for those of one letter; and
-    by each symbol that is read with its case."""
+    """Return the unit by each of its names, and by each symbol that is read with its case; by their
+    plurals too, but for those of one letter."""
     names: dict[str, str] = {}
     symbols: dict[str, str] = {}
     for written in _NAMES.split(";"):
@@ -55,7 +55,7 @@ def _read_units() -> tuple[dict[str, str], dict[str, str]]:
         for name in (unit, *others):
             table = names if name.islower() else symbols
             table[name] = unit.replace("_", " ")
-            if len(name) > 1 and name.islower():
+            if len(name) > 1:
                 table[f"{name}s"] = table[name]
     return names, symbols
 

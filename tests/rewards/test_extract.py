@@ -285,6 +285,7 @@ def test_boxes_that_something_escaped(text: str, expected: str | None) -> None:
         ("\u2014 Answer: 73", "73"),
         ("\U0001f3af The answer is 73.", "73"),
         ("\u2714\ufe0f Final answer\uff1a 73", "73"),
+        ("(Answer: $f(3)$)", "$f(3)$"),
         ("__Answer:__ 73", "73"),
         ("\u2705 Answer\n73", "73"),
         ("2 Answer: 73", None),
