@@ -57,9 +57,11 @@ class PromptStats:
         return 0 < retire.after <= self.times and rests
 
     def is_out_of_window(self, difficulty: Difficulty) -> bool:
-        """Tell whether its pass rate is known and lies outside the window."""
+        """Tell whether its pass rate lies outside the window; an end at 0 below or at 1 above
+        bounds nothing."""
         low, high = difficulty.window
-        return self.pass_rate is not None and not low <= self.pass_rate <= high
+        rate = self.pass_rate
+        return rate is not None and ((low != 0 and rate < low) or (high != 1 and rate > high))
 
 
 class History:

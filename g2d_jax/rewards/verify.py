@@ -70,9 +70,7 @@ def quick_verdict(gold: str, answer: str, places: int = APPROXIMATION_PLACES) ->
             return verdict
     # A long list would keep computer algebra busy, and is no other answer than a short one.
     counts = [len(_SEPARATOR.findall(text)) + 1 for text in (a, b)]
-    if max(counts) > MOST_TIMES * min(counts):
-        return False
-    return None
+    return False if max(counts) > MOST_TIMES * min(counts) else None
 
 
 def may_be_rounded(gold: str, answer: str, places: int) -> bool:
