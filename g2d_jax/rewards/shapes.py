@@ -34,7 +34,7 @@ _DATE = re.compile(
     re.IGNORECASE,
 )
 _DURATION = re.compile(
-    r"(\d+(?:\.\d+)?) ?(d|h|m|s)(?:ays?|(?:ou)?rs?|in(?:ute)?s?|ec(?:ond)?s?)?(?![a-z])(?:,? and |, | |$)"
+    r"(\d{1,9}(?:\.\d{1,9})?) ?(d|h|m|s)(?:ays?|(?:ou)?rs?|in(?:ute)?s?|ec(?:ond)?s?)?(?![a-z])(?:,? and |, | |$)"
 )
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _MODULO = re.compile(
