@@ -10,10 +10,10 @@ from typing import TypeVar
 from g2d_jax.config import Source
 from g2d_jax.data.fields import BrokenRow, LeftOut, Values, further_keys
 from g2d_jax.data.rows import Row
-from g2d_jax.data.splits import HasId, split_of
+from g2d_jax.data.splits import Asks, split_of
 
 R = TypeVar("R")
-T = TypeVar("T", bound=HasId)
+T = TypeVar("T", bound=Asks)
 MOST_BROKEN = 0.05
 """The share of a set's rows that may be broken without a setting that allows it."""
 _SHOWN_ERRORS = 20

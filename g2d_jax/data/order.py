@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -52,29 +51,19 @@ class Mixture:
     own permutations.
 
     counts: records of each task; indices run over all of them, the first task's first. weights: any
-    scale; a task of weight 0 is never drawn and may be empty. seed: any integer; it alone orders
-    the first task, so a mixture of one task is Order(counts[0], seed), and further tasks leave the
-    first one's order as it is.
+    scale, finite and not negative, one above 0; a task of weight 0 is never drawn and may be empty.
+    seed: any integer; it alone orders the first task, so a mixture of one task is
+    Order(counts[0], seed), and further tasks leave the first one's order as it is.
 
     Positions are divided exactly: the first task takes its share of them, evenly spread (a Sturmian
     word), the second its share of those left, and so on. Of any n positions in a row a task of
     share w gets n w within 1 if two tasks are drawn from, and within k - 1 if k are (within 1 is
     impossible for most shares of three or more tasks).
-
-    Raises ValueError unless all weights are finite and at least 0, and one is positive.
     """
 
     counts: Sequence[int]
     weights: Sequence[float]
     seed: int
-
-    def __post_init__(self) -> None:
-        are_shares = all(math.isfinite(weight) and weight >= 0 for weight in self.weights)
-        if not any(self.weights) or not are_shares:
-            raise ValueError(
-                "weights of tasks are finite and not negative, one above 0, got "
-                f"{list(self.weights)}"
-            )
 
     @property
     def count(self) -> int:
@@ -101,16 +90,13 @@ class Mixture:
         tasks = []
         for number, weight in enumerate(weights):
             if weight:
-                order = Order(self.counts[number], self._seed(number))
+                seed = self.seed
+                if number:  # tasks of equally many records must not be drawn in the same order
+                    seed = _hashed(f"g2d_jax/mixture/{self.seed}/{number}", 8)
+                order = Order(self.counts[number], seed)
                 share = weight / sum(weights[number:])
                 tasks.append((sum(self.counts[:number]), order, share))
         return tasks
-
-    def _seed(self, number: int) -> int:
-        """Tasks of equally many records must not be drawn in the same order."""
-        if number == 0:
-            return self.seed
-        return _hashed(f"g2d_jax/mixture/{self.seed}/{number}", 8)
 
 
 def _taken(positions: int, share: Fraction) -> int:

@@ -15,6 +15,7 @@ one a response.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -248,14 +249,10 @@ def _blank(groups: Sequence[Group], rows: int, length: int, max_responses_per_ro
     names = ("tokens", "positions", "segment_ids", "logit_index")
     arrays = {name: np.zeros((rows, length), np.int32) for name in names}
     arrays["response_index"] = np.full((rows, length), -1, np.int32)
-    of_tokens: set[str] = set()
-    of_responses: set[str] = set()
-    for group in groups:
-        of_tokens.update(*(response.token for response in group.responses))
-        of_responses.update(*(response.sequence for response in group.responses))
-    for name in sorted(of_tokens):
+    responses = list(itertools.chain(*(group.responses for group in groups)))
+    for name in sorted(set().union(*(response.token for response in responses))):
         arrays[name] = np.zeros((rows, length), np.float32)
-    for name in sorted(of_responses):
+    for name in sorted(set().union(*(response.sequence for response in responses))):
         arrays[name] = np.zeros((rows, max_responses_per_row), np.float32)
     return arrays
 

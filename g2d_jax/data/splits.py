@@ -18,16 +18,13 @@ from g2d_jax.records import Prompt
 Split: TypeAlias = Literal["train", "dev", "test"]
 
 
-class HasId(Protocol):
-    """Anything with an id that `problem_id` made: Problem, Example."""
+class Asks(Protocol):
+    """Anything with an id that `problem_id` made, and the prompt that it was made of: Problem,
+    Example."""
 
     @property
     def id(self) -> str:
         """Return 16 hex digits."""
-
-
-class Asks(HasId, Protocol):
-    """Anything with an id and the prompt that it was made of."""
 
     @property
     def prompt(self) -> Prompt:

@@ -15,7 +15,6 @@ nowhere else.
 from __future__ import annotations
 
 import datetime
-import difflib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from g2d_jax.config.io import suggest
 from g2d_jax.records import Conversation, Message, Prompt
 
 if TYPE_CHECKING:
@@ -80,11 +80,10 @@ class TemplateSettings:
 
     def __post_init__(self) -> None:
         if PLACEHOLDER not in self.pattern:
-            close = difflib.get_close_matches(self.prompt_template, PROMPT_TEMPLATES, n=1)
-            hint = "".join(f" Did you mean {name!r}?" for name in close)
             raise ValueError(
-                f"prompt_template is one of {', '.join(PROMPT_TEMPLATES)} or a text that "
-                f"contains {PLACEHOLDER}, got {self.prompt_template!r}.{hint}"
+                f"prompt_template is one of {', '.join(PROMPT_TEMPLATES)} or a text that contains "
+                f"{PLACEHOLDER}, got {self.prompt_template!r}"
+                f"{suggest(self.prompt_template, PROMPT_TEMPLATES)}"
             )
         try:
             datetime.date.fromisoformat(self.date)

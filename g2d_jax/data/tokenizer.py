@@ -117,10 +117,9 @@ class PromptTokenizer:
         self._hidden = {i for token, i in self.special_tokens.items() if token not in THINKING}
         named = map(str, tokenizer.all_special_tokens)
         self.special_tokens |= {token: vocabulary[token] for token in named if token in vocabulary}
-        self.thinking = {}
-        for name in THINKING:
-            if name in self.special_tokens:
-                self.thinking[name] = self.special_tokens[name]
+        self.thinking = {
+            name: self.special_tokens[name] for name in THINKING if name in self.special_tokens
+        }
         if generates:
             hand_over(self.template.check, fault)
         self.stop_id, self.eos_ids = self._stops(eos_ids)

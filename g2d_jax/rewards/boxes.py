@@ -51,12 +51,6 @@ _NAMED = re.compile(
     rf"(?<![\w\\}})\]^_.'])({_NAME})(?:[\s&]|\\[,;: ])*+=(?:[\s$&*]|\\{{1,2}}[(\[,;: ])*+$"
 )
 _NAME_WINDOW = 64  # characters before a box in which its name is looked for
-# Before a name: it is part of a sum or of a chain of equations, as y in `x + y = \boxed{5}`. A
-# bullet is none.
-_OPERATOR = re.compile(
-    r"(?:(?<=[^\n])[-+]|[-+](?=$)|[*/=<>^|]|\\(?:cdot|times|div|pm|mp|cap|cup))[ \t]*+$"
-)
-_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 
 
 class Box(NamedTuple):
@@ -148,25 +142,13 @@ def _listed(text: str, run: Sequence[tuple[Box, str]]) -> str:
     before = 0
     for box, content in run:
         name = _name(text, before, box)
-        if name and before == 0:
-            start = name.start()
-            if _OPERATOR.search(text, max(start - _NAME_WINDOW, 0), start):
-                name = None
         found.append((name[1] if name else "", content))
         before = box.end
     named = dict.fromkeys(found)  # each once
     names = {name for name, _ in named}
     if len(names) > 1 and "" not in names:
-        return ", ".join(f"{name} = {_one_value(content)}" for name, content in named)
-    first, *others = dict.fromkeys(content for _, content in named)
-    if not others:
-        return first
-    return ", ".join(map(_one_value, (first, *others)))
-
-
-def _one_value(content: str) -> str:
-    """Return the content of a box for a list, in which the commas of 1,234 would part values."""
-    return content.replace(",", "") if _THOUSANDS.fullmatch(content) else content
+        return ", ".join(f"{name} = {content}" for name, content in named)
+    return ", ".join(dict.fromkeys(content for _, content in named))
 
 
 def _content(text: str, box: Box) -> str:

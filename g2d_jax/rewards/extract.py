@@ -91,11 +91,8 @@ _ANSWER_CUE = re.compile(
     r"(?:(?:the|my|our)[ \t]{1,4})?(?:(?:final|correct)[ \t]{1,4})?answers?"
     r"(?:[ \t]{1,4}to[ \t]{1,4}(?:the|this)[ \t]{1,4}(?:problem|question))?"
     rf"(?:\*{{0,2}}[ \t]{{1,4}}(?:is|are)\b|\*{{0,2}}[ \t]{{0,4}}[{_COLON}])[ \t*_{_COLON}]{{0,20}}"
-    r"(?:(?:therefore|thus|simply|just)[ \t]{1,4})?",
-    re.IGNORECASE | re.MULTILINE,
-)
-_ANSWER_HEADING = re.compile(
-    rf"^{_MARKS}(?:(?:the|my|our)[ \t]{{1,4}})?(?:(?:final|correct)[ \t]{{1,4}})?answers?{_MARKS}$",
+    r"(?:(?:therefore|thus|simply|just)[ \t]{1,4})?"
+    rf"|^{_MARKS}(?:(?:the|my|our)[ \t]{{1,4}})?(?:(?:final|correct)[ \t]{{1,4}})?answers?{_MARKS}$",
     re.IGNORECASE | re.MULTILINE,
 )
 _BLANK = re.compile(rf"[ \t\r*_{_COLON}]*\n\s*")
@@ -216,10 +213,9 @@ def _last_final_answer(text: str) -> Found:
 def _last_answer_line(text: str) -> Found:
     """Find what the last "Answer:" or "The answer is" is followed by, on its line or else on the
     next that is not empty, unless another value or a second thought is."""
-    cues = [cue for cue in (_last(_ANSWER_CUE, text), _last(_ANSWER_HEADING, text)) if cue]
-    if not cues:
+    cue = _last(_ANSWER_CUE, text)
+    if cue is None:
         return _NOTHING
-    cue = max(cues, key=lambda found: found.end())
     blank = _BLANK.match(text, cue.end())
     begin = blank.end() if blank else cue.end()
     line = text[begin : begin + _LINE_WINDOW + 1].split("\n", 1)[0]

@@ -100,10 +100,7 @@ def load_reward(path: str, folder: str | None = None) -> RewardFunction:
         ) from error
     function = getattr(module, name, None)
     if not callable(function):
-        candidates = []
-        for key, value in vars(module).items():
-            if inspect.isfunction(value) and key[0] != "_":
-                candidates.append(key)
+        candidates = [key for key, _ in inspect.getmembers(module, inspect.isfunction)]
         raise ValueError(
             f"reward {path!r}: {module_name!r} has no function {name!r}; it has "
             f"{', '.join(candidates) or 'none'}"
@@ -200,14 +197,7 @@ def call_reward(
     except _STOPPED:
         raise
     except BaseException as error:
-        of = ""
-        for problem, text, ids in zip(problems, texts, token_ids, strict=True):
-            if _raises_for(function, problem, text, ids):
-                of = (
-                    f"; it does so for problem {problem.id} ({problem.prompt!r:.80}), response "
-                    f"{text!r:.200}"
-                )
-                break
+        of = _first_failing(function, problems, texts, token_ids)
         raise RewardFailed(f"{name} failed{_origin(error)}{of}") from error
     return _as_rewards(name, result, problems)
 
@@ -264,37 +254,39 @@ def _arguments(
         arguments[name] = [copy.deepcopy(problem.columns.get(name)) for problem in problems]
     for name in ("answer", "solution"):
         arguments[name] = list(map(attrgetter(name), problems))
-    arguments["prompts"] = list(map(_prompt_as_in_trl, problems))
-    arguments["completions"] = list(map(_completion_as_in_trl, problems, texts))
+    arguments["prompts"] = []
+    arguments["completions"] = []
+    for problem, text in zip(problems, texts, strict=True):
+        prompt: Any = problem.prompt
+        completion: Any = text
+        if not isinstance(prompt, str):
+            prompt = list(map(dict, prompt))
+            completion = [{"role": "assistant", "content": text}]
+        arguments["prompts"].append(prompt)
+        arguments["completions"].append(completion)
     arguments["completion_ids"] = [np.asarray(ids).tolist() for ids in token_ids]
     return _taken(parameters, arguments)
 
 
-def _prompt_as_in_trl(problem: Problem) -> str | list[dict[str, Any]]:
-    """Copy a prompt, whose messages a reward may change."""
-    if isinstance(problem.prompt, str):
-        return problem.prompt
-    return list(map(dict, problem.prompt))
-
-
-def _completion_as_in_trl(problem: Problem, text: str) -> str | list[dict[str, Any]]:
-    if isinstance(problem.prompt, str):
-        return text
-    return [{"role": "assistant", "content": text}]
-
-
-def _raises_for(
-    function: RewardFunction, problem: Problem, text: str, token_ids: np.ndarray
-) -> bool:
-    """Tell whether the function raises for a response by itself."""
-    try:
-        with _one_process():
-            _call(function, [problem], [text], [token_ids])
-    except _STOPPED:
-        raise
-    except BaseException:
-        return True
-    return False
+def _first_failing(
+    function: RewardFunction,
+    problems: Sequence[Problem],
+    texts: Sequence[str],
+    token_ids: Sequence[np.ndarray],
+) -> str:
+    """Name the first response that the function raises for by itself, "" for none."""
+    for problem, text, ids in zip(problems, texts, token_ids, strict=True):
+        try:
+            with _one_process():
+                _call(function, [problem], [text], [ids])
+        except _STOPPED:
+            raise
+        except BaseException:
+            return (
+                f"; it does so for problem {problem.id} ({problem.prompt!r:.80}), response "
+                f"{text!r:.200}"
+            )
+    return ""
 
 
 @dataclass(frozen=True)

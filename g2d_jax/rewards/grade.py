@@ -23,14 +23,13 @@ from g2d_jax.rewards import angles, exact, lists, measures, names, sets, shapes,
 from g2d_jax.rewards.normalise import TEXT_OR_COMMAND, Pair
 from g2d_jax.rewards.pair import paired_up
 from g2d_jax.rewards.quantity import APPROXIMATION_PLACES, Quantity, parse_quantity
-from g2d_jax.rewards.verify import can_be_read, may_be_rounded, quick_verdict
+from g2d_jax.rewards.verify import may_be_rounded, quick_verdict
 
 T = TypeVar("T")
 
 MAX_PARTS = 10
 """Parts of a union, a list or a definition by cases, at most, that are compared each with each."""
 
-_INDEX_OR_ARGUMENT = re.compile(r"(?<=[A-Za-z}])(?:_(?:\w|\{\w+\})|\([^()]*\))")
 _EQUALS = re.compile(r"=(?![^()]{0,200}\))")  # but for P(X=3)
 _TIMES = r"\cdot "
 _BINOMIAL = re.compile(r"\\binom\s*\{\s*(\d{1,3})\s*\}\s*\{\s*(\d{1,3})\s*\}")
@@ -38,7 +37,6 @@ _ODD_ROOT = re.compile(
     r"(\\sqrt\s*\[\s*\d{0,3}[13579]\s*\]\s*\{)\s*-\s*((?:[\d., ()]|\\frac|\{[\d., ]*\}){1,200}\})"
 )
 _DECIMAL = re.compile(r"(?<![\d.])(\d{1,60})\.(\d{1,60})(?![\d.])")
-_VALUE_OR_LIST = re.compile(r"[\d,;]")
 
 
 # Units are ours to judge: math-verify would drop the "m" of "5m" and the unit of "5 cm" against
@@ -58,15 +56,12 @@ _TARGETS = [
 ]
 
 
-def parses(gold: str) -> Verdict:
+def parses(gold: str) -> bool:
     """Tell whether math-verify reads a reference answer, in the spelling in which it would be
-    compared: CORRECT if it does, else UNSCORABLE. For worker processes."""
-    read = can_be_read(gold)
-    if read is None:
-        a, _ = paired_up(gold, "")
-        readings = angles.readings(units.without_unit(a), "")
-        read = any(_parse(_spelled(*reading)[0]) for reading in readings)
-    return Verdict.CORRECT if read else Verdict.UNSCORABLE
+    compared. For worker processes, of golds of which `can_be_read` does not tell."""
+    a, _ = paired_up(gold, "")
+    readings = angles.readings(units.without_unit(a), "")
+    return any(_parse(_spelled(*reading)[0]) for reading in readings)
 
 
 def _verdict(is_correct: bool) -> Verdict:
@@ -103,7 +98,7 @@ def grade(gold: str, answer: str, places: int = APPROXIMATION_PLACES) -> Verdict
         return Verdict.CORRECT
     expected, given = shapes.ratio(a), shapes.ratio(b)
     if expected and given:
-        return _same_ratio(expected, given)
+        return _verdict(_same_ratio(expected, given))
     return _verdict(any(_same_by_parsing(x, y) for x, y in angles.readings(a, b)))
 
 
@@ -157,20 +152,16 @@ def _same(gold: str, answer: str) -> bool:
 
 
 def _same_interval(gold: tuple[str, str, str], answer: tuple[str, str, str]) -> bool:
-    if gold[0] != answer[0]:
-        return False
-    return all(_same(x, y) for x, y in zip(gold[1:], answer[1:], strict=True) if x or y)
+    return gold[0] == answer[0] and _same_each(gold[1:], answer[1:])
 
 
-def _same_ratio(gold: list[str], answer: list[str]) -> Verdict:
+def _same_ratio(gold: list[str], answer: list[str]) -> bool:
     """Compare ratios of any number of values: each to the first."""
     if len(gold) != len(answer):
-        return Verdict.INCORRECT
-    for a, b in zip(gold[1:], answer[1:], strict=True):
-        verdict = grade(rf"\frac{{{a}}}{{{gold[0]}}}", rf"\frac{{{b}}}{{{answer[0]}}}")
-        if verdict is not Verdict.CORRECT:
-            return verdict
-    return Verdict.CORRECT
+        return False
+    first, other = gold[0], answer[0]
+    pairs = zip(gold[1:], answer[1:], strict=True)
+    return all(_same(rf"\frac{{{a}}}{{{first}}}", rf"\frac{{{b}}}{{{other}}}") for a, b in pairs)
 
 
 def _same_cases(gold: str, answer: str) -> bool | None:
@@ -186,8 +177,11 @@ def _same_cases(gold: str, answer: str) -> bool | None:
 
 
 def _same_row(gold: tuple[str, str], answer: tuple[str, str]) -> bool:
-    if bool(gold[1]) != bool(answer[1]):
-        return False
+    return bool(gold[1]) == bool(answer[1]) and _same_each(gold, answer)
+
+
+def _same_each(gold: Sequence[str], answer: Sequence[str]) -> bool:
+    """Compare texts one by one; what both leave out is the same."""
     return all(_same(x, y) for x, y in zip(gold, answer, strict=True) if x or y)
 
 
@@ -212,7 +206,7 @@ def _approximation(gold: str, answer: str) -> Verdict:
     left, _, right = answer.partition("\\approx")
     if "\\approx" in right:
         return Verdict.NO_ANSWER
-    if all(_is_name(part.strip()) for part in _EQUALS.split(left)):
+    if all(names.is_name(part) and part.strip() != "e" for part in _EQUALS.split(left)):
         return grade(gold, right)
     left, right = left.rpartition("=")[2].strip(), right.strip()
     decimal = parse_quantity(right)
@@ -221,14 +215,6 @@ def _approximation(gold: str, answer: str) -> Verdict:
     if _same(gold, left) or ("." not in left and _same(gold, right)):
         return Verdict.CORRECT
     return Verdict.NO_ANSWER
-
-
-def _is_name(text: str) -> bool:
-    r"""Tell whether a text names a quantity, as `AB`, `\text{Area}` and `P(X>3)` do, and is no
-    value: `12`, `e^\pi`."""
-    if _VALUE_OR_LIST.search(_INDEX_OR_ARGUMENT.sub("", text)):
-        return False
-    return not any(map(exact.is_real, _parse(text)))
 
 
 def _rounds(text: str, decimal: Quantity) -> bool:

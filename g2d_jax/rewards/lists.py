@@ -12,7 +12,7 @@ import itertools
 import operator
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 
 from g2d_jax.rewards.names import assignment
@@ -75,26 +75,28 @@ def in_order(gold: str, answer: str) -> Pair:
         if expected.keys() != given.keys():
             return gold, answer
         return _tuple(expected.values()), _tuple(given[name] for name in expected)
-    if expected and _of_one_unknown(expected):
-        return ", ".join(expected.values()), answer
     if expected:
-        return _in_place(expected, b, answer), _tuple(b) or answer
-    if given and not _of_one_unknown(given):
-        return _tuple(a) or gold, _in_place(given, a, gold)
-    return gold, ", ".join(given.values()) or answer
+        return _beside(expected, b, answer)
+    if given:
+        answer, gold = _beside(given, a, gold)
+    return gold, answer
 
 
-def _in_place(named: Mapping[str, str], parts: Sequence[str] | None, other: str) -> str:
-    """Write values by name as a tuple, of x, y and z in that order; the value that all have as it
-    is beside a single one without a name."""
+def _beside(named: Mapping[str, str], parts: Sequence[str] | None, other: str) -> Pair:
+    """Write values by name, and the other answer, which has no names or not as many.
+
+    Values of one unknown are a list, others a tuple, of x, y and z in that order; the value that
+    all have stands as it is beside a single one."""
+    if _of_one_unknown(named):
+        return ", ".join(named.values()), other
     names = list(named)
     if set(names) <= set("xyz"):
         names.sort()
     values = [named[name] for name in names]
     is_single = parts is None and "=" not in other and not PARENTHESES.fullmatch(other)
     if is_single and len(set(values)) == 1:
-        return values[0]
-    return _tuple(values)
+        return values[0], other
+    return _tuple(values), _tuple(parts) or other
 
 
 def _parts(cleaned: str) -> list[str] | None:
@@ -112,33 +114,16 @@ def _parts(cleaned: str) -> list[str] | None:
 
 
 def _values(parts: Sequence[str] | None) -> dict[str, str]:
-    """Return the values by name if each part gives one to a name of its own, else {}."""
-    named = _assignments(parts)
-    values = dict(named)
-    if len(values) < len(named):
-        return {}
-    return values
+    """Return the values by name if each part, of two or more, gives one to a name of its own, else
+    {}."""
+    named = dict(filter(None, map(assignment, parts or ())))
+    return named if parts and len(named) == len(parts) > 1 else {}
 
 
-def _assignments(parts: Sequence[str] | None) -> list[tuple[str, str]]:
-    """Return name and value of each part, of two or more; [] if one of them gives no value to a
-    name."""
-    parts = parts or ()
-    named = [each for each in map(assignment, parts) if each]
-    if len(named) < max(len(parts), 2):
-        return []
-    return named
-
-
-def _of_one_unknown(values: Iterable[str]) -> bool:
+def _of_one_unknown(values: Collection[str]) -> bool:
     """Tell whether names differ in their index alone, as `x_1` and `x_2` do."""
-    letters = set()
-    for name in values:
-        letter, index, _ = name.partition("_")
-        if not index:
-            return False
-        letters.add(letter)
-    return len(letters) == 1
+    letters = {name.partition("_")[0] for name in values}
+    return len(letters) == 1 and all("_" in name for name in values)
 
 
 def signed(cleaned: str) -> str:

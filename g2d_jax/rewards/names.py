@@ -13,7 +13,7 @@ from g2d_jax.rewards.normalise import Pair
 _INDEX = re.compile(r"_\s*(?:\{[^{}]*\}|\\[A-Za-z]+|\w)|'")
 _ARGUMENTS = re.compile(r"(?<=[A-Za-z])\s*\([^()]*\)")
 _BARS = re.compile(
-    r"\|\s*([A-Za-z]{1,3})\s*\||\\(?:overline|vec|overarc|widehat|bar)\s*(?:\{\s*([A-Za-z]{1,3})\s*\}|\s([A-Za-z]))"
+    r"\|\s*([A-Za-z]{1,3})\s*\||\\(?:overline|vec|overarc|overrightarrow|widehat|bar)\s*(?:\{\s*([A-Za-z]{1,3})\s*\}|\s([A-Za-z]))"
 )
 _SETS = re.compile(r"\\(?:cap|cup|setminus|complement)(?![A-Za-z])|:")
 _BEFORE = re.compile(
@@ -78,36 +78,29 @@ def assignment(text: str) -> tuple[str, str] | None:
     name, value = left.strip(), value.strip()
     if not sign or not value or ORDER.search(value) or not is_name(name):
         return None
-    if "=" in _ARGUMENTS.sub("", _INDEX.sub("", name)):
-        return None
     return name.replace(" ", ""), value
 
 
-def _without_quantifiers(text: str) -> str:
-    r"""Drop `for all x \in R` behind the definition of a function."""
-    if "for " in text or "\\forall" in text:
-        return _FOR_ALL.sub("", text)
-    return text
-
-
 def alike(gold: str, answer: str) -> Pair:
-    r"""Return two answers with the names of bound variables alike, of `f(t) = t` and of
-    `n\pi, n \in \mathbb{Z}`."""
-    gold, answer = _without_quantifiers(gold), _without_quantifiers(answer)
-    if "\\in" in gold or "\\in" in answer:
-        gold, answer = _without_parameter(gold, answer)
-    if "(" in gold and "=" in gold and "=" in answer:
-        a, b = _FUNCTION.match(gold), _FUNCTION.match(answer)
-        if (
-            a
-            and b
-            and a[1] == b[1]
-            and a[2] != b[2]
-            and _varies(gold, a[2])
-            and _varies(answer, b[2])
-        ):
-            answer = _renamed(answer, b[2], a[2])
+    r"""Return two answers with the names of bound variables alike, of `f(t) = t`, and without
+    `for all x \in R` behind them."""
+    gold, answer = _FOR_ALL.sub("", gold), _FOR_ALL.sub("", answer)
+    a, b = _FUNCTION.match(gold), _FUNCTION.match(answer)
+    if a and b and a[1] == b[1] and _varies(gold, a[2]) and _varies(answer, b[2]):
+        names = {b[2]: a[2]}
+        if a[2] not in _COMMAND_OR_LETTER.findall(answer):
+            answer = _COMMAND_OR_LETTER.sub(lambda found: names.get(found[0], found[0]), answer)
     return _as_function(gold, answer), _as_function(answer, gold)
+
+
+def parameter(text: str) -> tuple[str, str] | None:
+    r"""Split `k \in \mathbb{Z}` behind values that depend on k: the set, and the values."""
+    found = _PARAMETER.fullmatch(text)
+    if found is None or ORDER.search(found[1]):
+        return None
+    if found[2] not in _COMMAND_OR_LETTER.findall(found[1].rpartition("=")[2]):
+        return None
+    return found[3], found[1].strip()
 
 
 def _as_function(text: str, other: str) -> str:
@@ -122,34 +115,3 @@ def _varies(text: str, name: str) -> bool:
     """Tell whether a definition's value has its variable in it, which is no event and no
     constant."""
     return name not in "ei" and name in _COMMAND_OR_LETTER.findall(text.partition("=")[2])
-
-
-def _without_parameter(gold: str, answer: str) -> Pair:
-    r"""Drop `k \in \mathbb{Z}` behind values that depend on k, and call it alike in both."""
-    a, b = _parameter(gold), _parameter(answer)
-    if a and b and not same(a[3], b[3]):
-        return gold, answer
-    if b:
-        answer = b[1].strip()
-    if a:
-        gold = a[1].strip()
-    if a and b:
-        answer = _renamed(answer, b[2], a[2])
-    return gold, answer
-
-
-def _parameter(text: str) -> re.Match[str] | None:
-    """Match values that depend on an integer, the parameter and its domain."""
-    found = _PARAMETER.fullmatch(text)
-    if not found or ORDER.search(found[1]):
-        return None
-    if found[2] not in _COMMAND_OR_LETTER.findall(found[1].rpartition("=")[2]):
-        return None
-    return found
-
-
-def _renamed(text: str, old: str, new: str) -> str:
-    """Rename a variable; a text that has the new one already stays as it is."""
-    if new in _COMMAND_OR_LETTER.findall(text):
-        return text
-    return _COMMAND_OR_LETTER.sub(lambda found: new if found[0] == old else found[0], text)

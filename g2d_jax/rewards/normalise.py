@@ -80,7 +80,7 @@ _SPACES = marked(
     ("\\", r"\\'", "'"),
     ("\\", r"(?<!\\)\\!", ""),
     ("", r"(?<!\\)\\(?:[,;:> ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~", " "),
-    ("\\", r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+    ("\\", r"\\[dtc](frac|binom)(?![A-Za-z])", r"\\\1"),
     (
         "\\",
         r"\\(?:mathbf|boldsymbol|bm)\s*\{\s*(?:([a-z])\s*\}|(?=[-+\d\\]))",
@@ -105,11 +105,6 @@ _SPACES = marked(
 )
 
 
-def _function(found: re.Match[str]) -> str:
-    r"""Write `x \mapsto x^2` as `f(x)= x^2`."""
-    return f"{found[1] or 'f'}({found[2]})="
-
-
 _RARE = marked(
     ("phantom", r"\\[hv]?phantom(?![A-Za-z])\s*\{(?:[^{}]|\{[^{}]*\})*\}", ""),  # what nobody sees
     ("color", r"\\(?:text)?color(?:box)?\s*\{[^{}]*\}", ""),
@@ -117,9 +112,7 @@ _RARE = marked(
     ("vert", r"\\[lr]?vert(?![A-Za-z])", "|"),
     ("{:}", r"\{:\}", ":"),
     (r"\lg", r"\\lg(?![A-Za-z])", r"\\log_{10}"),
-    ("rightarrow", r"\\overrightarrow(?![A-Za-z])", r"\\vec"),
     ("Omega", r"(?<=[\d}]) ?(?:\\ )?\\Omega(?![A-Za-z])", r"\\text{ ohm}"),
-    ("binom", r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
     ("binom", r"\\binom\s*(\w)\s*(\w)", r"\\binom{\1}{\2}"),
     ("langle", r"\\langle(?![A-Za-z])", "("),
     ("rangle", r"\\rangle(?![A-Za-z])", ")"),
@@ -142,7 +135,11 @@ _RARE = marked(
     ("backslash", r"\\backslash(?![A-Za-z])", r"\\setminus "),
     (r"\cr", r"\\cr(?![A-Za-z])", r"\\\\"),
     ("smallmatrix", "smallmatrix", "pmatrix"),
-    ("mapsto", r"(?:([a-z]) ?: ?)?([a-z]) ?\\mapsto(?![A-Za-z])", _function),
+    (  # x \mapsto x^2: f(x)= x^2
+        "mapsto",
+        r"(?:([a-z]) ?: ?)?([a-z]) ?\\mapsto(?![A-Za-z])",
+        lambda found: f"{found[1] or 'f'}({found[2]})=",
+    ),
     (r"\log", r"\\log ?_ ?\{? ?e ?\}?", r"\\ln "),
     ("US", r"(?:\\text ?\{ ?USD? ?\}|(?<![A-Za-z])USD?) ?(?=\\?\$|\d)", ""),
     ("nfinity", r"\\text ?\{ ?[nN]egative infinity ?\}", r"-\\infty "),
@@ -170,12 +167,6 @@ _SPELLINGS = rules(
     (r"\\frac\s*(\{[^{}]*\})\s*([0-9A-Za-z])", r"\\frac\1{\2}"),
     (r"(?<![\d.])\.(?=\d|\\(?:overline|bar|dot)\s*\{?\s*\d)", "0."),
     (r" {2,}", " "),
-)
-# A number and its unit in one \text, where that is a whole value: the number comes before it. What
-# stands behind one is no unit if it is a single letter that may be a variable.
-_MARKED_NUMBER = re.compile(
-    r"(?P<before>^ ?|[=,;] ?)\\text ?\{ ?(?P<number>[-+]?(?:\\?\$ ?)?(?:\d[\d.,/ ]{0,60}|\.\d{1,60}))"
-    r"(?: ?(?P<percent>\\?%) ?|(?P<unit>(?<= )(?![abcdeiknpqrtuvwxyz](?![A-Za-z]))[A-Za-z][^{}0-9]*|[kKM]))\}"
 )
 # "and" and "or" between values, and not beside other words in \text.
 _JOINED = re.compile(
@@ -211,7 +202,6 @@ def clean(latex: str, *, joined: bool = True) -> str:
     text = _where_marked(_RARE, _where_marked(_SPACES, text))
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
-    text = _MARKED_NUMBER.sub(_before_its_unit, text) if "\\text" in text else text
     if joined:
         text = _JOINED.sub(lambda found: found["words"] or ", ", text)
     text = _where_marked(_WHOLE, text)
@@ -295,8 +285,24 @@ def _repeating_fraction(match: re.Match[str]) -> str:
     return rf"\frac{{{above}}}{{{below}}}"
 
 
+def _before_its_unit(found: re.Match[str]) -> str:
+    r"""Write `\text{12 cm}` as `12\text{ cm}`."""
+    number = found["before"] + found["number"].rstrip()
+    if found["percent"]:
+        return rf"{number}\%"
+    return rf"{number}\text{{ {found['unit']}}}"
+
+
 # Numbers and brackets that several characters make up; each rule finds what those before it wrote.
 _WHOLE = marked(
+    # A number and its unit in one \text, where that is a whole value: the number comes before it. What
+    # stands behind one is no unit if it is a single letter that may be a variable.
+    (
+        "\\text",
+        r"(?P<before>^ ?|[=,;] ?)\\text ?\{ ?(?P<number>[-+]?(?:\\?\$ ?)?(?:\d[\d.,/ ]{0,60}|\.\d{1,60}))"
+        r"(?: ?(?P<percent>\\?%) ?|(?P<unit>(?<= )(?![abcdeiknpqrtuvwxyz](?![A-Za-z]))[A-Za-z][^{}0-9]*|[kKM]))\}",
+        _before_its_unit,
+    ),
     ("'", r"(\d{1,4})\^\\circ\s*(\d{1,2})'\s*(?:(\d{1,2})\s*'')?", _degrees),
     # 0.(3), and 0.1(6) where that is all: elsewhere it may be a product
     (
@@ -325,14 +331,6 @@ _WHOLE = marked(
         _repeating_fraction,
     ),
 )
-
-
-def _before_its_unit(found: re.Match[str]) -> str:
-    r"""Write `\text{12 cm}` as `12\text{ cm}`."""
-    number = found["before"] + found["number"].rstrip()
-    if found["percent"]:
-        return rf"{number}\%"
-    return rf"{number}\text{{ {found['unit']}}}"
 
 
 def _trim(text: str) -> str:

@@ -23,7 +23,6 @@ _LABEL = re.compile(
     re.DOTALL,
 )
 _LETTER = re.compile(r"[A-Za-z<>]")
-_POINT = re.compile(r"([A-Z])\s*=?\s*(\([^()]*\))")
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|approx|equiv)(?![A-Za-z])")
 
 
@@ -42,19 +41,16 @@ def paired_up(gold: str, answer: str) -> Pair:
     expected, given = sets.as_sets(gold, answer)
     a = _as_list(expected or a)
     b = _as_list(given or b)
-    a, b = shapes.multiplied(a), shapes.multiplied(b)
     a, b = shapes.by_units(a, b), shapes.by_units(b, a)
     if a.startswith("(") or b.startswith("("):
         a, b = shapes.vector(a), shapes.vector(b)
     # A choice loses its letter before lists are read, and signs are written out before names come
     # off: each step finds what the ones before it have laid bare.
-    a, b = names.alike(a, b)
+    a, b = _without(names.parameter, *names.alike(a, b))
     a, b = _without(shapes.choice, a, b)
     a, b = lists.in_order(a, b)
     a, b = lists.signed(a), lists.signed(b)
     a, b = _without(sets.member, a, b)
-    if _are_points(a, b):
-        a, b = _without(_point, a, b)
     if not _relates_another(a, b):
         a, b = _without(names.assignment, a, b)
     is_computed = "=" in b and "=" not in a and "\\not" not in b
@@ -100,19 +96,6 @@ def _label(text: str) -> tuple[str, str] | None:
         return None
     opening = (found[1] or "") * (found[3] is None)
     return found[2], clean(opening + found[4])
-
-
-def _are_points(*answers: str) -> bool:
-    """Tell whether all have coordinates, with a letter before them or without."""
-    return all(answer.startswith("(") or _point(answer) for answer in answers)
-
-
-def _point(text: str) -> tuple[str, str] | None:
-    """Split the letter and the coordinates of a point, `P(1, 2)` or `P = (1, 2)`."""
-    found = _POINT.fullmatch(text)
-    if found and "," in found[2]:
-        return found[1], found[2]
-    return None
 
 
 def _relates_another(gold: str, answer: str) -> bool:

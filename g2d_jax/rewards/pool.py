@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ class Worker:
                 start_new_session=True,
             )
             try:
-                self._request(b"", START_SECONDS)
+                self.ask(None, START_SECONDS)
             except WorkerDied as error:
                 errors.seek(0)
                 raise RuntimeError(
@@ -81,14 +81,13 @@ class Worker:
                     "math-verify)?\n" + errors.read()[-2000:].decode(errors="replace").strip()
                 ) from error
 
-    def ask(self, request: Sequence[Any], wall_seconds: float) -> list[Any]:
-        """Return the reply to a request, and its CPU seconds; both as worker.py has them.
+    def ask(self, request: Sequence[Any] | None, wall_seconds: float) -> list[Any]:
+        """Return the reply to a request, and its CPU seconds; both as worker.py has them. None: wait
+        for the first reply.
 
         Raises WorkerDied, after which the worker is of no more use.
         """
-        return self._request(json.dumps(request).encode() + b"\n", wall_seconds)
-
-    def _request(self, line: bytes, wall_seconds: float) -> list[Any]:
+        line = json.dumps(request).encode() + b"\n" if request else b""
         requests, replies = self.process.stdin, self.process.stdout
         assert requests is not None and replies is not None
         reply = b""
@@ -229,30 +228,24 @@ class VerifierPool:
             scores.append(Score(reward=REWARDS[verdict], verdict=verdict, answer=answer))
         return scores
 
-    def read(
-        self, golds: Iterable[str], told: Callable[[int], object] = lambda _: None
-    ) -> dict[str, bool]:
+    def read(self, golds: Iterable[str]) -> dict[str, bool]:
         """Tell of each gold whether the verifier can read it; blocks until all are told.
 
-        One that makes the verifier exceed its limits cannot be read. told: called with the number
-        of golds told of. Raises as `score`; what was told by then is remembered.
+        One that makes the verifier exceed its limits cannot be read. Raises as `score`; what was
+        told by then is remembered.
         """
         wanted = list(dict.fromkeys(golds))
         unknown = [gold for gold in wanted if gold not in self._readable]
-        reading = {}
+        firsts = range(0, len(unknown), READ_AT_ONCE)
+        batches = [unknown[first : first + READ_AT_ONCE] for first in firsts]
         with self._lock:
             if self._closed and unknown:
                 raise RuntimeError(_CLOSED)
-            for first in range(0, len(unknown), READ_AT_ONCE):
-                batch = unknown[first : first + READ_AT_ONCE]
-                reading[self._executor.submit(self._find_out, batch)] = len(batch)
-        done = len(wanted) - len(unknown)
+            reading = [self._executor.submit(self._find_out, batch) for batch in batches]
         try:
             with _open_pool():
                 for part in processes.completed_interruptible(reading):
                     part.result()
-                    done += reading[part]
-                    told(done)
         finally:
             for part in reading:
                 part.cancel()

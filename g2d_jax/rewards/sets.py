@@ -7,6 +7,7 @@ numbers. Linear, safe on hostile text.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -34,13 +35,11 @@ _MIRROR = str.maketrans("<>", "><")
 _MEMBER = re.compile(rf"({expression.NAME})\s*\\in(?![A-Za-z])\s*([(\[\\].*)", re.DOTALL)
 _VARIABLE = re.compile(r"(?!(?:e|i|\\pi|\\infty|\\emptyset)\Z)(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?")
 _BUILDER = re.compile(
-    r"\\\{\s*(?P<name>(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?)\s*(?:\\in\s*(?P<domain>[^|:]{1,40}?))?\s*"
+    r"(?:[^={}<>|]{1,60}=\s*)?\\\{\s*(?P<name>(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?)\s*(?:\\in\s*(?P<domain>[^|:]{1,40}?))?\s*"
     r"(?:\\mid(?![A-Za-z])|\\vert(?![A-Za-z])|\||:)\s*(?P<condition>.+)\\\}",
     re.DOTALL,
 )
-_BARS = re.compile(
-    r"(?:([^<>=|]+?)\s*(<|\\leq?|\\lt)\s*)?\|\s*([A-Za-z])\s*\|\s*(<|>|\\[lg]eq?|\\[lg]t)(?![A-Za-z])\s*([^<>=|]+)"
-)
+_BARS = re.compile(r"\|\s*([A-Za-z])\s*\|\s*(<|>|\\[lg]eq?|\\[lg]t)(?![A-Za-z])\s*([^<>=|]+)")
 _BOTH = re.compile(r"(?<![A-Za-z])and(?![A-Za-z])|\\land|\\wedge")
 _OR = re.compile(
     r",?\s*(?:\\text\s*\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z])|\\lor(?![A-Za-z])|\\vee(?![A-Za-z]))\s*"
@@ -63,6 +62,8 @@ _Set: TypeAlias = tuple[str, bool, str]
 """The variable, whether a set-builder binds it, and the intervals."""
 _Bound: TypeAlias = tuple[str, bool]
 """An end of an interval, and whether it belongs to the set."""
+_Statement: TypeAlias = tuple[str, str]
+"""A relation and what stands behind it, of the variable before it."""
 
 
 @dataclass
@@ -73,7 +74,7 @@ class _Range:
     low: _Bound | None = None
     high: _Bound | None = None
     without: list[str] = field(default_factory=list)
-    points: list[str] = field(default_factory=list)
+    point: str = ""
 
 
 class _Unread(Exception):
@@ -147,7 +148,7 @@ def _read(text: str) -> _Set | None:
     # Most answers have no relation and end here; other scripts may have one as a single character.
     if len(text) > MAX_CHARS or (text.isascii() and not (_RELATION.search(text) or "|" in text)):
         return None
-    cleaned = _without_name(clean(text, joined=False))
+    cleaned = clean(text, joined=False)
     if _RELATION.match(cleaned) and not cleaned.startswith("="):
         cleaned = f"x {cleaned}"  # "> 3", of whatever it is
     builder = _BUILDER.fullmatch(cleaned)
@@ -191,15 +192,6 @@ def intervals(text: str) -> list[tuple[str, str, str]] | None:
     return parts
 
 
-def _without_name(cleaned: str) -> str:
-    """Take off what names a set, `A \\cup B =`."""
-    name, _, rest = cleaned.partition("=")
-    rest = rest.strip()
-    if rest.startswith("\\{") and names.is_name(name):
-        return rest
-    return cleaned
-
-
 def _conditions(text: str, bound: str) -> tuple[str, str]:
     """Read alternatives; bound: the variable, "" where the first clause tells it. Return the
     variable and the set."""
@@ -207,45 +199,39 @@ def _conditions(text: str, bound: str) -> tuple[str, str]:
     ranges = []
     text = _without_bars(text)
     for alternative in _OR.split(text):
-        found = []
+        clauses = []
         known = name
         for clause in filter(None, _AND.split(alternative)):
-            variable, part = _clause(clause, known)
+            variable, statements = _clause(clause, known)
             name = name or variable
             if variable != name:
                 raise _Unread
-            found.append(part)
-        if not found:
+            clauses.append(statements)
+        if not clauses:
             raise _Unread
+        found = list(map(_narrowed, clauses))
         if bound or _BOTH.search(alternative) or not _outward(found):
-            found = [_together(found)]
+            found = [_narrowed(list(itertools.chain(*clauses)))]
         ranges.extend(found)
-    if all(part.points for part in ranges):
+    if all(part.point for part in ranges):
         raise _Unread  # values, not inequalities: lists compare them
     return name, "\\cup".join(map(_written, ranges))
 
 
 def _without_bars(text: str) -> str:
-    r"""Write `|x| < c`, `|x| > c` and `a < |x| < c` without bars."""
+    """Write `|x| < c` and `|x| > c` without bars."""
     found = _BARS.fullmatch(text)
     if found is None:
         return text
-    low, before, name, sign, bound = found.groups()
-    relation = _SPELLED.get(sign, sign)
-    less, more = (r"\le", r"\ge") if "=" in relation else ("<", ">")
-    is_outside = relation.startswith(">")
-    if is_outside and low:
-        return text
-    if is_outside:
-        return f"{name} {less} -({bound}) or {name} {more} {bound}"
-    if low:
-        return f"-({bound}) {sign} {name} {before} -({low}) or {low} {before} {name} {sign} {bound}"
-    return f"-({bound}) {sign} {name} {sign} {bound}"
+    name, sign, bound = found.groups()
+    if not _SPELLED.get(sign, sign).startswith(">"):
+        return f"-({bound}) {sign} {name} {sign} {bound}"
+    return f"-({bound}) {sign} {name} or {name} {sign} {bound}"
 
 
-def _clause(text: str, name: str) -> tuple[str, _Range]:
-    r"""Read one statement such as `1 < x \le 2`, `x \ne 3`; return its variable and what it
-    leaves."""
+def _clause(text: str, name: str) -> tuple[str, list[_Statement]]:
+    r"""Read one clause such as `1 < x \le 2`, `x \ne 3`; return its variable and what it states of
+    it."""
     parts = list(map(str.strip, _RELATION.split(text)))
     terms = parts[0::2]
     signs = [_SPELLED.get(sign, sign) for sign in parts[1::2]]
@@ -263,81 +249,55 @@ def _clause(text: str, name: str) -> tuple[str, _Range]:
     variable = terms.pop(place)
     if any(_mentions(term, variable) for term in terms):
         raise _Unread
-    found = _Range()
+    statements = []
     for i, (sign, value) in enumerate(zip(signs, terms, strict=True)):
         is_after = i == place  # the variable stands before this sign
         if sign == "in" and is_after and _REALS.fullmatch(value):
             continue
-        _narrow(found, sign if is_after else sign.translate(_MIRROR), value)
-    return variable, found
+        statements.append((sign if is_after else sign.translate(_MIRROR), value))
+    return variable, statements
 
 
-def _narrow(found: _Range, sign: str, value: str) -> None:
-    """Take a statement about the variable on the left into account."""
-    if sign in (">", ">=") and found.low is None:
-        found.low = value, sign == ">="
-    elif sign in ("<", "<=") and found.high is None:
-        found.high = value, sign == "<="
-    elif sign == "!=":
-        found.without.append(value)
-    elif sign == "=" and not found.points:
-        found.points.append(value)
-    else:
-        raise _Unread
+def _narrowed(statements: Sequence[_Statement]) -> _Range:
+    """Return what statements leave that hold at once."""
+    found = _Range()
+    for sign, value in statements:
+        if sign in (">", ">=") and found.low is None:
+            found.low = value, sign == ">="
+        elif sign in ("<", "<=") and found.high is None:
+            found.high = value, sign == "<="
+        elif sign == "!=":
+            found.without.append(value)
+        elif sign == "=" and len(statements) == 1:
+            found.point = value
+        else:
+            raise _Unread
+    return found
 
 
 def _outward(found: Sequence[_Range]) -> bool:
     """Tell whether statements side by side, `x<-1, x>1`, exclude each other: then they are
     alternatives."""
-    if len(found) < 2:
+    if len(found) < 2 or any(part.point for part in found):
+        return len(found) > 1
+    first, second, *others = found
+    high, low = first.high or second.high, first.low or second.low
+    if others or high is None or low is None:
         return False
-    if any(part.points for part in found):
-        return True
-    highs = [part.high[0] for part in found if part.high and not part.low]
-    lows = [part.low[0] for part in found if part.low and not part.high]
-    if len(highs) != 1 or len(lows) != 1 or len(found) != 2:
-        return all(part.low and part.high for part in found)
-    high, low = _number(highs[0]), _number(lows[0])
-    return high is not None and low is not None and high <= low
-
-
-def _together(found: Sequence[_Range]) -> _Range:
-    """Join statements that hold at once."""
-    whole = _Range()
-    for part in found:
-        if part.points:
-            if len(found) > 1:
-                raise _Unread
-            return part
-        if (part.low and whole.low) or (part.high and whole.high):
-            raise _Unread
-        whole.low = whole.low or part.low
-        whole.high = whole.high or part.high
-        whole.without.extend(part.without)
-    return whole
+    last, begin = _number(high[0]), _number(low[0])
+    return last is not None and begin is not None and last <= begin
 
 
 def _written(part: _Range) -> str:
     """Write what is left as intervals."""
-    if part.points:
-        return f"\\{{{part.points[0]}\\}}"
+    if part.point:
+        return f"\\{{{part.point}\\}}"
     low, closed_low = part.low or _BELOW
     high, closed_high = part.high or _ABOVE
-    inner = part.without
-    if len(inner) > 1:
-        inner = sorted(dict.fromkeys(inner), key=_known)
     opening = "[" * closed_low or "("
-    gaps = "".join(f",{point})\\cup({point}" for point in inner)
+    gaps = "".join(f",{point})\\cup({point}" for point in part.without)
     closing = "]" * closed_high or ")"
     return f"{opening}{low}{gaps},{high}{closing}"
-
-
-def _known(text: str) -> float:
-    """Return the value of a plain real number, or raise _Unread."""
-    value = _number(text)
-    if value is None:
-        raise _Unread
-    return value
 
 
 def _number(text: str) -> float | None:

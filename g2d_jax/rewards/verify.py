@@ -8,7 +8,6 @@ are left to computer algebra in a worker (grade.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
 
 from g2d_jax.rewards import expression, lists, measures, names, sets, shapes
 from g2d_jax.rewards.normalise import canonical, clean, plain_text, without_text
@@ -21,9 +20,6 @@ from g2d_jax.rewards.quantity import (
     same_quantity,
 )
 from g2d_jax.rewards.units import without_unit
-
-MAX_QUICK_CHARS = 100_000
-"""Longer texts are compared as they stand, without normalisation."""
 
 MAX_GOLD_CHARS = 10_000
 """No response but the same text is taken to equal a longer reference answer."""
@@ -39,6 +35,8 @@ _SEPARATOR = re.compile(r"[,;&]|\\\\|\\cup")
 _CHOICE = re.compile(r"\(?([A-J])\)?")
 # What is no prose for all its letters: commands with a name in braces, other commands, indices.
 _NAMES = re.compile(r"\\[A-Za-z]+\*?\s*\{[A-Za-z]*\}|\\text\s*\{[^{}]*\}|\\[A-Za-z]+|_\s*\{\w*\}")
+_LETTERS = re.compile(r"[A-Za-z,()]+")
+_LETTER_WORD = re.compile(r"[A-Za-z]{3,}|[A-Z]{2}|no|on")  # two small letters are a product
 _DOTS = r"\ldots"
 _INDEXED = re.compile(r"-?\d+\s*_")
 _UNIT = re.compile(r"\\(?:text|circ)|[$£€¥₹¢]|(?<![A-Za-z\\])[A-Za-z]")
@@ -57,8 +55,6 @@ def quick_verdict(gold: str, answer: str, places: int = APPROXIMATION_PLACES) ->
 
     places: see `grade.grade`. An empty gold is never matched.
     """
-    if max(len(gold), len(answer)) > MAX_QUICK_CHARS:
-        return gold == answer or None
     a, b = paired_up(gold, answer)
     if not a:
         return False
@@ -74,9 +70,7 @@ def quick_verdict(gold: str, answer: str, places: int = APPROXIMATION_PLACES) ->
             return verdict
     # A long list would keep computer algebra busy, and is no other answer than a short one.
     counts = [len(_SEPARATOR.findall(text)) + 1 for text in (a, b)]
-    if max(counts) > MOST_TIMES * min(counts):
-        return False
-    return None
+    return False if max(counts) > MOST_TIMES * min(counts) else None
 
 
 def may_be_rounded(gold: str, answer: str, places: int) -> bool:
@@ -156,16 +150,6 @@ def reading(gold: str) -> str:
     return f"the expression {text}"
 
 
-def _same_ellipsis(gold: str, answer: str) -> bool | None:
-    r"""Return False where one side has a `\ldots`: nothing but the same text says as much."""
-    return False if _DOTS in gold + answer else None
-
-
-def _opposed(gold: str, answer: str) -> bool | None:
-    """Return False for two answers that say opposite things: north and south, profit and loss."""
-    return False if measures.opposed(gold, answer) else None
-
-
 def _same_choice(gold: str, answer: str) -> bool | None:
     """Compare the letters of two choices: `C`, `c`, `(C)`, `\\text{(C)}` and `(C) 12` name the same
     one."""
@@ -176,12 +160,16 @@ def _same_choice(gold: str, answer: str) -> bool | None:
     if _CHOICE.fullmatch(letter):
         answer = letter
     given = shapes.choice(answer)
+    if given is None and parse_quantity(answer):
+        return False
     return given and expected[0] == given[0]
 
 
 def _same_shape(gold: str, answer: str) -> bool | None:
-    """Compare times, dates, durations and congruences; a tuple is no set, and an inequality no
-    value."""
+    r"""Compare times, dates, durations and congruences. A tuple is no set, an inequality no value,
+    north not south; and nothing but the same text says as much as one with `\ldots`."""
+    if _DOTS in gold + answer or measures.opposed(gold, answer):
+        return False
     if lists.mixed(gold, answer) or sets.differ(gold, answer):
         return False
     same = shapes.same_moment(gold, answer)
@@ -235,82 +223,32 @@ def _same_list(gold: str, answer: str) -> bool | None:
 
 def _same_words(gold: str, answer: str) -> bool | None:
     """Compare text. Only a gold that is marked as text can tell that another word is wrong: `ab`
-    may be a product."""
+    may be a product. Words are no number."""
     a, b = plain_text(gold), plain_text(answer)
-    if a is None or len(a) < 2:
-        return None
-    if a == b:
+    if a and len(a) > 1 and a == b:
         return True
-    if gold.startswith("\\text") and (b or parse_quantity(answer)):
-        return False
-    return None
+    is_another = gold.startswith("\\text") and a and (b or parse_quantity(answer))
+    is_no_number = answer.startswith("\\text") and b and parse_quantity(gold)
+    return False if is_another or is_no_number else None
 
 
 def _same_letters(gold: str, answer: str) -> bool | None:
-    r"""Return False for strings of the same letters in another order, alone or as elements: `HTH` is
+    r"""Return False for words of the same letters in another order, alone or as elements: `HTH` is
     not `HHT`, of which computer algebra would make two products that are equal."""
-    a, b = _strings(gold), _strings(answer)
-    is_tuple = lists.PARENTHESES.fullmatch(gold)
-    collect: Callable[[Iterable[str]], Collection[str]] = list if is_tuple else set
-    if collect(a) == collect(b) or collect(map(_sorted, a)) != collect(map(_sorted, b)):
+    a, b = (without_text(text).replace("\\angle", "").replace(" ", "") for text in (gold, answer))
+    if not _LETTERS.fullmatch(a + b):
         return None
-    return False
-
-
-def _strings(cleaned: str) -> list[str]:
-    """Return the strings of letters that an answer consists of, casefolded; [] for anything
-    else."""
-    inside = _inside(cleaned)
-    parts = lists.elements(inside) or [inside]
-    strings = [without_text(part).replace(" ", "").removeprefix("\\angle") for part in parts]
-    if not all(map(str.isalpha, strings)):
-        return []
-    return list(map(_in_order, strings))
-
-
-def _inside(cleaned: str) -> str:
-    """Return what is in the parentheses of a tuple, another answer as it stands."""
-    return cleaned[1:-1] if lists.PARENTHESES.fullmatch(cleaned) else cleaned
-
-
-def _in_order(letters: str) -> str:
-    """Return a string of letters by which it is compared: two small ones, but for "no", are a
-    product."""
-    is_product = len(letters) == 2 and not letters.isupper() and _sorted(letters) != "no"
-    return _sorted(letters) if is_product else letters.casefold()
-
-
-def _sorted(letters: str) -> str:
-    return "".join(sorted(letters.casefold()))
+    words, others = (set(map(str.casefold, _LETTER_WORD.findall(text))) for text in (a, b))
+    letters, its_letters = (set(map("".join, map(sorted, found))) for found in (words, others))
+    return False if words != others and letters == its_letters else None
 
 
 def _far_apart(gold: str, answer: str) -> bool | None:
-    """Return False for two answers that differ for certain: far apart in value, or words beside a
-    number."""
-    a = without_unit(_bare_choice(gold))
-    b = without_unit(_bare_choice(answer))
-    for words, number in ((a, b), (b, a)):
-        if (
-            words.startswith("\\text")
-            and plain_text(words)
-            and re.search(r"\d", number)
-            and expression.values(number)
-        ):
-            return False
-    if expression.far_apart(a, b):
-        return False
-    return None
-
-
-def _bare_choice(text: str) -> str:
-    r"""Return a choice such as `\text{(C)}` without its mark, anything else as it stands."""
-    bare = without_text(text)
-    return bare if _CHOICE.fullmatch(bare) else text
+    """Return False for two answers that are far apart in value."""
+    return False if expression.far_apart(without_unit(gold), without_unit(answer)) else None
 
 
 _RULES = (
-    _same_ellipsis,
-    _opposed,
     _same_shape,
     _same_choice,
     _same_based,

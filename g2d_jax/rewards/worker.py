@@ -36,8 +36,6 @@ from g2d_jax.rewards.grade import grade, parses
 
 _STATUSES = {Verdict.CORRECT: 10, Verdict.INCORRECT: 11, Verdict.NO_ANSWER: 13}
 """The exit status of a grader by its verdict."""
-_MARKS = {Verdict.UNSCORABLE: 1, Verdict.CORRECT: 2}
-"""Marks of golds by what the grader found; 0 is of one that it did not come to."""
 
 # Graded once before the first fork: imports, parser tables and caches that every grader then
 # inherits.
@@ -105,13 +103,14 @@ def _read_apart(
     ):  # none of its limits does that, but a machine without memory: no gold is at fault
         raise SystemExit(f"a grader was killed after {seconds:.1f} s")
     told = marks[:].rstrip(b"\0")
-    return [mark == _MARKS[Verdict.CORRECT] for mark in told], seconds
+    return [mark == 2 for mark in told], seconds
 
 
 def _mark(golds: Sequence[str], marks: mmap.mmap) -> int:
-    """Mark each reference answer, in order; return an exit status."""
+    """Mark each reference answer, in order: 2 for one that is read, 1 for another, where 0 is of one
+    that the grader did not come to. Return an exit status."""
     for place, gold in enumerate(golds):
-        marks[place] = _MARKS[parses(gold)]
+        marks[place] = 1 + parses(gold)
     return 0
 
 

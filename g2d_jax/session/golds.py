@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from etils import epath
@@ -22,7 +21,7 @@ from g2d_jax.config import Reward
 from g2d_jax.records import Problem, indices_by_task, pick
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.lock import awaited
-from g2d_jax.runtime.tracking import Progress, Tracker
+from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session.reward_manager import RewardManager
 from g2d_jax.workdir import LINKS, absolute
 
@@ -101,15 +100,12 @@ def _answers(
         with tracker.progress("reading reference answers", len(keys)) as bar:
             for first in range(0, len(keys), AT_ONCE):
                 part = keys[first : first + AT_ONCE]
-                read = pool.read([hard[key] for key in part], partial(_advance, bar, first))
+                read = pool.read([hard[key] for key in part])
+                bar.update(first + len(part))
                 yield {key: read[hard[key]] for key in part}
     if len(hard) < len(golds):
         read = pool.read(golds.values())
         yield {key: read[gold] for key, gold in golds.items()}
-
-
-def _advance(bar: Progress, first: int, done: int) -> None:
-    bar.update(first + done)
 
 
 def _key(problem: Problem, reward: Reward) -> str:

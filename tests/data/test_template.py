@@ -78,7 +78,7 @@ def test_rendered_prompts(make, template, prompt, settings, text):
 @pytest.mark.parametrize(
     ("settings", "hint"),
     [
-        ({"prompt_template": "papr"}, "Did you mean 'paper'"),
+        ({"prompt_template": "papr"}, "did you mean paper"),
         ({"prompt_template": "Solve: {question}"}, "{problem}"),
         ({"date": "26 Jul 2024"}, "YYYY-MM-DD"),
     ],

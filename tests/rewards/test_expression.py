@@ -22,8 +22,6 @@ VALUES = [
     (r"\frac{14}{3}", [14 / 3]),
     (r"-2\sqrt{5}", [-2 * math.sqrt(5)]),
     (r"\sqrt[3]{8} \cdot 10^{2}", [200]),
-    (r"2\sqrt[3]{-27}", [-6]),
-    (r"1 \pm 2\sqrt{9}", [7, -5]),
     (r"(2, -\frac{1}{2}]", [2, -0.5]),
     (r"\begin{pmatrix} -1 & 0 \\ 1/2 & 3 \end{pmatrix}", [-1, 0, 0.5, 3]),
     (r"x = 90^\circ", [90]),
@@ -33,13 +31,13 @@ VALUES = [
 ]
 UNREAD = ["1/2x", r"50\%", "12,102", r"\sin x", "x<3", "52_8", "cents", "a:b", "2+", "x=y=2", "1 2", "", "9^{9999}",
           r"\frac{1}{0}", "1+" * 200 + "1", r"\sqrt", "3!", "|x|", "y = 2x = 3", "9^{9^{9}}", "ab.c", "f(x)(2,3)",
-          "lambda: 0", "__import__(0)", r"2\begin{pmatrix}3\\4\end{pmatrix}", r"\begin{vmatrix}3&4\\5&6\end{vmatrix}",
+          r"2\sqrt[3]{-27}", "lambda: 0", "__import__(0)",
+          r"2\begin{pmatrix}3\\4\end{pmatrix}", r"\begin{vmatrix}3&4\\5&6\end{vmatrix}",
           r"\begin{pmatrix}3\\4\end{pmatrix}+t\begin{pmatrix}3\\4\end{pmatrix}"]  # fmt: skip
 EQUAL = [
     (r"\frac{\sqrt{3}}{3}", r"\frac{1}{\sqrt{3}}"),
     ("2(x+1)", "2x+2"),
     ("x^2 - 1", "(x-1)(x+1)"),
-    (r"1 \pm \sqrt{19}", r"1+\sqrt{19}, 1-\sqrt{19}"),
     (r"\pi", "3.14"),
     ("-1", "i^2"),
     (r"x \in [-2,7]", "[-2,7]"),

@@ -142,7 +142,6 @@ def test_final_answers(text: str, expected: str | None) -> None:
         (r"\begin{aligned} x &= \boxed{1} \\ y &= \boxed{2} \end{aligned}", "x = 1, y = 2"),
         (r"x=\boxed{1}, y=\boxed{2}; x=\boxed{2}, y=\boxed{1}", "x = 1, y = 2, x = 2, y = 1"),
         (r"x=\boxed{1}, \boxed{2}", "1, 2"),  # the second has no name
-        (r"a + x = \boxed{1}, y = \boxed{2}", "1, 2"),  # x is no name of 1
         (r"2x = \boxed{1}, y = \boxed{2}", "1, 2"),
         ("so it is $\\boxed{3}$\n\n\n \t\n$$\\boxed{4}$$", "3, 4"),  # blank lines alone
         ("$\\boxed{5}$\n\n$\\boxed{5}$", "5"),
@@ -150,7 +149,6 @@ def test_final_answers(text: str, expected: str | None) -> None:
         (r"\boxed{1}, \boxed{2}, \boxed{1}", "1, 2"),
         (r"\boxed{1}\boxed{2}", "1, 2"),
         (r"**\boxed{A}** **and** **\boxed{C}**", "A, C"),
-        (r"\boxed{1,234}; \boxed{-5,678.9}", "1234, -5678.9"),
         (r"\boxed{(1,2)} \text{ or } \boxed{(2,1)}", "(1,2), (2,1)"),
         (r"\fbox{1} AND \boxed{2}", "1, 2"),
         (r"\boxed 1, \boxed 2", "1, 2"),

@@ -127,10 +127,8 @@ def test_golds_are_read_many_at_a_time_and_one_that_hangs_harms_no_other() -> No
         f"y+{n}": True for n in range(150)
     }
     expected = {**before, SLOW: False, **after}
-    told: list[int] = []
     with VerifierPool(workers=2, cpu_seconds=0.5) as pool:
-        assert pool.read([*expected, *expected], told.append) == expected
-        assert told[-1] == len(expected) == 308 and told == sorted(told) and len(told) > 1
+        assert pool.read([*expected, *expected]) == expected and len(expected) == 308
         workers, spent = worker_pids(pool), pool.cpu_seconds
         assert 0.5 < spent < 10.0
         assert pool.read(expected) == expected and pool.cpu_seconds == spent  # remembered
@@ -397,8 +395,8 @@ def test_a_grader_tells_of_the_golds_before_the_one_that_ends_it() -> None:
         "os.fstat(held)": [True],
         "while True: pass": [True],
         "os.abort()": [True],
-        "return Verdict.UNSCORABLE": [True, False, True],
-        "return Verdict.CORRECT": [True, True, True],
+        "return False": [True, False, True],
+        "return True": [True, True, True],
         # the machine's doing: the worker ends
         "os.kill(os.getpid(), signal.SIGKILL)": "a grader was killed",
     }
@@ -407,7 +405,7 @@ def test_a_grader_tells_of_the_golds_before_the_one_that_ends_it() -> None:
         "from g2d_jax.records import Verdict\nfrom g2d_jax.rewards import worker\n"
         "signal.signal(signal.SIGPROF, signal.SIG_IGN)\n"
         "held = os.open(os.devnull, os.O_RDONLY)\n"
-        "worker.parses = lambda gold: second() if gold == '2' else Verdict.CORRECT\n"
+        "worker.parses = lambda gold: second() if gold == '2' else True\n"
         "replies = []\n"
         f"for body in {list(told)!r}:\n"
         "    exec(f'def second():\\n    {body}')\n"
