@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from g2d_jax import recipes
 from g2d_jax.arguments import parse
-from g2d_jax.config import places
+from g2d_jax.config import Issue, places
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime import failures, flags, processes, terminal
 
@@ -119,9 +119,15 @@ def _options(arguments: argparse.Namespace, function: Callable[..., Any]) -> dic
     }
 
 
-def _of_a_run(arguments: argparse.Namespace, overrides: list[str], instead: str) -> ConfigDict:
-    """Return the config of a run. Raises ValueError for a study's, with what to do instead."""
-    config = resolve(arguments.config, overrides)
+def _of_a_run(
+    arguments: argparse.Namespace,
+    overrides: list[str],
+    instead: str,
+    wrong: list[Issue] | None = None,
+) -> ConfigDict:
+    """Return the config of a run. Raises ValueError for a study's, with what to do instead. wrong:
+    as of `resolve`."""
+    config = resolve(arguments.config, overrides, wrong)
     if "sweep" in config:
         raise ValueError(f"{arguments.config} describes a study: {instead}")
     return config
@@ -144,13 +150,16 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         arguments.config = _own(arguments)
     if arguments.profile:
         overrides = [*overrides, f"config.logging.profile={arguments.profile}"]
-    config = _of_a_run(arguments, overrides, f"g2d sweep --config {arguments.config} --workdir DIR")
+    wrong: list[Issue] = []
+    instead = f"g2d sweep --config {arguments.config} --workdir DIR"
+    config = _of_a_run(arguments, overrides, instead, wrong)
     from g2d_jax import dryrun, pipeline, run_stages
 
     if arguments.dry_run:
-        dryrun.show(config, resolve(arguments.config), arguments.workdir, arguments.until)
+        named = resolve(arguments.config)
+        dryrun.show(config, named, arguments.workdir, arguments.until, wrong)
         return
-    settings, _ = run_stages.checked(config, arguments.until)
+    settings, _ = run_stages.checked(config, arguments.until, wrong)
     processes.initialise(arguments.coordinator, arguments.num_processes, arguments.process_id)
     chosen = f"runs/{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     workdir = arguments.workdir or processes.on_leader(lambda: chosen)

@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import config as schema
 from g2d_jax import recipes
-from g2d_jax.config import check, places
+from g2d_jax.config import places
 from g2d_jax.config.choices import BOOLS, Scalar, scalar
 from g2d_jax.config.choices import choices as choices
 from g2d_jax.config.io import (
@@ -44,7 +44,9 @@ from g2d_jax.workdir import read_settings
 _UNSET = ("none", "null")
 
 
-def resolve(spec: str | ConfigDict, overrides: Sequence[str] = ()) -> ConfigDict:
+def resolve(
+    spec: str | ConfigDict, overrides: Sequence[str] = (), wrong: list[Issue] | None = None
+) -> ConfigDict:
     """Return the locked config of a file ("my/cfg.py", "runs/a/config.json") or shipped name
     ("demo"), with "NAME:key=value,…" for choices, or of a recipe.
 
@@ -53,8 +55,8 @@ def resolve(spec: str | ConfigDict, overrides: Sequence[str] = ()) -> ConfigDict
     Paths become absolute: those that the file names are relative to its folder, those of overrides,
     and of a shipped config's choices, to the working directory. A reward function in a file beside
     the config's is noted as such, in reward.folder. Raises ValueError for an unknown config,
-    choice, field or a wrong type, with the valid names and a suggestion; Invalid for overrides, with
-    all else that is wrong with the settings.
+    choice, field or a wrong type, with the valid names and a suggestion, and Invalid for overrides
+    that are wrong; these are added to `wrong` instead, if given.
     """
     path, values = _read(spec)
     try:
@@ -64,26 +66,33 @@ def resolve(spec: str | ConfigDict, overrides: Sequence[str] = ()) -> ConfigDict
     # What the file names is decided before overrides come, whose paths start elsewhere. A shipped
     # config names nothing beside itself: its paths are of its choices, which were typed.
     base = places.here()
-    folder = path.parent if isinstance(path, Path) else None
+    # A work directory's config.json names no code to run.
+    folder = path.parent if isinstance(path, Path) and path.suffix == ".py" else None
     if folder is not None and path not in shipped().values():
         base = places.Base(folder, f"the folder of {Path(path).name}")
         if "sweep" in config:
             config.sweep.folder = str(folder)
     places.decide(config, base)
-    wrong = []
+    faults: list[Issue] = []
     for override in overrides:
         try:
             apply(config, override)
         except ValueError as fault:
-            wrong.append(Issue("error", "", str(fault)))
-    if wrong:
-        if "sweep" not in config:  # whose points may set what is missing here
-            wrong += [issue for issue in check.issues(config)[1] if issue.level == "error"]
-        raise Invalid(wrong)
+            faults.append(Issue("error", "", str(fault)))
+    if faults and wrong is None:
+        raise Invalid(faults)
+    if wrong is not None:
+        wrong += faults
     for section in (config, *config.tasks.values()):
         reward = section.reward
         for function in (reward.function, *reward.functions):
-            if reward.folder is None and folder and places.module_file(function, folder):
+            is_text = isinstance(function, str)  # else check.py says so
+            if (
+                reward.folder is None
+                and folder
+                and is_text
+                and places.module_file(function, folder)
+            ):
                 reward.folder = str(folder)
     return config
 
@@ -409,10 +418,12 @@ def _bare_items(text: str) -> list[str]:
 
 
 def _literal(text: str, path: str) -> Scalar:
-    """Parse an item of a list that has no items to type it by: a number, true or false, or quoted
-    text."""
+    """Parse an item of a list that has no items to type it by: a number, true or false, a name such
+    as "my_rewards:short", or quoted text."""
     if text.lower() in BOOLS:
         return BOOLS[text.lower()]
+    if re.fullmatch(r"[A-Za-z_][\w.]*(:\w+)?", text):
+        return text
     try:
         value = ast.literal_eval(text)
     except (

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import host_memory
 from g2d_jax import stages as stage_modules
-from g2d_jax.config import Online, TrainingStage
+from g2d_jax.config import Issue, Online, TrainingStage
 from g2d_jax.config import io as config_io
 from g2d_jax.config.graph import Plan, plan
 from g2d_jax.config.policy_name import own_stage
@@ -52,15 +52,17 @@ def show(
     named: ConfigDict | None = None,
     workdir: storage.PathLike | None = None,
     until: str | None = None,
+    known: Sequence[Issue] = (),
 ) -> None:
     """Print changed settings, stages, problems with their answers as parsed, and rewards of made-up
     responses.
 
     named: the config before it was changed on the command line, None for no such changes. workdir:
-    where the run would go, None for a new folder. until: the stage to stop after. Everything that
-    the run reads but weights is read, and nothing is computed on devices. Raises what the run would.
+    where the run would go, None for a new folder. until: the stage to stop after. known: errors
+    found before. Everything that the run reads but weights is read, and nothing is computed on
+    devices. Raises what the run would.
     """
-    settings, warnings = checked(config, until)
+    settings, warnings = checked(config, until, known)
     order = plan(settings)
     require_packages(settings)
     flags.check_devices()
@@ -71,7 +73,7 @@ def show(
         session.follows = None if workdir is None else place
         with closing(session), precision.used(settings.dtype):
             _show_settings(session, config, config if named is None else named)
-            warn(session, warnings)
+            warn(tracker, warnings)
             if workdir is not None:
                 require_same_run(settings, place)
             _look_ahead(session)

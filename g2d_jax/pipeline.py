@@ -69,7 +69,7 @@ def run(
     order = plan(settings)
     require_packages(settings)
     with open_session(settings, order, folder, until or "", reward, objectives or {}) as session:
-        warn(session, warnings)
+        warn(session.tracker, warnings)
         names = order.until(until)
         compile_ahead(session, names)
         if not processes.on_leader(lambda: has_begun(folder)):

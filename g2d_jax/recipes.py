@@ -194,7 +194,7 @@ def recipe(name: str, arg: str) -> ConfigDict:
 
 def own(model: str, problems: str, template: str | None, parameters: int) -> ConfigDict:
     """Build the run of G2D of a user's own model, which has so many parameters, on a source of
-    problems, which is split into train, dev and test by id hash.
+    problems, which is split into train, dev and test by id hash; nothing reads dev.
 
     template: as of tokenizer.prompt_template. None: Bridging's prompt, and only in the chat template
     of a model that has one. Below SMALL parameters batches, lengths and rates are others (`_small`).
@@ -202,8 +202,9 @@ def own(model: str, problems: str, template: str | None, parameters: int) -> Con
     config = maths(model, problems, problems)
     config.name = f"{PurePath(model).name}-g2d"
     config.data.test.update(path=config.data.train.path, split="test")
-    for split in ("train", "dev", "test"):
-        config.data[split].on_error = "raise"  # a file of the user's own, who can mend it
+    config.data.dev = settings.source("")
+    for split in ("train", "test"):
+        config.data[split].on_error = "raise"  # a file of your own, which you can fix
     if template is None:
         config.tokenizer.chat = True
     else:

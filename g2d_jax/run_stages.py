@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -57,20 +57,23 @@ Objectives = Mapping[str, Callable[[Compute], Objective]]
 """Stage -> the function that makes its loss."""
 
 
-def checked(config: ConfigDict | Config, until: str | None = None) -> tuple[Config, list[Issue]]:
+def checked(
+    config: ConfigDict | Config, until: str | None = None, known: Sequence[Issue] = ()
+) -> tuple[Config, list[Issue]]:
     """Return the settings as records, and warnings: what is wrong should show now, not after hours
     of warm-up.
 
-    until: the stage to stop after, None for all. Raises Invalid with all errors: those of
+    until: the stage to stop after, None for all. known: errors found before. Raises Invalid with all errors: those of
     config/check.py, files that are not there, reward functions that cannot be imported, policies of
     other runs that do not exist. Loads nothing.
     """
     run, found = check.issues(config, until)
-    known = {issue.path for issue in found}
-    found += [issue for issue in places.issues(to_dict(run)) if issue.path not in known]
-    known = {issue.path for issue in found}
+    found = [*known, *found]
+    paths = {issue.path for issue in found}
+    found += [issue for issue in places.issues(to_dict(run)) if issue.path not in paths]
+    paths = {issue.path for issue in found}
     for path, look in _looks(run):
-        if path in known:
+        if path in paths:
             continue
         try:
             look()
@@ -106,10 +109,10 @@ def _looks(config: Config) -> Iterator[tuple[str, Callable[[], object]]]:
                 yield f"stages.{name}.{field}", partial(require_elsewhere, policy)
 
 
-def warn(session: Session, warnings: Sequence[Issue]) -> None:
-    """Print the warnings among the issues of a run's settings."""
-    for issue in warnings:
-        session.tracker.say(f"WARNING: {issue}", "yellow")
+def warn(tracker: Tracker, warnings: Iterable[Issue]) -> None:
+    """Print the warnings among the issues of a run's settings, or a study's, each once."""
+    for text in dict.fromkeys(map(str, warnings)):
+        tracker.say(f"WARNING: {text}", "yellow")
 
 
 def require_packages(config: Config) -> None:

@@ -580,7 +580,7 @@ def test_of_the_default_pass_at_those_are_told_that_so_many_answers_tell():
     )
     pipeline.checked(made)
     with pytest.raises(
-        ValueError, match=r"pass_at has 8, and num_generations is 2: set it to \(1,\)"
+        ValueError, match=r"pass_at has 8, and num_generations is 2: leave these out"
     ):
         pipeline.checked(
             dataclasses.replace(made, stages={"evaluate": dataclasses.replace(few, pass_at=(1, 8))})
@@ -591,7 +591,7 @@ def test_of_the_default_pass_at_those_are_told_that_so_many_answers_tell():
     ("override", "message"),
     [
         ("engine.url=http://localhost:8000/v1", "kind is 'sampler', which uses no server"),
-        ("reward.model.path=FOLDER", "set reward.function to 'model'"),
+        ("reward.model.path=FOLDER", "set function to 'model'"),
         ("lora.base_dtype=bfloat16", "lora.rank is 0, which trains all"),
         ("stages.dpo.max_length=80", "preferences is the stage 'collect'"),
         (

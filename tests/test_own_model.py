@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import shutil
 from pathlib import Path
 
@@ -112,6 +113,18 @@ def test_the_config_that_it_writes_is_one_to_run(
         assert "an answer of " not in printed and "estimated" not in printed
 
 
+def test_a_config_of_a_work_directory_runs_no_code_that_lies_there(
+    folder: Path, tmp_path: Path
+) -> None:
+    values = storage.read_json(folder / "work" / "config.json")
+    values["config"]["reward"]["function"] = "beside:reward"
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    marker = tmp_path / "ran"
+    (tmp_path / "beside.py").write_text(f"open({str(marker)!r}, 'w')\ndef reward(**_): pass\n")
+    refused = g2d("run", "--config", tmp_path / "config.json", "--dry-run", status=1)
+    assert "cannot import 'beside'" in refused and not marker.exists()
+
+
 def test_a_model_without_a_chat_template_is_told_how_to_ask(folder: Path, tmp_path: Path) -> None:
     bare = ("run", "--model", folder / "bare", "--problems", folder / "problems.jsonl", *FEW)
     for other in (["--dry-run"], ["--workdir", tmp_path / "work"]):
@@ -164,5 +177,6 @@ def test_defaults_go_by_the_size_of_the_model() -> None:
         stage = config.stages.warmup
         rate, length = stage.optimizer.learning_rate, stage.sampling.max_new_tokens
         assert (stage.steps, stage.prompts_per_step, rate, length) == numbers
-        for split in ("train", "dev", "test"):
+        assert config.data.dev.path == ""  # nothing reads it
+        for split in ("train", "test"):
             assert (config.data[split].path, config.data[split].split) == ("mine.jsonl", split)

@@ -161,7 +161,7 @@ def test_collect_stages_share_the_rollouts_of_one_policy(
 def test_a_config_without_stages_and_an_unknown_stage_to_stop_at(
     config: ConfigDict, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match="stages are empty: add some"):
+    with pytest.raises(ValueError, match="stages are empty: add one"):
         graph.plan(Config.of(settings.base()))
     with pytest.raises(ValueError, match="--until=warm names no stage: the stages are sft, warmup"):
         pipeline.run(config, tmp_path, until="warm")

@@ -9,8 +9,8 @@ each section, what stages cannot read graph.py. Nothing here needs JAX, a model 
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from ml_collections import ConfigDict
 
@@ -24,12 +24,24 @@ from g2d_jax.config.stages.stage import Stage
 def issues(config: ConfigDict | Config, until: str | None = None) -> tuple[Config, list[Issue]]:
     """Return the settings as records, and all that is wrong with them.
 
-    until: the stage to stop after, None for all. An issue that may follow from another is left out:
-    one of the same section that mentions a setting with a wrong value, or what a stage reads.
+    until: the stage to stop after, None for all. An issue that follows from another is left out:
+    what does not go together counts if it holds for two valid values in place of a wrong one.
     """
+    if isinstance(config, Config):
+        run, (found, rules) = config, _look(config, until)
+        return run, [*found, *rules]
+    wrong: list[Issue] = []
+    run = Config.read(config, wrong)
+    found, rules = _look(run, until)
+    if wrong:
+        others = {issue.path for issue in _look(Config.read(config, [], other=True), until)[1]}
+        rules = [issue for issue in rules if issue.path in others]
+    return run, [*wrong, *found, *rules]
+
+
+def _look(run: Config, until: str | None) -> tuple[list[Issue], list[Issue]]:
+    """Return what stages cannot read, and what does not go together."""
     found: list[Issue] = []
-    run = config if isinstance(config, Config) else Config.read(config, found)
-    wrong = [(_home(issue.path), issue.path.rpartition(".")[2]) for issue in found]
     try:
         order = plan(run).order
         if until is not None and until not in order:
@@ -38,16 +50,17 @@ def issues(config: ConfigDict | Config, until: str | None = None) -> tuple[Confi
             )
     except Invalid as invalid:
         found += invalid.issues
-        for issue in invalid.issues:
-            wrong += [(issue.path, word) for word in ("policy", "rollouts", "steps")]
-    if ("stages", "policy") in wrong:  # without stages, or in a circle
-        return run, found
+    reading = [issue.path for issue in found]
+    if "stages" in reading:  # none, or in a circle
+        return found, []
     needs = (_needs(name, stage, run) for name, stage in run.stages.items())
-    for issue in itertools.chain(_of(run, "", run), _missing_problems(run), *needs):
-        mentioned = {(_home(issue.path), word) for word in re.findall(r"\w+", str(issue))}
-        if mentioned.isdisjoint(wrong):
-            found.append(issue)
-    return run, found
+    rules = [*_of(run, "", run), *_missing_problems(run), *itertools.chain.from_iterable(needs)]
+    silent = {f"{path}.{field}" for path in reading for field in _READING}
+    return found, [issue for issue in rules if issue.path not in silent]
+
+
+_READING = ("policy", "policies", "rollouts", "preferences", "steps", "select")
+"""The fields of a stage whose rules follow from what it reads."""
 
 
 def checked(config: ConfigDict | Config, until: str | None = None) -> Config:
@@ -59,15 +72,17 @@ def checked(config: ConfigDict | Config, until: str | None = None) -> Config:
     return run
 
 
-def _of(section: Section, at: str, run: Config) -> Iterator[Issue]:
-    """Yield the issues of a section and of all within it. at: as of `Section.issues`."""
-    yield from section.issues(at, run)
+def _of(section: Section, path: str, run: Config) -> Iterator[Issue]:
+    """Yield the issues of a section and of all within it, with their whole paths. path: of the
+    section."""
+    for issue in section.issues(run):
+        yield replace(issue, path=f"{path}.{issue.path}".strip("."))
     for name in section.hints():
         value = getattr(section, name)
         items = value if isinstance(value, Mapping) else {"": value}
         for key, item in items.items():
             if isinstance(item, Section):
-                yield from _of(item, f"{at}{name}.{key}".rstrip(".") + ".", run)
+                yield from _of(item, f"{path}.{name}.{key}".strip("."), run)
 
 
 def _needs(name: str, stage: Stage, run: Config) -> Iterator[Issue]:
@@ -103,9 +118,3 @@ def _missing_problems(run: Config) -> Iterator[Issue]:
             if readers and split == "train" and run.all_tasks[name].weight:
                 weight = setting_of(name, "weight")
                 yield error(setting, needed, f"set it{_SOURCES}, or {weight} to 0")
-
-
-def _home(path: str) -> str:
-    """Return the section that a path belongs to: "stages.warmup", "lora"."""
-    parts = path.split(".")
-    return ".".join(parts[: 2 if parts[0] in ("stages", "tasks") else 1])

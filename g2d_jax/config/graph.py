@@ -42,7 +42,9 @@ def plan(config: Config) -> Plan:
         inputs[name] = tuple(dict.fromkeys(_inputs(name, stage, stages, faults)))
     if not stages:
         faults.append(
-            error("stages", "are empty", "add some, config.stages.sft = g2d_jax.config.sft() say")
+            error(
+                "stages", "are empty", "add one, such as config.stages.sft = g2d_jax.config.sft()"
+            )
         )
     order: list[str] = []
     while len(order) < len(inputs) and not faults:

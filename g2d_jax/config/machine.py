@@ -98,13 +98,13 @@ class Logging(Section):
             return None
         return Window(match[1], int(match[2]), int(match[3]))
 
-    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+    def issues(self, run: Run) -> Iterator[Issue]:
         """Yield updates to profile that cannot be read, or do not come."""
         if self.profile is None:
             return
         if self.window is None:
             yield error(
-                f"{at}profile",
+                "profile",
                 f"is {self.profile!r}",
                 "write STAGE:START-STOP with the numbers of the first and the last update to "
                 "trace, as in warmup:3-5; the first update of a stage is 1",
@@ -113,7 +113,7 @@ class Logging(Section):
         training = [name for name, stage in run.stages.items() if stage.trains]
         if self.window.stage not in training:
             yield error(
-                f"{at}profile",
+                "profile",
                 f"is {self.profile!r}",
                 f"name a stage with updates: {', '.join(training) or 'there is none'}",
             )
@@ -122,7 +122,7 @@ class Logging(Section):
         steps = getattr(run.stages[self.window.stage], "steps", None)
         if steps is not None and self.window.last > steps:
             yield error(
-                f"{at}profile", f"is {self.profile!r}, but {self.window.stage} has {steps} updates"
+                "profile", f"is {self.profile!r}, but {self.window.stage} has {steps} updates"
             )
 
 
@@ -174,29 +174,29 @@ class Engine(Section):
         """True if a server samples."""
         return self.kind == "server"
 
-    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+    def issues(self, run: Run) -> Iterator[Issue]:
         """Yield what needs a server where there is none, and policies that never reach it."""
         if not self.is_server:
             for name in ("url", "ahead"):
                 if getattr(self, name):
                     yield error(
-                        f"{at}{name}",
+                        name,
                         "is set, and kind is 'sampler', which uses no server",
-                        f"set {at}kind to 'server', or leave it out",
+                        "set kind to 'server', or leave it out",
                     )
             return
         if self.sync == "none":
-            yield from self._never_sent(at, run)
+            yield from self._never_sent(run)
         if self.sync == "adapter" and not run.lora.rank:
-            yield error(f"{at}sync", "is 'adapter', and lora.rank is 0", "use 'folder'")
+            yield error("sync", "is 'adapter', and lora.rank is 0", "use 'folder'")
 
-    def _never_sent(self, at: str, run: Run) -> Iterator[Issue]:
+    def _never_sent(self, run: Run) -> Iterator[Issue]:
         """Yield policies to sample from that the server was not started with."""
         sampled = run.policies_sampled()
         made = [name for name in sorted(sampled) if own_stage(name) in run.stages]
         if len(sampled) > 1 or made:
             yield error(
-                f"{at}sync",
+                "sync",
                 "is 'none', so the server holds the policy that it was started with, and stages "
                 f"sample from {', '.join(sorted(sampled))}",
                 "set it to 'folder' or 'adapter'",

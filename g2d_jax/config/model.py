@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
-from g2d_jax.config.section import Bounds, Dtype, Issue, ModelPath, NonNegative, Run, Section, error
+from g2d_jax.config.section import (
+    Bounds,
+    Dtype,
+    Issue,
+    ModelPath,
+    NonNegative,
+    Positive,
+    Run,
+    Section,
+    error,
+)
 
 
 class Model(Section):
@@ -16,14 +26,14 @@ class Model(Section):
     path: ModelPath = ""
     revision: str | None = None
     family: str = "qwen2"
-    hidden_size: int = 96
-    num_hidden_layers: int = 3
-    num_attention_heads: int = 4
-    num_key_value_heads: int = 2
-    head_dim: int = 24
-    intermediate_size: int = 256
+    hidden_size: Positive = 96
+    num_hidden_layers: Positive = 3
+    num_attention_heads: Positive = 4
+    num_key_value_heads: Positive = 2
+    head_dim: Positive = 24
+    intermediate_size: Positive = 256
     tie_word_embeddings: bool = True
-    rope_theta: float = 10_000.0
+    rope_theta: Annotated[float, Bounds(above=0, below=math.inf, words="positive")] = 10_000.0
     init_std: Annotated[float, Bounds(above=0, below=math.inf, words="positive")] = 0.02
 
 
@@ -37,15 +47,17 @@ class Lora(Section):
     targets: tuple[str, ...] = ("all-linear",)
     # of the parameters that are not trained: "bfloat16" halves their memory
     base_dtype: Dtype = "float32"
-    quantise: str = ""  # of them the blocks' linear layers: "int8" or "nf4" (extra quant)
+    quantise: Literal["", "int8", "nf4"] = (
+        ""  # of them the blocks' linear layers: "int8" or "nf4" (extra quant)
+    )
 
-    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+    def issues(self, run: Run) -> Iterator[Issue]:
         """Yield settings of the parameters that are not trained where all are."""
         default = Lora()
         for name in ("quantise", "base_dtype"):
             if not self.rank and getattr(self, name) != getattr(default, name):
                 yield error(
-                    f"{at}{name}",
+                    name,
                     "is for parameters that are not trained, and lora.rank is 0, which trains all",
                     "set lora.rank too (in a recipe: lora=RANK)",
                 )

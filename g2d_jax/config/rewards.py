@@ -21,7 +21,9 @@ from g2d_jax.config.section import (
 )
 from g2d_jax.records import MOST_REWARD, AnswerRule
 
-Weight = Annotated[float, Bounds(least=-1000, most=1000, why="function has the weight 1")]
+Weight = Annotated[
+    float, Bounds(least=-1000, most=1000, why="reward.function itself has the weight 1")
+]
 
 
 class Source(Section):
@@ -127,46 +129,47 @@ class Reward(Section):
             return self.function != "model"
         return self.verifiable
 
-    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+    def issues(self, run: Run) -> Iterator[Issue]:
         """Yield a kind of rewards that the function does not give, settings of another function,
         and a model without a name."""
         knows = {"verify": "right and wrong", "model": "better and worse only"}
-        alone = not (self.is_function or self.functions)
-        if alone and self.is_verifiable != (self.function == "verify"):
+        # A sum with further functions may rank alone, though the verifier knows right and wrong.
+        ranks = bool(self.functions) and not self.is_verifiable
+        if not (self.is_function or ranks) and self.is_verifiable != (self.function == "verify"):
             yield error(
-                f"{at}verifiable",
+                "verifiable",
                 f"is {self.verifiable}, but {self.function!r} knows {knows[self.function]}",
                 "leave it unset",
             )
-        yield from self._further_issues(at)
+        yield from self._further_issues()
         if self.answers != "boxed" and self.function == "model":
             yield error(
-                f"{at}answers", "is set, and a reward model reads whole responses", "leave it out"
+                "answers", "is set, and a reward model reads whole responses", "leave it out"
             )
         if self.function != "verify" and self.decimal_places != Reward().decimal_places:
             yield error(
-                f"{at}decimal_places",
+                "decimal_places",
                 f"is for the verifier, and function is {self.function!r}",
                 "leave it out",
             )
         if self.function == "model" and not self.model.path:
             yield error(
-                f"{at}model.path",
+                "model.path",
                 "is not set",
                 "give the folder or hub id of a model with a scalar head",
             )
         if self.model.path and self.function != "model":
             yield error(
-                f"{at}model.path",
+                "model.path",
                 f"is set, and function is {self.function!r}, which uses none",
-                f"set {at}function to 'model', or leave it out",
+                "set function to 'model', or leave it out",
             )
 
-    def _further_issues(self, at: str) -> Iterator[Issue]:
+    def _further_issues(self) -> Iterator[Issue]:
         """Yield functions without a weight, and those that are named twice."""
         if len(self.functions) != len(self.weights):
             yield error(
-                f"{at}weights",
+                "weights",
                 f"has {len(self.weights)} numbers for {len(self.functions)} functions",
                 "give one for each",
             )
@@ -174,10 +177,10 @@ class Reward(Section):
         for name in self.functions:
             if name in known or self.functions.count(name) > 1:
                 yield error(
-                    f"{at}functions",
+                    "functions",
                     f"has {name!r}",
                     "name each function of yours once, and give verify, model or the function that "
-                    f"decides what is correct as {at}function",
+                    "decides what is correct as function",
                 )
                 return
 

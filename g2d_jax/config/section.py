@@ -172,6 +172,14 @@ class Hint(NamedTuple):
             return next(filter(None, map(self.items.item_fault, value)), "")
         return ""
 
+    def other_than(self, value: Any) -> Any:
+        """Return a value that the field may have and that is another one; the same if there is none
+        at hand."""
+        tried = self.choices
+        if self.kind in (int, float):
+            tried = (10**6, 1, 0.5)
+        return next((one for one in tried if one != value and not self.fault(one)), value)
+
     def item_fault(self, item: Any) -> str:
         """Say what an item of a tuple must be, "" for one that it may have."""
         if type(item) is not self.kind and (self.kind, type(item)) != (float, int):
@@ -220,10 +228,10 @@ class Section:
         if found:
             raise Invalid(found)
 
-    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+    def issues(self, run: Run) -> Iterator[Issue]:
         """Yield what in the section does not go together, or with the rest of the run's settings.
 
-        at: what stands before the names of its fields: "stages.warmup.", "" for the whole run.
+        The paths of issues begin at the section: "steps", not "stages.warmup.steps".
         """
         yield from ()
 
@@ -266,10 +274,16 @@ def record(section: type[S], values: ConfigDict, path: str = "", **fields: Any) 
 
 
 def read(
-    section: type[S], values: ConfigDict, found: list[Issue], path: str = "", **fields: Any
+    section: type[S],
+    values: ConfigDict,
+    found: list[Issue],
+    path: str = "",
+    *,
+    other: bool = False,
+    **fields: Any,
 ) -> S:
-    """Return the record of a ConfigDict that `editable` made, with defaults in place of values that
-    are wrong, which are added to `found`.
+    """Return the record of a ConfigDict that `editable` made. Values that are wrong are added to
+    `found`, and replaced by the default, or by another value that the field may have (`other`).
 
     path: the section's own, for messages. fields: records that stand in place of some of the
     values. Values that the record has no field for are left out.
@@ -280,11 +294,13 @@ def read(
             continue
         value = values[name]
         if issubclass(hint.kind, Section):
-            value = read(hint.kind, value, found, f"{prefix}{name}")
+            value = read(hint.kind, value, found, f"{prefix}{name}", other=other)
         if isinstance(value, ConfigDict):
             value = value.to_dict()
         if fault := hint.fault(value):
             found.append(error(f"{prefix}{name}", fault))
             value = getattr(section(), name)
+            if other:
+                value = hint.other_than(value)
         fields[name] = value
     return section(**fields)

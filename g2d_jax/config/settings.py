@@ -80,15 +80,16 @@ class Config(Section):
         return made
 
     @classmethod
-    def read(cls, config: ConfigDict, found: list[Issue]) -> Config:
-        """Return the same with defaults in place of wrong values, which are added to `found`."""
+    def read(cls, config: ConfigDict, found: list[Issue], *, other: bool = False) -> Config:
+        """Return the same with valid values in place of wrong ones: see `section.read`."""
         tasks = {}
         for name, task in config.tasks.items():
-            tasks[name] = read(Task, task, found, f"tasks.{name}")
+            tasks[name] = read(Task, task, found, f"tasks.{name}", other=other)
         stages = {}
         for name, stage in config.stages.items():
-            stages[name] = read(STAGES[stage.kind], stage, found, f"stages.{name}")
-        return read(cls, config, found, tasks=tasks, stages=stages)
+            kind = STAGES[stage.kind]
+            stages[name] = read(kind, stage, found, f"stages.{name}", other=other)
+        return read(cls, config, found, other=other, tasks=tasks, stages=stages)
 
     @cached_property
     def all_tasks(self) -> dict[str, Task]:
@@ -136,7 +137,7 @@ class Config(Section):
         """Return the stages of a kind by name."""
         return {name: stage for name, stage in self.stages.items() if isinstance(stage, kind)}
 
-    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+    def issues(self, run: Run) -> Iterator[Issue]:
         """Yield what whole sections do not allow each other."""
         for section, names in (("stages", self.stages), ("tasks", self.tasks)):
             for name in names:

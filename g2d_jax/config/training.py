@@ -44,28 +44,28 @@ class Optimizer(Section):
     weight_decay: NotNegativeFloat = 0.0
     max_grad_norm: NotNegativeFloat = 1.0  # L2 over all parameters; 0: no clipping
 
-    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+    def issues(self, run: Run) -> Iterator[Issue]:
         """Yield settings of what the optimiser or schedule does not have, and learning rates that
         change nothing or everything."""
         rate = self.learning_rate
         if rate == 0:
-            yield warning(f"{at}learning_rate", "is 0: the stage trains nothing")
+            yield warning("learning_rate", "is 0: the stage trains nothing")
         if rate > HIGHEST_RATE:
             yield warning(
-                f"{at}learning_rate",
+                "learning_rate",
                 f"is {rate:g}, and every update moves each parameter by about that much, which "
                 "ruins a model",
                 "try 1e-6 for all parameters, 1e-5 for adapters, 1e-4 to 1e-3 for a tiny model",
             )
         if self.min_lr_ratio and self.schedule == "constant":
             yield error(
-                f"{at}min_lr_ratio",
+                "min_lr_ratio",
                 f"is {self.min_lr_ratio}, and the learning rate is constant",
                 "set schedule to 'linear' or 'cosine'",
             )
         if self.kind == "adafactor" and self.moment_dtype != "float32":
             yield error(
-                f"{at}moment_dtype",
+                "moment_dtype",
                 "is for AdamW's moments, and Adafactor has none of that size",
                 "leave it at float32",
             )
@@ -80,10 +80,10 @@ class Sampling(Section):
     top_k: NonNegative = 0
     stop: tuple[str, ...] = ()  # texts that end a response, beside the tokenizer's stop tokens
 
-    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+    def issues(self, run: Run) -> Iterator[Issue]:
         """Yield stop strings that cannot end a response."""
         if fault := stop_fault(self.stop):
-            yield error(f"{at}stop", fault)
+            yield error("stop", fault)
 
     def answers(self, count: int) -> int:
         """Return how many of `count` responses to a prompt are sampled: of greedy ones, which are

@@ -305,7 +305,7 @@ def procedural(source: Source) -> tuple[arithmetic.Task, int]:
             f"unknown procedural task {source.path!r}: there are {', '.join(arithmetic.TASKS)}"
         )
     if source.limit is None:
-        raise ValueError(f"{source.path} has no end: say with limit how many to take")
+        raise ValueError(f"{source.path} has no end: set limit to how many to take")
     return task, source.limit
 
 

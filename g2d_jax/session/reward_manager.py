@@ -188,6 +188,8 @@ class RewardManager:
         reward = self.rewards[task]
         if not reward.functions:
             return list(scores)
+        own = self._own_of(task)
+        main = reward.function if own is None else getattr(own, "__name__", "reward")
         weights = dict(zip(reward.functions, reward.weights, strict=True))
         weighted = []
         for score, row in zip(scores, parts, strict=True):
@@ -195,7 +197,7 @@ class RewardManager:
             if total is not None:
                 total += sum(weight * (row[name] or 0.0) for name, weight in weights.items())
                 verdict = verdict if reward.is_verifiable else Verdict.SCORED
-            named = {reward.function: score.reward, **row}
+            named = {main: score.reward, **row}
             weighted.append(Score(total, verdict, score.answer, named))
         return weighted
 

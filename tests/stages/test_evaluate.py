@@ -108,7 +108,7 @@ def test_greedy_answers_are_one(config, tmp_path, opened):
         assert sum(entry["verdicts"].values()) == result["problems"]
     stage.pass_at = (1, 4)
     with pytest.raises(
-        ValueError, match=r"at sampling\.temperature 0, which gives one answer: set"
+        ValueError, match=r"at sampling\.temperature 0, which gives one answer: leave"
     ):
         check.checked(config)
 

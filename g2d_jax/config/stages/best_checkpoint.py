@@ -51,14 +51,14 @@ class BestCheckpoint(Stage):
         """Say that it chooses the step itself."""
         return f"a best_checkpoint stage chooses the step: leave out @{step}"
 
-    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+    def issues(self, run: Run) -> Iterator[Issue]:
         """Yield a policy that no stage here trains, and steps that it does not keep."""
-        yield from super().issues(at, run)
-        yield from one_answer(at, self.num_generations, self.sampling)
+        yield from super().issues(run)
+        yield from one_answer(self.num_generations, self.sampling)
         source = run.stages.get(self.policy)
         if source is None or not source.trains:
             yield error(
-                f"{at}policy",
+                "policy",
                 f"is {self.policy!r}",
                 "name a stage of this run that trains, without a step; `steps` says which",
             )
@@ -67,10 +67,10 @@ class BestCheckpoint(Stage):
         unknown = sorted({*self.steps} - {*kept})
         if unknown:
             listed = ", ".join(map(str, kept)) or "its last step alone"
-            yield error(f"{at}steps", f"has {unknown[0]}, but {self.policy} keeps {listed}")
-        elif self.steps and isinstance(source, Online) and source.stop != "steps":
+            yield error("steps", f"has {unknown[0]}, but {self.policy} keeps {listed}")
+        if self.steps and isinstance(source, Online) and source.stop != "steps":
             yield error(
-                f"{at}steps",
+                "steps",
                 f"is {self.steps}, but {self.policy} may end before",
                 "leave it at () for all",
             )

@@ -73,91 +73,93 @@ class Collect(Stage):
         """Return the policy that it draws from."""
         return {self.policy} if self.rollouts == "sample" else set()
 
-    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+    def issues(self, run: Run) -> Iterator[Issue]:
         """Yield settings that cannot work together, and rollouts of nothing, of another policy, or
         without the entropies that `select` needs."""
-        yield from super().issues(at, run)
-        yield from columns_issues(at, self.columns, self.rollouts)
+        yield from super().issues(run)
+        yield from columns_issues(self.columns, self.rollouts)
         if not 0 <= self.min_pass_rate <= self.max_pass_rate <= 1:
             yield error(
-                f"{at}min_pass_rate",
+                "min_pass_rate",
                 f"and max_pass_rate are {self.min_pass_rate} and {self.max_pass_rate}",
                 "give a window within 0 to 1",
             )
         elif self.needs_pass_rates:
-            yield from pass_rate_issues(f"{at}min_pass_rate", run)
+            yield from pass_rate_issues("min_pass_rate", run)
         if self.rollouts == "sample":
-            yield from self._sampling_issues(at)
+            yield from self._sampling_issues()
         elif self.rollouts == "archive":
-            yield from self._archive_issues(at, run.stages)
+            yield from self._archive_issues(run.stages)
         elif self.rollouts in run.stages:
-            yield from self._rollout_issues(at, run.stages[self.rollouts])
+            yield from self._rollout_issues(run.stages[self.rollouts])
         if self.select in ("uncertain", "confident"):
-            yield from self._select_issues(at, run)
+            yield from self._select_issues(run)
 
-    def _sampling_issues(self, at: str) -> Iterator[Issue]:
+    def _sampling_issues(self) -> Iterator[Issue]:
         """Yield sampling that no pair can come from."""
         if self.num_generations < 2:
             yield error(
-                f"{at}num_generations",
+                "num_generations",
                 f"is {self.num_generations}, and a preference pair takes two responses to a prompt",
                 "set it to 2 or more, 8 say",
             )
         if not self.sampling.temperature:
             yield error(
-                f"{at}sampling.temperature",
+                "sampling.temperature",
                 "is 0, and greedy responses to a prompt are all the same, which gives no pair",
                 "set it above 0",
             )
 
-    def _rollout_issues(self, at: str, other: Stage) -> Iterator[Issue]:
+    def _rollout_issues(self, other: Stage) -> Iterator[Issue]:
         """Yield another stage whose rollouts cannot be taken."""
         if not isinstance(other, Collect):
             yield error(
-                f"{at}rollouts",
+                "rollouts",
                 f"is {self.rollouts!r}, which is no collect stage",
                 f'for those of an online stage: rollouts="archive" with policy={self.rollouts!r}',
             )
         elif other.policy != self.policy:
             yield error(
-                f"{at}policy",
+                "policy",
                 f"is {self.policy!r}, and the rollouts of {self.rollouts!r} are those of "
                 f"{other.policy!r}",
                 "make both the same",
             )
 
-    def _archive_issues(self, at: str, stages: Stages) -> Iterator[Issue]:
+    def _archive_issues(self, stages: Stages) -> Iterator[Issue]:
         """Yield an archive of no stage, or of no steps."""
         source = PolicyName.parse(self.policy)
         online = stages.get(source.own_stage)
         if not isinstance(online, Online):
             yield error(
-                f"{at}policy",
+                "policy",
                 f'is {self.policy!r}, and rollouts="archive" needs an online stage of this run',
             )
         # Before the first update no rollouts were sampled: an archive of 0 steps is empty.
         elif 0 in (source.number, online.steps):
             yield error(
-                f"{at}rollouts",
+                "rollouts",
                 f'is "archive", and there is none before {self.policy!r}, which is at step 0',
                 "use sample",
             )
 
-    def _select_issues(self, at: str, run: Run) -> Iterator[Issue]:
+    def _select_issues(self, run: Run) -> Iterator[Issue]:
         """Yield a choice among pairs that is none, or that lacks the entropies."""
         if self.max_pairs is None:
             yield error(
-                f"{at}select",
+                "select",
                 f"is {self.select!r}, which chooses among pairs",
                 'set max_pairs to how many, or select="all"',
             )
-        origin = run.stages[rollout_origin(at.split(".")[1], run.stages)]
+        origin: Stage = self
+        while isinstance(origin, Collect) and (other := origin.rollout_source(run.stages)):
+            origin = run.stages[other]
         if isinstance(origin, Collect) and origin.rollouts == "archive":
             origin = run.stages.get(own_stage(origin.policy), origin)
         read = getattr(origin, "rollouts", "sample")
         if run.engine.is_server or read not in ("sample", "archive"):
             yield error(
-                f"{at}select",
+                "select",
                 f"is {self.select!r}, which needs token entropies, and "
                 f"{'a server' if run.engine.is_server else read} gives none",
                 "use all or random",

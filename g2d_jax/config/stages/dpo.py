@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from g2d_jax.config.section import Bounds, Issue, NotNegativeFloat, Run, Section, error, warning
+from g2d_jax.config.section import Bounds, Issue, NotNegativeFloat, Section, error, warning
 from g2d_jax.config.stages.stage import unread
 
 DPOLossType = Literal["sigmoid", "sigmoid_norm", "ipo", "simpo"]
@@ -26,23 +26,20 @@ class DPOLoss(Section):
         """True if the loss compares the policy with a reference."""
         return self.loss_type != "simpo"
 
-    def issues(self, at: str, run: Run) -> Iterator[Issue]:
-        """Yield settings that the loss does not have."""
-        yield from super().issues(at, run)
+    def loss_issues(self) -> Iterator[Issue]:
+        """Yield settings that the loss does not have, and a beta for another kind of loss."""
         if self.loss_type == "ipo" and self.label_smoothing:
-            yield error(
-                f"{at}label_smoothing", "is for the sigmoid losses", "leave it at 0 with 'ipo'"
-            )
+            yield error("label_smoothing", "is for the sigmoid losses", "leave it at 0 with 'ipo'")
         if self.loss_type in ("sigmoid_norm", "simpo") and self.beta < 1:
             yield warning(
-                f"{at}beta",
+                "beta",
                 f"is {self.beta:g}, a value for log-probabilities summed over tokens, and "
                 f"{self.loss_type!r} takes their means",
                 "try 2 to 2.5 as SimPO (arXiv 2405.14734), 5 as Tulu 3 for DPO normalised by "
                 "length (arXiv 2411.15124)",
             )
         if self.loss_type != "simpo" and self.simpo_gamma != DPOLoss().simpo_gamma:
-            yield unread(f"{at}simpo_gamma", f"loss_type={self.loss_type!r}")
+            yield unread("simpo_gamma", f"loss_type={self.loss_type!r}")
 
 
 class OnlineDPO(DPOLoss):

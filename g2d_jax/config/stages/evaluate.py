@@ -43,21 +43,21 @@ class Evaluate(Stage):
         """Return the policies that it compares."""
         return {*self.policies}
 
-    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+    def issues(self, run: Run) -> Iterator[Issue]:
         """Yield an evaluation of nothing, and a pass@k of more answers than are sampled, unless it
         is the default."""
-        yield from super().issues(at, run)
-        yield from one_answer(at, self.num_generations, self.sampling)
+        yield from super().issues(run)
+        yield from one_answer(self.num_generations, self.sampling)
         if not self.policies:
-            yield error(f"{at}policies", "is empty", "name at least one policy")
+            yield error("policies", "is empty", "name at least one policy")
         is_greedy = not self.sampling.temperature
         many = [k for k in self.pass_at if k not in self.told_at]
         if many and self.pass_at != Evaluate().pass_at:
             yield error(
-                f"{at}pass_at",
+                "pass_at",
                 f"has {many[0]}, and num_generations is {self.num_generations}"
                 f"{', at sampling.temperature 0, which gives one answer' * is_greedy}",
-                f"set it to {self.told_at}, or num_generations to {max(many)} or more"
+                f"leave these out, or set num_generations to {max(many)} or more"
                 f"{' and a temperature above 0' * is_greedy}",
             )
 

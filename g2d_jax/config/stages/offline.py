@@ -60,19 +60,18 @@ class Offline(DPOLoss, TrainingStage):
         refusal = f"is neither a collect stage ({collecting}) nor hub:owner/name, and {{error}}"
         return (NeededFiles("preferences", self.preferences, refusal),)
 
-    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+    def issues(self, run: Run) -> Iterator[Issue]:
         """Yield a stage that collects no pairs, and settings for pairs from a file."""
-        yield from super().issues(at, run)
+        yield from super().issues(run)
+        yield from self.loss_issues()
         source = run.stages.get(self.preferences)
         if source is not None and source.kind != "collect":
-            yield error(
-                f"{at}preferences", f"is {self.preferences!r}, a stage that collects no pairs"
-            )
+            yield error("preferences", f"is {self.preferences!r}, a stage that collects no pairs")
             return
         for name in ("max_length", "on_error"):
             if source is not None and getattr(self, name) != getattr(Offline(), name):
                 yield error(
-                    f"{at}{name}",
+                    name,
                     "is for a set of pairs from a file, and preferences is the stage "
                     f"{self.preferences!r}",
                     "leave it unset",

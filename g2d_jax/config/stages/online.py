@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated, Literal, assert_never
 
 from g2d_jax.config.build import stage_of
@@ -68,16 +68,16 @@ class Difficulty(Section):
         """The lowest and the highest pass rate."""
         return self.min_pass_rate, self.max_pass_rate
 
-    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+    def issues(self, run: Run) -> Iterator[Issue]:
         """Yield a window that is none."""
         if not 0 <= self.min_pass_rate <= self.max_pass_rate <= 1:
             yield error(
-                f"{at}min_pass_rate",
+                "min_pass_rate",
                 f"and max_pass_rate are {self.min_pass_rate} and {self.max_pass_rate}",
                 "give a window within 0 to 1",
             )
         elif self.window != (0, 1):
-            yield from pass_rate_issues(f"{at}min_pass_rate", run)
+            yield from pass_rate_issues("min_pass_rate", run)
 
 
 OF_GRPO = (
@@ -215,189 +215,190 @@ class Online(TrainingStage):
         """Whether earlier results decide which prompts are drawn."""
         return bool(self.drop_solved.after) or self.difficulty.window != (0, 1)
 
-    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+    def issues(self, run: Run) -> Iterator[Issue]:
         """Yield settings that cannot work together, or that change nothing."""
-        yield from super().issues(at, run)
+        yield from super().issues(run)
         if not self.sampling.temperature > 0:
             yield error(
-                f"{at}sampling.temperature",
+                "sampling.temperature",
                 "must be above 0: greedy responses to a prompt are all the same",
             )
         if self.reference_sync and not self.compares:
             yield error(
-                f"{at}reference_sync",
+                "reference_sync",
                 "is set, and the loss has no reference: GRPO has one in its KL term only, SimPO "
                 "has none",
-                f"set {at}beta too, or leave it off",
+                "set beta too, or leave it off",
             )
-        yield from self._step_issues(at)
-        yield from self._filter_issues(at, run)
-        yield from self._window_issues(at, run)
-        yield from columns_issues(at, self.columns, self.rollouts)
+        yield from self._step_issues()
+        yield from self._filter_issues(run)
+        yield from self._window_issues(run)
+        yield from columns_issues(self.columns, self.rollouts)
         if self.rollouts != "sample":
-            yield from self._dump_issues(at)
-        yield from self._loss_issues(at)
+            yield from self._dump_issues()
+        yield from self._loss_issues()
         if self.has_ratio:
-            yield from self._ratio_issues(at, run)
+            yield from self._ratio_issues(run)
 
-    def _step_issues(self, at: str) -> Iterator[Issue]:
+    def _step_issues(self) -> Iterator[Issue]:
         """Warn of settings for steps that do not come."""
         beyond = [step for step in self.keep if step > self.steps]
         if self.steps and beyond:
-            yield warning(
-                f"{at}keep", f"has {beyond[0]}, and the stage ends with step {self.steps}"
-            )
+            yield warning("keep", f"has {beyond[0]}, and the stage ends with step {self.steps}")
         if self.stop == "budget" and self.optimizer.schedule != "constant":
             yield warning(
-                f"{at}optimizer.schedule",
+                "optimizer.schedule",
                 f"is {self.optimizer.schedule!r}, which decays over all {self.steps} steps, and "
                 "the budget may end the stage long before",
                 "set steps to about what the budget pays for, or schedule to 'constant'",
             )
         if 0 < self.steps <= self.sync_every and self.sync_every > self.num_iterations:
             yield warning(
-                f"{at}sync_every",
+                "sync_every",
                 f"is {self.sync_every}, and the stage has {self.steps} steps: all its responses "
                 "are sampled from the policy that it begins with, which is offline",
                 "set a smaller sync_every, or more steps",
             )
 
-    def _filter_issues(self, at: str, run: Run) -> Iterator[Issue]:
+    def _filter_issues(self, run: Run) -> Iterator[Issue]:
         """Yield a rest that no prompt takes, and filters that change the ratio of tasks."""
         if self.drop_solved.revisit and not self.drop_solved.after:
             yield error(
-                f"{at}drop_solved.revisit",
+                "drop_solved.revisit",
                 "is how long a solved prompt rests, and drop_solved.after is 0, so none does",
                 "set that too",
             )
         if run.tasks and self.filters:
             yield error(
-                at.rstrip("."),
+                "",
                 "skips prompts by dynamic_sampling, drop_solved or difficulty and takes others, of "
                 "any task, which changes the ratio of the tasks of a mixed run",
                 "leave them off",
             )
 
-    def _window_issues(self, at: str, run: Run) -> Iterator[Issue]:
+    def _window_issues(self, run: Run) -> Iterator[Issue]:
         """Yield settings that do not fit between two synchronisations."""
         every = self.sync_every
         if every % self.num_iterations:
             yield error(
-                f"{at}sync_every",
+                "sync_every",
                 f"is {every} updates, so a batch cannot serve num_iterations={self.num_iterations}",
                 "make sync_every a multiple of num_iterations",
             )
         if self.stop == "budget" and every != 1:
             yield error(
-                f"{at}sync_every",
+                "sync_every",
                 f"is {every}, and stop='budget' ends between steps whose rollouts are paid for "
                 "already",
                 "use sync_every=1 or stop='steps'",
             )
         if self.stop == "budget" and not self.budget.amount > 0:
-            yield error(f"{at}budget.amount", f"must be positive, got {self.budget.amount:g}")
+            yield error("budget.amount", f"must be positive, got {self.budget.amount:g}")
         if self.stop == "steps" and self.budget.amount:
             yield error(
-                f"{at}budget.amount",
+                "budget.amount",
                 f"is {self.budget.amount:g}, and stop is 'steps'",
                 "set stop to 'budget', or leave the amount at 0",
             )
         if not every and self.targeted:
             yield error(
-                f"{at}sync_every",
+                "sync_every",
                 "is 0, which chooses all prompts before any is seen: drop_solved and difficulty "
                 "need another value",
             )
         if self.never_synchronises and run.engine.ahead:
             yield error(
-                f"{at}sync_every",
+                "sync_every",
                 "is 0, which samples all responses before the first update, and engine.ahead is 1",
                 "set sync_every from 2 on, or engine.ahead to 0",
             )
         if every == 1 and run.engine.is_server:
             yield error(
-                f"{at}sync_every",
+                "sync_every",
                 "is 1, which loads weights into the server for every update",
                 "set it to 0 or from 2 on, 10 say, or engine.kind to 'sampler'",
             )
 
-    def _dump_issues(self, at: str) -> Iterator[Issue]:
+    def _dump_issues(self) -> Iterator[Issue]:
         """Yield settings of sampling where the groups are those of a dump."""
         without = f"and rollouts={self.rollouts!r} samples nothing"
         if self.sync_every != self.num_iterations:
             yield error(
-                f"{at}sync_every",
+                "sync_every",
                 f"is {self.sync_every}, {without}",
                 "set it to num_iterations",
             )
         if self.filters:
             yield error(
-                at.rstrip("."),
+                "",
                 f"skips prompts, {without} in their place",
                 "leave dynamic_sampling, drop_solved and difficulty",
             )
         if self.stream:
-            yield error(f"{at}stream", f"is set, {without}", "leave it unset")
+            yield error("stream", f"is set, {without}", "leave it unset")
 
-    def _loss_issues(self, at: str) -> Iterator[Issue]:
+    def _loss_issues(self) -> Iterator[Issue]:
         """Yield settings of another loss: as errors where they would change the result, else as
         warnings, for a study may vary `loss` alone."""
         loss, default = f"loss={self.loss!r}", Online()
         if self.loss != "group_dpo" and self.grpo_coef:
             yield error(
-                f"{at}grpo_coef",
+                "grpo_coef",
                 f"weighs GRPO in addition to group_dpo, and the stage has {loss}",
                 "leave it at 0",
             )
-        if not self.is_preference_loss:
+        if self.is_preference_loss:
+            for issue in self.dpo.loss_issues():
+                yield replace(issue, path=f"dpo.{issue.path}")
+        else:
             for name, value in default.dpo.to_dict().items():
                 if getattr(self.dpo, name) != value:
-                    yield unread(f"{at}dpo.{name}", loss)
+                    yield unread(f"dpo.{name}", loss)
         if self.has_ratio:
             return
         for name in ("beta", "importance_cap", "overlong_buffer"):
             if getattr(self, name):
                 meant = name == "beta" and self.is_preference_loss
                 yield error(
-                    f"{at}{name}",
+                    name,
                     f"is for GRPO, and the stage has {loss}",
                     f"leave it at 0{'; did you mean dpo.beta?' * meant}",
                 )
         for name in OF_GRPO:
             if getattr(self, name) != getattr(default, name):
-                yield unread(f"{at}{name}", loss)
+                yield unread(name, loss)
 
-    def _ratio_issues(self, at: str, run: Run) -> Iterator[Issue]:
+    def _ratio_issues(self, run: Run) -> Iterator[Issue]:
         """Yield what GRPO's ratio of policies, or a group's shared forward pass, does not allow."""
         for name, off in (("top_p", 1), ("top_k", 0)):
             if getattr(self.sampling, name) != off:
                 yield error(
-                    f"{at}sampling.{name}",
+                    f"sampling.{name}",
                     "is set, and a GRPO loss compares the trained policy with the distribution "
                     "that was sampled from, which filters change",
                     f"leave it at {off}",
                 )
         if self.loss == "group_dpo" and self.sampling.temperature != 1:
             yield error(
-                f"{at}sampling.temperature",
+                "sampling.temperature",
                 "must be 1: GroupDPO and GRPO share one forward pass at temperature 1",
             )
         if self.overlong_buffer > self.sampling.max_new_tokens:
             yield error(
-                f"{at}overlong_buffer",
+                "overlong_buffer",
                 "is a part of sampling.max_new_tokens and cannot be larger",
             )
         if run.engine.is_server and not self.importance_cap:
             yield error(
-                f"{at}importance_cap",
+                "importance_cap",
                 "is 0, and the server's arithmetic is not the trainer's: GRPO weighs each token by "
                 "the ratio of their probabilities",
                 "set it to 2, say",
             )
         if self.sync_every == 1:
-            yield from self._on_policy_issues(at)
+            yield from self._on_policy_issues()
 
-    def _on_policy_issues(self, at: str) -> Iterator[Issue]:
+    def _on_policy_issues(self) -> Iterator[Issue]:
         """Warn of settings of the ratio that change no gradient, since one update a batch, by the
         policy that sampled, has a ratio of 1.
 
@@ -412,9 +413,9 @@ class Online(TrainingStage):
         remedy = "raise num_iterations and sync_every, or sync_every alone"
         for name in names:
             if getattr(self, name) != getattr(Online(), name):
-                yield warning(f"{at}{name}", without, remedy)
+                yield warning(name, without, remedy)
         if self.loss_type == "cispo":
-            yield warning(f"{at}loss_type", f"'cispo' instead of 'dapo' {without}", remedy)
+            yield warning("loss_type", f"'cispo' instead of 'dapo' {without}", remedy)
 
     def splits_read(self) -> tuple[str, ...]:
         """Return train."""
@@ -438,11 +439,11 @@ class Online(TrainingStage):
 online = stage_of(Online)
 
 
-def columns_issues(at: str, columns: Mapping[str, str], rollouts: str) -> Iterator[Issue]:
+def columns_issues(columns: Mapping[str, str], rollouts: str) -> Iterator[Issue]:
     """Yield names of columns where no dump is read."""
     if columns and rollouts in ("sample", "archive"):
         yield error(
-            f"{at}columns", f"are those of a dump, and rollouts is {rollouts!r}", "leave it empty"
+            "columns", f"are those of a dump, and rollouts is {rollouts!r}", "leave it empty"
         )
 
 

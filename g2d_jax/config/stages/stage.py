@@ -100,21 +100,6 @@ class Stage(Section):
         return set()
 
     @property
-    def filters(self) -> bool:
-        """True if other prompts take the place of some that are skipped."""
-        return False
-
-    @property
-    def needs_pass_rates(self) -> bool:
-        """True if prompts are taken by their pass rate."""
-        return False
-
-    @property
-    def never_synchronises(self) -> bool:
-        """True if it samples for all of its updates at once."""
-        return False
-
-    @property
     def has_fixed_reference(self) -> bool:
         """True if a reference that stays the same lies beside the policy while it samples."""
         return False
@@ -149,14 +134,14 @@ class TrainingStage(Stage):
         `prompt`."""
         return prompt + max((sampling.max_new_tokens for sampling in self.samplings()), default=0)
 
-    def issues(self, at: str, run: Run) -> Iterator[Issue]:
+    def issues(self, run: Run) -> Iterator[Issue]:
         """Yield a learning rate that would only rise, where settings say how many updates come."""
-        yield from super().issues(at, run)
+        yield from super().issues(run)
         steps = getattr(self, "steps", 0)
         warmup = self.optimizer.warmup_steps
         if steps and warmup >= steps:
             yield error(
-                f"{at}optimizer.warmup_steps",
+                "optimizer.warmup_steps",
                 f"is {warmup}, and steps is {steps}",
                 "warm up for fewer updates than there are",
             )
@@ -172,11 +157,11 @@ def pass_rate_issues(path: str, run: Run) -> Iterator[Issue]:
         )
 
 
-def one_answer(at: str, count: int, sampling: Sampling) -> Iterator[Issue]:
+def one_answer(count: int, sampling: Sampling) -> Iterator[Issue]:
     """Warn of several greedy answers to a problem, which are all the same."""
     if sampling.answers(count) < count:
         yield warning(
-            f"{at}num_generations",
+            "num_generations",
             f"is {count}, and sampling.temperature is 0, at which all answers to a problem are the "
             "same: one is sampled",
         )
