@@ -13,6 +13,7 @@ from g2d_jax.config.section import (
     Issue,
     ModelPath,
     NotNegativeFloat,
+    OnError,
     Positive,
     ProblemsPath,
     Run,
@@ -37,7 +38,7 @@ class Source(Section):
     split: Literal["", "train", "dev", "test"] = ""
     limit: Positive | None = None  # the first so many
     fields: Mapping[str, str] = field(default_factory=dict)
-    on_error: Literal["raise", "skip"] = "raise"
+    on_error: OnError = "raise"
 
 
 class Data(Section):

@@ -88,6 +88,9 @@ Split = Literal["dev", "test"]
 Tokens = Literal["generated", "prefilled", "scored", "trained", "tokens"]
 Measure = Literal[Tokens, "flops", "seconds", "device_seconds", "verifier_cpu_seconds"]
 
+OnError = Literal["raise", "skip"]
+"""Broken rows of a set: at most 5 %, or any share."""
+
 NotNegativeFloat = Annotated[float, Bounds(least=0, below=math.inf)]
 
 # Of servers that are asked: beyond these a run would hang, or take all connections of this machine,

@@ -103,7 +103,7 @@ def external_batches(session: Session, name: str, stage: Online) -> ExternalBatc
         return None
     groups: ExternalGroups = []
     size = stage.num_generations
-    for same in read(session, stage.rollouts, stage.columns):
+    for same in read(session, stage.rollouts, stage.columns, stage.on_error):
         _refuse_unfit(session, stage, same)
         if len(same) % size:
             raise ValueError(
@@ -131,30 +131,37 @@ def external_batches(session: Session, name: str, stage: Online) -> ExternalBatc
 
 
 def external_groups(
-    session: Session, path: str, shard: epath.Path, columns: Mapping[str, str] | None = None
+    session: Session,
+    path: str,
+    shard: epath.Path,
+    columns: Mapping[str, str] | None = None,
+    on_error: str = "raise",
 ) -> tuple[Draws, Groups]:
     """Read and score files of responses, grouped by prompt; verdicts are kept like our own.
-    columns: as of `read_dump`.
+    columns: as of `read_dump`. on_error: as of `LoadReport`.
 
     A row's reward counts as given (null: unscorable). Without one the response is scored against
     the row's answer, or the answer of the same problem in data.train. Prompts of dev and test are
     refused. Log-probabilities are NaN where a row has none. Raises ValueError naming file and
     line of a broken row.
     """
-    groups = read_groups(session, path, columns)
+    groups = read_groups(session, path, columns, on_error)
     draws = draw_once(group[0].problem for group in groups)
     return draws, _stored(session, draws, groups, shard).groups
 
 
 def read_groups(
-    session: Session, path: str, columns: Mapping[str, str] | None = None
+    session: Session,
+    path: str,
+    columns: Mapping[str, str] | None = None,
+    on_error: str = "raise",
 ) -> ExternalGroups:
     """Read rows by prompt, those of all steps together, to make pairs of.
 
     Raises ValueError as `read`, and where no prompt has two responses.
     """
     by_prompt: dict[str, list[ExternalRow]] = {}
-    for group in read(session, path, columns):
+    for group in read(session, path, columns, on_error):
         by_prompt.setdefault(group[0].problem.id, []).extend(group)
     if max(map(len, by_prompt.values())) < 2:
         raise ValueError(
@@ -165,9 +172,15 @@ def read_groups(
     return list(by_prompt.values())
 
 
-def read(session: Session, path: str, columns: Mapping[str, str] | None = None) -> ExternalGroups:
-    """Read rows grouped by step and prompt, see `by_step`. Raises ValueError naming file and line
-    of a broken row.
+def read(
+    session: Session,
+    path: str,
+    columns: Mapping[str, str] | None = None,
+    on_error: str = "raise",
+) -> ExternalGroups:
+    """Read rows grouped by step and prompt, see `by_step`. on_error: as of `LoadReport`.
+
+    Raises ValueError naming file and line of a broken row.
 
     Logs how many rows are left out with their problems, and how many differ from what the template
     and tokenizer here give.
@@ -177,7 +190,7 @@ def read(session: Session, path: str, columns: Mapping[str, str] | None = None) 
     firsts: dict[str, ExternalRow] = {}
     counts: Counter[str] = Counter()
     groups: ExternalGroups = []
-    report = LoadReport(path)
+    report = LoadReport(path, on_error)
     rows = by_step(read_dump(path, columns, report))
     report.require_usable(rows)
     tell("rollouts", report, session.say_once, session.tokenizer.template)

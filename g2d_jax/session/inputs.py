@@ -326,7 +326,7 @@ def _rows_of_dump(
     from g2d_jax.data.distinct import LoadReport
     from g2d_jax.data.dumps import by_step, read_dump
 
-    return contents.rollouts(by_step(read_dump(path, dict(columns), LoadReport(path))))
+    return contents.rollouts(by_step(read_dump(path, dict(columns), LoadReport(path, "skip"))))
 
 
 def _checkpoint(policy: str) -> Content:

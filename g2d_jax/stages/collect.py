@@ -113,7 +113,7 @@ def alerts_ahead(session: Session, name: str, stage: Collect) -> list[alerts.Ale
         return _sampling_alerts(session, stage)
     if stage.rollouts in ("archive", *session.config.stages):
         return []
-    groups = read_groups(session, stage.rollouts, stage.columns)
+    groups = read_groups(session, stage.rollouts, stage.columns, stage.on_error)
     show_rollout(session, name, stage.rollouts, groups)
     return _position_alerts(session, itertools.chain.from_iterable(groups))
 
@@ -162,7 +162,9 @@ def rollouts_of(session: Session, name: str, cost: Cost) -> tuple[Draws, Groups]
     if stage.rollouts == "archive":
         return _archive(session, stage)
     if stage.rollouts != "sample":
-        return external_groups(session, stage.rollouts, folder / "external.parquet", stage.columns)
+        return external_groups(
+            session, stage.rollouts, folder / "external.parquet", stage.columns, stage.on_error
+        )
     if origin == name and not storage.finished(session.folders[name]):
         return _sample(session, name, stage, cost)
     draws = _draws(session, origin, stage)

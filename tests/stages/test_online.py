@@ -263,7 +263,7 @@ def test_settings_of_sampling_are_refused_beside_a_dump(warmup, changes, message
 
 def test_columns_without_a_dump_are_refused(warmup):
     warmup.stages.warmup.columns = {"reward": "accuracy"}
-    with pytest.raises(ValueError, match="columns are those of a dump, and rollouts is 'sample'"):
+    with pytest.raises(ValueError, match="columns is for a dump, and rollouts is 'sample'"):
         check.checked(warmup)
 
 

@@ -89,6 +89,21 @@ def test_every_set_is_shown_with_what_is_left_out_and_an_example(several, tmp_pa
     assert said.count(begins) >= 3
 
 
+def test_broken_rows_of_recorded_rollouts_are_left_out_where_a_setting_allows_it(
+    several, tmp_path, capsys
+):
+    only(several, "collect")
+    with open(tmp_path / "dump.jsonl", "a") as file:
+        file.write('{"prompt": "Add 5?"}\n' * 4)
+    with pytest.raises(ValueError, match=r'Of 8 rows 4 are broken, .* on_error="skip"'):
+        dryrun.show(several)
+    several.stages.collect.on_error = "skip"
+    dryrun.show(several)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"rows of {tmp_path / 'dump.jsonl'} left out: 4 broken" in said
+    assert "collect: 4 responses to 2 prompts" in said
+
+
 def test_the_dry_run_grades_as_the_run(several, tmp_path, opened, capsys):
     """A response that does not close the prompt's thought has no answer in either."""
     only(several, "sft")

@@ -8,8 +8,8 @@ from typing import Literal
 
 from g2d_jax.config.build import stage_of
 from g2d_jax.config.policy_name import PolicyName, own_stage
-from g2d_jax.config.section import Issue, Policy, Positive, Rollouts, Run, error
-from g2d_jax.config.stages.online import Online, columns_issues, dump
+from g2d_jax.config.section import Issue, OnError, Policy, Positive, Rollouts, Run, error
+from g2d_jax.config.stages.online import Online, dump, dump_issues
 from g2d_jax.config.stages.stage import NeededFiles, Stage, Stages, pass_rate_issues
 from g2d_jax.config.training import Sampling
 
@@ -27,6 +27,7 @@ class Collect(Stage):
     policy: Policy = "warmup"
     rollouts: Rollouts = "sample"
     columns: Mapping[str, str] = field(default_factory=dict)
+    on_error: OnError = "raise"  # of a dump: "skip" leaves any number of broken rows out
     prompts: Positive = 1024
     part: Positive = 128  # prompts of a file
     num_generations: Positive = 8
@@ -77,7 +78,7 @@ class Collect(Stage):
         """Yield settings that cannot work together, and rollouts of nothing, of another policy, or
         without the entropies that `select` needs."""
         yield from super().issues(run)
-        yield from columns_issues(self.columns, self.rollouts)
+        yield from dump_issues(self)
         if not 0 <= self.min_pass_rate <= self.max_pass_rate <= 1:
             yield error(
                 "min_pass_rate",

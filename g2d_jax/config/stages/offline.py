@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from g2d_jax.config.build import stage_of
-from g2d_jax.config.section import Issue, Policy, Positive, Preferences, Run, error
+from g2d_jax.config.section import Issue, OnError, Policy, Positive, Preferences, Run, error
 from g2d_jax.config.stages.collect import drawn_with
 from g2d_jax.config.stages.dpo import DPOLoss
 from g2d_jax.config.stages.stage import NeededFiles, Stages, TrainingStage
@@ -29,7 +29,7 @@ class Offline(DPOLoss, TrainingStage):
     shuffle: bool = True  # False takes the pairs in the order in which they were collected
     # of prompt and response, of a set made elsewhere; longer pairs are left out
     max_length: Positive | None = None
-    on_error: Literal["raise", "skip"] = "raise"  # of a set made elsewhere
+    on_error: OnError = "raise"  # of a set made elsewhere
     diagnose: bool = True
     optimizer: Optimizer = Optimizer(eps=1e-4)
 

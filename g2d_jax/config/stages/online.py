@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
-from typing import Annotated, Literal, assert_never
+from typing import Annotated, Any, Literal, assert_never
 
 from g2d_jax.config.build import stage_of
 from g2d_jax.config.section import (
@@ -14,6 +14,7 @@ from g2d_jax.config.section import (
     Measure,
     NonNegative,
     NotNegativeFloat,
+    OnError,
     Policy,
     Positive,
     Rollouts,
@@ -105,6 +106,7 @@ class Online(TrainingStage):
     policy: Policy = "sft"
     rollouts: Rollouts = "sample"  # or a dump's path: its groups in place of sampled ones
     columns: Mapping[str, str] = field(default_factory=dict)  # of a dump, see `data.dumps`
+    on_error: OnError = "raise"  # of a dump: "skip" leaves any number of broken rows out
     steps: NonNegative = 20
     keep: tuple[NonNegative, ...] = ()
     # "budget" may end it earlier: stages/early_stopping.py
@@ -233,7 +235,7 @@ class Online(TrainingStage):
         yield from self._step_issues()
         yield from self._filter_issues(run)
         yield from self._window_issues(run)
-        yield from columns_issues(self.columns, self.rollouts)
+        yield from dump_issues(self)
         if self.rollouts != "sample":
             yield from self._dump_issues()
         yield from self._loss_issues()
@@ -439,12 +441,13 @@ class Online(TrainingStage):
 online = stage_of(Online)
 
 
-def columns_issues(columns: Mapping[str, str], rollouts: str) -> Iterator[Issue]:
-    """Yield names of columns where no dump is read."""
-    if columns and rollouts in ("sample", "archive"):
-        yield error(
-            "columns", f"are those of a dump, and rollouts is {rollouts!r}", "leave it empty"
-        )
+def dump_issues(stage: Any) -> Iterator[Issue]:
+    """Yield settings of a dump where none is read."""
+    if stage.rollouts not in ("sample", "archive"):
+        return
+    for name in ("columns", "on_error"):
+        if getattr(stage, name) not in ({}, "raise"):
+            yield error(name, f"is for a dump, and rollouts is {stage.rollouts!r}", "leave it out")
 
 
 def dump(path: str, others: str) -> NeededFiles:
