@@ -33,7 +33,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     except ValueError as error:
         parser.error(str(error))
     arguments, unknown = parser.parse_known_args(rest)
-    takes_settings = arguments.command in ("run", "plan", "sweep")
+    takes_settings = arguments.command in ("run", "config", "plan", "sweep")
     if overrides and not takes_settings:
         name = f"--{overrides[0].partition('=')[0]}"
         parser.error(
@@ -118,6 +118,8 @@ _RUN_EXAMPLES = """examples:
   g2d run --config mine.py --workdir runs/b --dry-run          what it would do, and the reward tried
   g2d run --config mine.py --workdir runs/b --config.stages.warmup.steps=100
   g2d run --config qwen2.5-1.5b --workdir gs://bucket/c --until warmup"""
+_CONFIG_EXAMPLES = """examples:
+  g2d config --config demo --config.stages.warmup.steps=50"""
 _PLAN_EXAMPLES = """examples:
   g2d plan --config qwen2.5-7b --topology v5e-16 --price 1.20
   g2d plan --config mine.py --topology h100x8 --auto --response 600"""
@@ -188,6 +190,10 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     what = "trace these updates of a stage into WORKDIR/profiles"
     add("--profile", metavar="STAGE:START-STOP", help=what)
     _several(parser)
+
+
+def _config_arguments(parser: argparse.ArgumentParser) -> None:
+    _config(parser, "as in g2d run", _CONFIG_EXAMPLES)
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -319,6 +325,7 @@ def _status_arguments(parser: argparse.ArgumentParser) -> None:
 
 _COMMANDS = {
     "run": (_run_arguments, "run a config, or continue it"),
+    "config": (_config_arguments, "print all settings: first those that are not the defaults"),
     "plan": (_plan_arguments, "what a run needs and costs on a target machine"),
     "sweep": (_sweep_arguments, "run a config under many overrides, or continue"),
     "evaluate": (_evaluate_arguments, "evaluate a policy of a run on a set of problems"),

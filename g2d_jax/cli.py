@@ -1,4 +1,4 @@
-"""The g2d command: run, plan, sweep, evaluate, report, compare, autopsy, export, push, sample,
+"""The g2d command: run, config, plan, sweep, evaluate, report, compare, autopsy, export, push, sample,
 status."""
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from g2d_jax import recipes
 from g2d_jax.arguments import parse
 from g2d_jax.config import Issue, places
+from g2d_jax.config import io as config_io
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime import failures, flags, processes, terminal
 
@@ -170,6 +171,18 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         if is_own:
             _print(f"its settings, also for another run: --config {workdir}/config.json")
     pipeline.run(settings, workdir, until=arguments.until)
+
+
+def _config(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    """Print settings as FIELD=VALUE, which --config.FIELD=VALUE takes."""
+    config = resolve(arguments.config, overrides)
+    usual = config_io.flat(config_io.defaults(config))
+    values = config_io.flat(config)
+    changed = [name for name in values if values[name] != usual.get(name)]
+    for title, names in (("not the defaults", changed), ("defaults", values.keys() - changed)):
+        _print(f"{title}:")
+        for name in sorted(names):
+            _print(f"  {name}={values[name]}")
 
 
 def _plan(arguments: argparse.Namespace, overrides: list[str]) -> int:
@@ -349,6 +362,7 @@ def _status(arguments: argparse.Namespace, _: list[str]) -> None:
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str]], int | None]] = {
     "run": _run,
+    "config": _config,
     "plan": _plan,
     "sweep": _sweep,
     "evaluate": _evaluate,

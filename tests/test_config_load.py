@@ -19,7 +19,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import config, config_load, dryrun, pipeline, recipes
+from g2d_jax import cli, config, config_load, dryrun, pipeline, recipes
 from g2d_jax.config import check
 from g2d_jax.config import io as config_io
 from g2d_jax.runtime import storage
@@ -702,3 +702,17 @@ def test_what_ships_sets_nothing_that_does_nothing():
         made = config_load.resolve(name)
         if "sweep" not in made:
             check.checked(made)
+
+
+@pytest.mark.usefixtures("prepared")
+@pytest.mark.parametrize("name", ["demo", "qwen2.5-1.5b:lora=32", "bridging-math"])
+def test_what_g2d_config_prints_are_overrides_that_change_nothing(name, capsys):
+    assert cli.main(["config", "--config", name]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "not the defaults:" and "defaults:" in lines
+    overrides = [line.strip() for line in lines if "=" in line]
+    made = config_load.resolve(name)
+    assert config_io.changes(made, config_load.resolve(name, overrides)) == []
+    changed = overrides[: lines.index("defaults:")]
+    own = {line.partition(":")[0] for line in config_io.changes(config_io.defaults(made), made)}
+    assert {line.partition("=")[0] for line in changed} == own

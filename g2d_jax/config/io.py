@@ -324,6 +324,24 @@ def defaults(config: ConfigDict) -> ConfigDict:
     return from_dict({"stages": stages, "tasks": {name: {} for name in config.tasks}})
 
 
+def flat(config: ConfigDict) -> dict[str, str]:
+    """Return the text of every setting, as an override takes it, by dotted path."""
+    texts: dict[str, str] = {}
+
+    def walk(values: Mapping[str, Any], prefix: str) -> None:
+        for name, value in values.items():
+            path = f"{prefix}{name}"
+            if isinstance(value, dict):
+                walk(value, f"{path}.")
+            elif isinstance(value, list):
+                texts[path] = ",".join(map(str, value))
+            else:
+                texts[path] = "none" if value is None else str(value)
+
+    walk(to_dict(config), "")
+    return texts
+
+
 def _differences(old: Any, new: Any, path: str) -> Iterator[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
