@@ -20,7 +20,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import __version__
-from g2d_jax.config import Config, places
+from g2d_jax.config import Config
 from g2d_jax.config.graph import dependents_of_final
 from g2d_jax.config.io import (
     differences,
@@ -115,19 +115,6 @@ def no_run(workdir: epath.Path) -> ValueError:
     )
 
 
-def settings_of(workdir: epath.Path, content: Mapping[str, Any]) -> tuple[ConfigDict, list[str]]:
-    """Return the settings that config.json holds, and a line for each path that has moved together
-    with the directory.
-
-    content: of the file. Raises ValueError for settings that are not this version's.
-    """
-    config = from_dict(content["config"])
-    was = content.get("workdir")
-    if not isinstance(was, str):
-        raise ValueError(f"workdir must be the path that the run was made at, got {was!r:.200}")
-    return config, places.follow(config, was, str(absolute(workdir)))
-
-
 def read_settings(workdir: epath.Path) -> tuple[ConfigDict, dict[str, str]]:
     """Read the settings that a work directory was started with, without the folders of reward
     functions, since one from elsewhere must not name code to run; return these by function.
@@ -141,9 +128,12 @@ def read_settings(workdir: epath.Path) -> tuple[ConfigDict, dict[str, str]]:
     if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
         raise ValueError(f"{file} is not the settings of a run")
     try:
-        config, _ = settings_of(workdir, content)
+        config = from_dict(content["config"])
     except ValueError as error:
-        raise ValueError(f"{file}, written by version {content.get('version')}: {error}") from error
+        raise ValueError(
+            f"{file}, written by version {content.get('version')}: {error}. Use that version, or "
+            "another work directory"
+        ) from error
     folders: dict[str, str] = {}
     for section in (config, *config.tasks.values()):
         reward = section.reward
@@ -151,18 +141,6 @@ def read_settings(workdir: epath.Path) -> tuple[ConfigDict, dict[str, str]]:
             folders |= dict.fromkeys((reward.function, *reward.functions), reward.folder)
         reward.folder = None
     return config, folders
-
-
-def where_to_look(workdir: epath.Path, content: Mapping[str, Any]) -> str:
-    """Say what to do about files that a work directory's settings name and that are gone; "" if
-    nothing is known."""
-    was = content["workdir"]
-    if was == str(absolute(workdir)):
-        return ""
-    return (
-        f"{workdir} was {was} when it ran: files that are moved to the same places beside it are "
-        "found"
-    )
 
 
 def claim(
@@ -197,7 +175,6 @@ def write_settings(
         "own": dict(own),
         precision.NAME: precision.of(config.dtype),
         "version": __version__,
-        "workdir": str(workdir),
     }
     storage.write_json(workdir / "config.json", kept)
 
@@ -229,17 +206,11 @@ def require_same_run(
     begun = stage_folders(workdir)
     if not begun:
         return
-    try:
-        before, _ = settings_of(workdir, content)
-    except ValueError as error:
-        raise ValueError(
-            f"{file} does not hold this version's settings: {error}. Choose another --workdir"
-        ) from error
     ended = {}
     for name, others in dependents_of_final(config).items():
         ended[name] = sorted(begun.keys() & set(others))
     functions = own_differences(content.get("own") or {}, own)
-    then, now = _identities(before, config, workdir)
+    then, now = identity(read_settings(workdir)[0]), identity(config)
     then[precision.NAME] = content.get(precision.NAME, precision.DEFAULT)
     now[precision.NAME] = precision.of(config.dtype)
     if changed := _changes(workdir, then, now, functions, ended):
@@ -260,8 +231,7 @@ def stages_to_extend(config: Config, workdir: epath.Path) -> list[epath.Path]:
     begun = stage_folders(workdir) if file.exists() else {}
     if not begun:
         return []
-    before, _ = settings_of(workdir, storage.read_json(file))
-    longer = with_longer(*_identities(before, config, workdir))[1]
+    longer = with_longer(identity(read_settings(workdir)[0]), identity(config))[1]
     return [begun[name] for name in longer if name in begun]
 
 
@@ -279,11 +249,11 @@ def _changes(
     the begun stages that are made from the policy it ends with.
     """
     longer, names = with_longer(before, now)
-    others = [*differences(longer, now, places=True), *functions]
+    others = [*differences(longer, now), *functions]
     stale = [name for name in names if ended.get(name)]
     if not (stale or others):
         return ""
-    changed = differences(before, now, places=True)
+    changed = differences(before, now)
     parts = [
         f"{workdir} was started with other settings:\n  " + "\n  ".join([*changed, *functions]),
         "Choose another --workdir, or undo the change. Only what docs/config.md calls runtime may "
@@ -307,18 +277,6 @@ def _changes(
         "what g2d export wrote: its optimiser starts anew"
     )
     return "\n".join(parts)
-
-
-def _identities(
-    before: Config | ConfigDict, config: Config, workdir: epath.Path
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the identities of the config that a run began with and of the one given now.
-
-    Places count only where the work directory does not keep what was in them, as older versions
-    made it.
-    """
-    places_count = not (workdir / INPUTS).exists()
-    return identity(before, places=places_count), identity(config, places=places_count)
 
 
 def check_token(workdir: epath.Path, token: str) -> None:

@@ -826,7 +826,7 @@ def test_settings_of_another_version_are_named_with_their_file(tmp_path: Path, g
     )
     (tmp_path / "01-sft").mkdir()
     error = g2d("run", "--config", TINY, "--workdir", tmp_path, refused=True)
-    assert "does not hold this version's settings: unknown field 'learning'" in error
+    assert "written by version 0.0.9: unknown field 'learning'" in error
 
 
 def test_a_run_of_a_template_that_none_would_begin_with_is_exported_with_a_warning(
@@ -876,9 +876,7 @@ def study(work: Path, tmp_path: Path) -> Path:
     listed = []
     for label, last in (("K=1", stages["evaluate"]), ("K=2", "stages/evaluate-0")):
         folder = root / "points" / "mine" / label
-        storage.write_json(
-            folder / "config.json", {"config": config, "own": {}, "workdir": str(folder)}
-        )
+        storage.write_json(folder / "config.json", {"config": config, "own": {}})
         links = {**stages, "evaluate": last}
         storage.write_json(
             folder / "stages.json", [[name, f"../../../{path}"] for name, path in links.items()]

@@ -506,7 +506,6 @@ def test_identity_leaves_out_what_may_change_and_is_the_same_from_the_file_on_di
         storage.read_json(tmp_path / "config.json"),
     ):
         assert config_io.identity(same) == config_io.identity(made)
-        assert config_io.differences(same, made) == []
     identity = config_io.identity(made)
     assert identity["reward"]["function"] == "verify" and "workers" not in identity["reward"]
     assert not {"mesh", "compute", "logging", "checkpoint", "name"} & identity.keys()
@@ -523,7 +522,7 @@ def test_differences_are_lines_of_fields(write):
             "mesh.data=4",
         ],
     )
-    lines = config_io.differences(old, new)
+    lines = config_io.differences(config_io.identity(old), config_io.identity(new))
     assert lines[:1] + lines[2:] == [
         "data.train.fields.problem: (absent) -> 'q'",
         "stages.warmup.epsilon_high: 0.3 -> none",

@@ -27,7 +27,7 @@ EXAMPLE = runpy.run_path(
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with prompts of both tools, and the random start of a run as an exported model."""
     monkeypatch.chdir(tmp_path)
-    settings = {"config": config_io.to_dict(resolve(TINY, [])), "workdir": str(tmp_path / "work")}
+    settings = {"config": config_io.to_dict(resolve(TINY, []))}
     storage.write_json("work/config.json", settings)
     commands.export("work", "model", policy="init")
     rows = [{"instruction": f"{i}+2=?", "dataset": "d"} for i in (1, 2, 1)]

@@ -21,14 +21,7 @@ from g2d_jax.runtime import flags, precision, processes, program_cache, storage
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session.problems import SPLITS
 from g2d_jax.session.session import Session
-from g2d_jax.workdir import (
-    absolute,
-    read_settings,
-    settings_of,
-    stage_folders,
-    stage_steps,
-    where_to_look,
-)
+from g2d_jax.workdir import absolute, read_settings, stage_folders, stage_steps
 
 
 def read_config(workdir: epath.Path) -> Config:
@@ -74,20 +67,21 @@ def opened(
         for split in {*SPLITS}.difference(splits):
             task[split]["path"] = ""  # not read, and so it need not be there
     if gone := list(places.issues(values, needs)):
-        raise ValueError(f"{Invalid(gone)}\n{where_to_look(folder, content)}".rstrip())
+        raise ValueError(
+            f"{Invalid(gone)}\n{folder / 'config.json'} names what is missing. Put it back there. "
+            "If it has moved, give the run's own command again, with its config file: g2d run "
+            f"--config FILE --workdir {folder}. That decides all paths anew"
+        )
     flags.check_devices()
     config = _on_this_machine(config)
     if reward is None and "reward" in (content.get("own") or {}):
         reward = not_at_hand
     shown = folder if processes.leader() else None
-    _, moved = settings_of(folder, content)
     with (
         Tracker(shown, tensorboard=False) as tracker,
         precision.used(config.dtype),
         program_cache.cached(config.compute.compilation_cache),
     ):
-        if moved:
-            tracker.say("\n  ".join([f"{folder} has moved, and these with it:", *moved]))
         folders = {**plan(config).folders(folder), **stage_folders(folder)}
         session = Session(
             config, folder, tracker, folders, reward, steps=stage_steps(folder), splits=splits

@@ -254,12 +254,10 @@ def _without(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return rest
 
 
-def differences(
-    old: Mapping[str, Any] | Section, new: Section | Mapping[str, Any], *, places: bool = False
-) -> list[str]:
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """List the differences between two configs' identities, one line a field: "stages.warmup.steps:
     20 -> 40"."""
-    return list(_differences(identity(old, places=places), identity(new, places=places), ""))
+    return list(_differences(old, new, ""))
 
 
 def own_differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
@@ -314,7 +312,7 @@ def with_longer(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict[st
 def changes(old: ConfigDict | Section, new: ConfigDict | Section) -> list[str]:
     """List all differences between two configs, also those that decide no result, in lines like
     `differences`."""
-    return list(_differences(to_dict(old), to_dict(new), ""))
+    return differences(to_dict(old), to_dict(new))
 
 
 def defaults(config: ConfigDict) -> ConfigDict:

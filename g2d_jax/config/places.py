@@ -56,16 +56,14 @@ def walk(values: Mapping[str, Any]) -> Iterator[Named]:
     """Yield every setting of a config that may name a file or folder. values: a ConfigDict or its
     dictionary."""
     yield from _of_section(schema.Config, values, "")
-    for name, task in values.get("tasks", {}).items():
+    for name, task in values["tasks"].items():
         yield from _of_section(schema.Task, task, f"tasks.{name}.")
-    for name, stage in values.get("stages", {}).items():
+    for name, stage in values["stages"].items():
         yield from _of_section(schema.STAGES[stage["kind"]], stage, f"stages.{name}.")
 
 
 def _of_section(kind: type[Section], values: Any, prefix: str) -> Iterator[Named]:
     for key, hint in kind.hints().items():
-        if key not in values:  # settings of an older version
-            continue
         if hint.place is not None:
             yield Named(f"{prefix}{key}", hint.place, values, key)
         elif issubclass(hint.kind, Section):
@@ -207,15 +205,13 @@ def change(
     config: ConfigDict,
     new: Callable[[str, str, Collection[str]], str],
     only: str | None = None,
-) -> list[str]:
-    """Replace texts that may name a place, in place. Return a line for each that changed,
-    "model.path: OLD -> NEW".
+) -> None:
+    """Replace texts that may name a place, in place.
 
     new: from a text, the kind of its setting, and the names of the run's stages to what it becomes.
     only: the path of the one setting to look at.
     """
-    stages = tuple(config.get("stages", {}))
-    lines: list[str] = []
+    stages = tuple(config.stages)
     for named in walk(config):
         if only not in (None, named.path):
             continue
@@ -237,8 +233,6 @@ def change(
                 named.section[named.key] = changed[value]
             else:
                 named.section[named.key] = tuple(changed.get(text, text) for text in value)
-        lines += [f"{named.path}: {old} -> {text}" for old, text in changed.items()]
-    return lines
 
 
 # Whether it is there
@@ -252,7 +246,7 @@ def issues(values: Mapping[str, Any], sections: Collection[str] | None = None) -
     looked at. A hub id is an error where the working directory has a folder of that name, which the
     hub's libraries would take instead.
     """
-    stages = tuple(values.get("stages", {}))
+    stages = tuple(values["stages"])
     for named in walk(values):
         if sections is not None and named.path.partition(".")[0] not in sections:
             continue
@@ -326,32 +320,6 @@ def without_folder(text: str, kind: str, stages: Collection[str] = ()) -> str:
 def last_part(path: str) -> str:
     """Return the last part of an absolute path; anything else as it is."""
     return os.path.basename(path) if os.path.isabs(path) else path
-
-
-# After a work directory has moved
-
-
-def follow(config: ConfigDict, was: str, now: str) -> list[str]:
-    """Point paths that are gone to the same places relative to a work directory that has moved,
-    where these exist.
-
-    was, now: where the work directory was and is. Returns a line for each path, "model.path: OLD ->
-    NEW".
-    """
-    if was == now or not (storage.is_local(was) and storage.is_local(now)):
-        return []
-    return change(config, lambda text, kind, stages: followed(text, kind, was, now, stages))
-
-
-def followed(text: str, kind: str, was: str, now: str, stages: Collection[str] = ()) -> str:
-    """Return the text with the new place of its path as `follow` finds it, or as it is."""
-    found = parts(text, kind, stages)
-    if found is None or not os.path.isabs(found.place) or _exists(found.place):
-        return text
-    moved = os.path.normpath(os.path.join(now, os.path.relpath(found.place, was)))
-    if _exists(moved):
-        return f"{found.head}{moved}{found.tail}"
-    return text
 
 
 def data_files(paths: str | Sequence[str]) -> list[str]:

@@ -12,9 +12,7 @@ from g2d_jax.config import places
 from g2d_jax.data import arithmetic
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
-from g2d_jax.report.runs import read_optional
-from g2d_jax.runtime.storage import PathLike, is_local
-from g2d_jax.workdir import absolute
+from g2d_jax.runtime.storage import is_local
 
 
 class Prompts:
@@ -42,13 +40,9 @@ class Prompts:
         return self._tokenizer.decode(ids)
 
 
-def run_tokenizer(config: Mapping[str, Any], workdir: PathLike | None = None) -> PromptTokenizer:
+def run_tokenizer(config: Mapping[str, Any]) -> PromptTokenizer:
     """Load the tokenizer that a run's config names from this machine: no hub and no object store is
-    asked for it.
-
-    workdir: of the run, for files that have moved together with it. Raises ValueError when it
-    cannot be loaded.
-    """
+    asked for it. Raises ValueError when it cannot be loaded."""
     settings = config.get("tokenizer") or {}
     model = config.get("model") or {}
     try:
@@ -58,7 +52,7 @@ def run_tokenizer(config: Mapping[str, Any], workdir: PathLike | None = None) ->
         )
         section = settings if settings.get("path") else model
         path = section.get("path") or arithmetic.SLIPS.name
-        place = _on_this_machine(path, section.get("revision"), workdir)
+        place = _on_this_machine(path, section.get("revision"))
         return load_tokenizer(place, chosen, fault=lambda error: None)  # a report only decodes
     except (
         OSError,
@@ -69,7 +63,7 @@ def run_tokenizer(config: Mapping[str, Any], workdir: PathLike | None = None) ->
         raise ValueError(f"the tokenizer cannot be loaded: {error}") from error
 
 
-def _on_this_machine(path: str, revision: str | None, workdir: PathLike | None) -> str:
+def _on_this_machine(path: str, revision: str | None) -> str:
     """Return the folder of a tokenizer on this machine, of a hub id the downloaded one. Raises
     ValueError."""
     if path in arithmetic.TASKS:
@@ -77,11 +71,6 @@ def _on_this_machine(path: str, revision: str | None, workdir: PathLike | None) 
     if not is_local(path):
         raise ValueError(
             f"the tokenizer lies at {path}, and a report reads this machine's files alone"
-        )
-    if workdir is not None:
-        content = read_optional(absolute(workdir) / "config.json")
-        path = places.followed(
-            path, "model", str(content.get("workdir", "")), str(absolute(workdir))
         )
     if places.is_path(path) or os.path.isdir(path):
         return path

@@ -14,7 +14,7 @@ import numpy as np
 from etils import epath
 
 from g2d_jax import accounting
-from g2d_jax.config.io import differences, own_differences
+from g2d_jax.config.io import differences, identity, own_differences
 from g2d_jax.report.format import policy_name, setting
 from g2d_jax.report.policies import Policy
 from g2d_jax.report.rows import SAMPLING, Group, Side, Study, policies_of, rows_of
@@ -337,7 +337,8 @@ def changed_settings(first: Run, other: Run) -> list[str]:
     included."""
     before = read_json(first.workdir / "config.json").get("own", {})
     after = read_json(other.workdir / "config.json").get("own", {})
-    return differences(first.config, other.config, places=True) + own_differences(before, after)
+    settings = [identity(run.config, places=True) for run in (first, other)]
+    return differences(*settings) + own_differences(before, after)
 
 
 def _incomparable(sides: Sequence[Side], common: Collection[str]) -> Iterator[str]:

@@ -425,7 +425,7 @@ def _rollouts(run: Run, stage: Stage) -> list[epath.Path]:
 def _prompts(run: Run) -> tuple[Prompts, str]:
     """Return what decodes the run's prompts, and why it cannot, "" if it can."""
     try:
-        return Prompts(run_tokenizer(run.config, run.workdir)), ""
+        return Prompts(run_tokenizer(run.config)), ""
     except ValueError as error:
         note = f"Problems without a pair are shown by id, without their text: {error}"
         return Prompts(None), note

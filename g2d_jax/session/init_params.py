@@ -20,7 +20,7 @@ from g2d_jax.models.config import Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.table import Param
 from g2d_jax.runtime import storage
-from g2d_jax.workdir import INPUTS, absolute, settings_of, stage_folders
+from g2d_jax.workdir import INPUTS, read_settings, stage_folders
 
 
 def adapters(settings: Adapters) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) 
     """Follow a policy to the model that it was trained from, which adapters stand beside: "init",
     or "hf:PATH".
 
-    folders: stage -> its folder; a stage that has begun knows its base, wherever it came from.
+    folders: stage -> its folder; a stage that has begun from another run's policy knows its base.
     "hf:" alone, without adapters only: random parameters of another run. Raises ValueError for a
     policy of another run ("run:WORKDIR#STAGE") that is gone, or whose adapters do not fit this
     run's settings.
@@ -144,11 +144,10 @@ def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) 
             f"policy {policy!r}: {other} holds no run any more, and what it trained from is not "
             "known"
         )
-    content = storage.read_json(other / "config.json")
-    theirs = Config.of(settings_of(absolute(other), content)[0])
+    theirs = Config.of(read_settings(other)[0])
     base = base_policy(theirs, name.stage, stage_folders(other))
-    # What lay there is compared where it is kept (session/kept_inputs.py); the place stands for it
-    # where it is not.
+    # What lies there is compared where it is kept (session/kept_inputs.py). A study's point keeps
+    # nothing of the hub: there the place decides.
     inputs = storage.read_json(other / INPUTS) if (other / INPUTS).exists() else {}
     places_count = base_setting(theirs, name.stage) not in inputs
     if config.lora.rank and _decides_base(theirs, base, places_count) != _decides_base(
@@ -163,19 +162,17 @@ def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) 
 
 
 def _beginning(config: Config, policy: str, folders: Mapping[str, epath.Path]) -> str:
-    """Follow a policy from stage to stage to one that no stage of this run makes, or whose base is
-    written down."""
+    """Follow a policy from stage to stage to one that no stage of this run makes; of another run's
+    to the base that the stage keeps."""
     for _ in range(len(config.stages) + 1):
         stage = own_stage(policy)
         if stage not in config.stages:
             return policy
-        folder = folders.get(stage)
-        if folder is not None and (folder / BASE).exists():
-            base = str(storage.read_json(folder / BASE))
-            if not places.missing(base, "policy"):
-                return base
-            # It has moved with the work directory, whose settings name its new place.
         (policy,) = config.stages[stage].policies_read()
+        folder = folders.get(stage)
+        is_theirs = PolicyName.parse(policy).origin == OF_RUN
+        if is_theirs and folder is not None and (folder / BASE).exists():
+            return str(storage.read_json(folder / BASE))
     raise ValueError(
         f"policy {policy!r} is made from itself: the stages read each other in a circle"
     )

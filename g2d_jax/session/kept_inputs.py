@@ -26,7 +26,7 @@ from g2d_jax.session.init_params import base_setting
 from g2d_jax.session.inputs import base_model, named, of_run, policy_settings
 from g2d_jax.session.policies import base_of
 from g2d_jax.session.session import Session
-from g2d_jax.workdir import INPUTS, PLANS, absolute, has_begun, settings_of
+from g2d_jax.workdir import INPUTS, PLANS, absolute, has_begun, read_settings
 
 MOST_PARTS = 100_000  # of an input whose parts are kept: beyond, its digest and their number alone
 PARTS = "inputs"  # folder of the parts' digests
@@ -48,11 +48,6 @@ def check(
     kept = read(workdir)
     begun = has_begun(workdir) if begun is None else begun
     compare(workdir, found, say, settings, begun)
-    if begun and kept is None:
-        say(
-            f"{workdir} was begun by a version that kept no contents: {INPUTS} is written now, and "
-            "what it reads (problems, tokenizer, weights, files of others) is compared from now on"
-        )
     if kept is None or any(_entry(kept.get(name)) != _entry(item) for name, item in found.items()):
         keep(workdir, {**(kept or {}), **found} if begun else found)
 
@@ -88,7 +83,7 @@ def _require_base_of_other(setting: str, policy: str, base: Content) -> None:
     which it keeps."""
     named_policy = PolicyName.parse(policy)
     other = absolute(named_policy.place)
-    theirs = Config.of(settings_of(other, storage.read_json(other / "config.json"))[0])
+    theirs = Config.of(read_settings(other)[0])
     name = base_setting(theirs, named_policy.stage)
     kept = (read(other) or {}).get(name)
     if kept is not None and difference(kept, base):

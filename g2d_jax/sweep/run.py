@@ -41,7 +41,7 @@ from g2d_jax.session.session import Session
 from g2d_jax.sweep.graph import ENDING, Graph, Node, build, node_folder
 from g2d_jax.sweep.points import Point, points
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import LINKS, PLANS, absolute, environment, settings_of, write_settings
+from g2d_jax.workdir import LINKS, PLANS, absolute, environment, read_settings, write_settings
 
 DONE, OPEN = "done", "open"
 PAUSE = 2.0  # seconds between two checks of nodes that other processes run
@@ -231,7 +231,7 @@ def _require_alike(folder: epath.Path, listed: Mapping[str, Any], graph: Graph) 
         if label in given or now is None:
             continue
         content = storage.read_json(folder / label / "config.json")
-        before, _ = settings_of(folder / label, content)
+        before, _ = read_settings(folder / label)
         then = _but_seed(before, content.get(precision.NAME, precision.DEFAULT))
         if changed := differences(then, _but_seed(now, precision.of(now.dtype))):
             lines = "\n  ".join(changed)

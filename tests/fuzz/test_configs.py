@@ -48,7 +48,7 @@ def test_dictionaries(values: Any) -> None:
     if config is not None:
         written = config_io.to_dict(config)
         assert config_io.to_dict(config_io.from_dict(json.loads(as_json(written)))) == written
-        assert config_io.differences(config, written) == []
+        assert config_io.differences(config_io.identity(config), config_io.identity(written)) == []
 
 
 @given(st.sampled_from(PATHS).flatmap(lambda path: st.tuples(st.just(path), VALUES)))
@@ -121,7 +121,6 @@ def test_config_json_of_a_run(folder: Path, data: st.DataObject) -> None:
     good = {
         "config": config_io.to_dict(config_io.from_dict({"stages": {"sft": {"kind": "sft"}}})),
         "own": {},
-        "workdir": str(folder),
     }
     odd = changed(good["config"]).map(
         lambda config: as_json({**good, "config": config})

@@ -98,8 +98,7 @@ def test_what_adapters_stand_beside(config, tmp_path, opened):
         base_of(session, "dpo") == base_of(session, "warmup@3") == f"hf:{other}"
         and base_of(session, "sft") == "init"
     )
-    settings = {"config": to_dict(config), "workdir": str(tmp_path / "first@here")}
-    storage.write_json(tmp_path / "first@here" / "config.json", settings)
+    storage.write_json(tmp_path / "first@here" / "config.json", {"config": to_dict(config)})
 
     config.stages.warmup.policy = f"run:{tmp_path / 'first@here'}#dpo@2"
     second = opened(config, tmp_path / "second")
@@ -144,8 +143,7 @@ def test_the_model_behind_another_run_s_policy(config, tmp_path, opened):
     """Without adapters it may be another one than this run's."""
     theirs = to_dict(config)
     theirs["model"]["path"] = "org/instruct"
-    settings = {"config": theirs, "workdir": str(tmp_path / "theirs")}
-    storage.write_json(tmp_path / "theirs" / "config.json", settings)
+    storage.write_json(tmp_path / "theirs" / "config.json", {"config": theirs})
     config.stages.warmup.policy = f"run:{tmp_path / 'theirs'}#warmup"
     assert base_path(opened(config, tmp_path / "ours"), "dpo") == "org/instruct"
     config.lora.rank = 2
