@@ -180,7 +180,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     _workdir(parser, "where results go; chosen and printed if left out", required=False)
     add = parser.add_argument
     add("--model", help="without --config: a Hugging Face folder or hub id, to train with G2D")
-    what = "what it is trained and evaluated on, as data.train.path; split into train, dev, test"
+    what = "what it is trained and evaluated on, as data.train.path; split into train and test"
     add("--problems", metavar="FILE", help=what)
     asked = "how it is asked: paper, plain or a text with {problem}; default: paper, if it can chat"
     add("--template", help=asked)

@@ -146,6 +146,23 @@ def test_settings_that_hardly_anyone_wants_are_warned_of(overrides: list[str], w
     assert all(warned in str(issue) for issue in found)
 
 
+@pytest.mark.parametrize(
+    ("override", "found"),
+    [
+        ("stages.warmup.optimizer.min_lr_ratio=0.2", "the learning rate is constant: set schedule"),
+        ("stages.sft.optimizer.kind=adafactor", ""),
+        ("stages.warmup.reference_sync=yes", "the loss has no reference"),
+        ("stages.warmup.drop_solved.after=2", ""),
+        ("stages.evaluate.policies=", "is empty"),
+        ("stages.warmup.rollouts=gone.jsonl", "the path of a dump that exists"),
+    ],
+)
+def test_what_does_not_go_together_is_named_with_a_remedy(override: str, found: str) -> None:
+    shown = errors(resolve("demo", [override]))
+    assert len(shown) == bool(found)
+    assert all(text.startswith(override.partition("=")[0]) and found in text for text in shown)
+
+
 def test_a_function_or_a_list_of_them_in_a_config_is_text() -> None:
     config = resolve("demo")
     config.reward.functions = (len,)

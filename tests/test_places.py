@@ -259,7 +259,7 @@ def test_what_is_decided_stays_so_wherever_it_is_read(kind: str, text: str) -> N
         ),
         ("model.path=/gone/a", "model.path cannot be used: there is no /gone/a"),
         ("tokenizer.path=a/b/c", "tokenizer.path cannot be used: there is no {here}/a/b/c"),
-        ("stages.sft.policy=hf:./gone", "there is no {here}/gone (given as './gone'"),
+        ("stages.sft.policy=hf:./gone", "there is no {here}/gone"),
         (
             "stages.sft.data.path=gone.parquet",
             "stages.sft.data.path cannot be used: there is no {here}/gone.parquet",

@@ -12,9 +12,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
-from g2d_jax.run_stages import check
+from g2d_jax.run_stages import checked
 from g2d_jax.sweep.points import points
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -39,7 +38,7 @@ def test_every_arm_tries_equally_many_rates(scale, rates, seeds):
     assert len(counts) == {"demo": 11, "smollm2": 6}[scale]
     of_arm = {point.arm: point for point in tried}
     for point in of_arm.values():
-        check(Config.of(point.config))
+        checked(point.config)
 
 
 def test_half_of_the_warm_ups_rate_goes_to_dpo_and_budgets_buy_prompts(tmp_path, table):

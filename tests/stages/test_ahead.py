@@ -229,7 +229,7 @@ def test_a_policy_of_another_kind_than_is_asked_for_is_none(tmp_path: Path) -> N
     [
         (
             {"engine.kind": "sampler"},
-            r"engine\.ahead.*kind is 'sampler'.*set engine.kind to 'server'",
+            r"engine\.ahead.*kind is 'sampler'.*set kind to 'server'",
         ),
         ({"engine.ahead": 2}, r"engine\.ahead must be at least 0 and at most 1"),
         ({"stages.warmup.sync_every": 0}, r"warmup.sync_every is 0.*set sync_every from 2 on"),

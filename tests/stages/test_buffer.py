@@ -385,7 +385,10 @@ def test_two_tasks_with_rewards_of_their_own(train, tmp_path, opened):
             "paid for already",
         ),
         ({"drop_solved": {"after": 2, "revisit": 0}, "sync_every": 0}, "before any is seen"),
-        ({"dpo": {"loss_type": "ipo", "label_smoothing": 0.1}}, "leave it at 0 with 'ipo'"),
+        (
+            {"loss": "dpo", "dpo": {"loss_type": "ipo", "label_smoothing": 0.1}},
+            "leave it at 0 with 'ipo'",
+        ),
         ({"epsilon": -1.0}, "epsilon must be at least 0"),
         ({"entropy_coef": float("nan")}, "entropy_coef must be at least 0 .*, got nan"),
         ({"overlong_buffer": 9}, "cannot be larger"),

@@ -143,7 +143,7 @@ def test_an_update_is_dispatched_before_the_one_before_it_is_done(config, opened
     session = opened(config, tmp_path)
     session.objectives = {"sft": slow}
     stage = session.config.stage("sft", Sft)
-    examples, _ = sft.examples(session, "sft", stage)
+    examples, *_ = sft.examples(session, "sft", stage)
     with training(session, "sft", 3) as trainer, session.track_cost(trainer.cost):
         running = []
         for step in range(2):
@@ -207,7 +207,7 @@ def test_an_update_takes_until_it_is_done(config, opened, tmp_path):
     """The first one too, whose program compiles; those after it only what they add."""
     session = opened(config, tmp_path)
     stage = session.config.stage("sft", Sft)
-    examples, _ = sft.examples(session, "sft", stage)
+    examples, *_ = sft.examples(session, "sft", stage)
     waited, opening = [], time.perf_counter()
     with training(session, "sft", 3) as trainer:
         first = time.perf_counter()
