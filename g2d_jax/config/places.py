@@ -280,17 +280,12 @@ def missing(text: str, kind: str, stages: Collection[str] = ()) -> str:
             "a folder of that name, which the hub's libraries would take instead: start from "
             "another working directory"
         )
-    if kind == "path" or _exists(found.place):
+    place = Path(found.place)
+    if "*" in found.place:  # the folder that its stars are in
+        place = next(parent for parent in place.parents if "*" not in str(parent))
+    if kind == "path" or os.path.exists(place):
         return ""
     return f"there is no {shown(found.place)}"
-
-
-def _exists(path: str) -> bool:
-    """Return whether a path exists; of a glob, whether the folder does that its stars are in."""
-    place = Path(path)
-    if "*" in path:
-        place = next(parent for parent in place.parents if "*" not in str(parent))
-    return os.path.exists(place)
 
 
 def module_file(function: str, folder: Path) -> Path | None:

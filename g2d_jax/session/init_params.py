@@ -11,7 +11,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from g2d_jax import keys
-from g2d_jax.config import Config, Model, places
+from g2d_jax.config import Config, Model
 from g2d_jax.config import Lora as Adapters
 from g2d_jax.config.io import to_dict
 from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName, own_stage
@@ -134,11 +134,10 @@ def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) 
     run's settings.
     """
     policy = _beginning(config, policy, folders)
-    policy = places.decided(policy, "policy", places.here())
     name = PolicyName.parse(policy)
     if name.origin != OF_RUN:
         return policy
-    other = epath.Path(name.place).expanduser()
+    other = epath.Path(name.place)
     if not (other / "config.json").exists():
         raise ValueError(
             f"policy {policy!r}: {other} holds no run any more, and what it trained from is not "

@@ -65,7 +65,7 @@ class Reader(NamedTuple):
     @property
     def is_on_hub(self) -> bool:
         """Whether it lies on the hub, so that it may not be on this machine yet."""
-        found = _parts(self.place, self.kind)
+        found = places.parts(self.place, self.kind)
         if found is None:
             return self.kind == "problems" and not self.is_embedded  # a data set by its name
         return not found.sure and storage.is_local(found.place) and not os.path.isabs(found.place)
@@ -74,11 +74,6 @@ class Reader(NamedTuple):
     def is_embedded(self) -> bool:
         """Whether it is of an embedded task."""
         return self.place.startswith("procedural:")
-
-
-def _parts(place: str, kind: str) -> places.Parts | None:
-    """Take a place apart, its path absolute; None where it names none."""
-    return places.parts(places.decided(place, kind, places.here()), kind)
 
 
 Readers = dict[str, Reader]
@@ -436,7 +431,7 @@ Stamp = tuple[tuple[str, int, int], ...]
 def _stamp(place: str, kind: str) -> Stamp:
     """Return the stamp of a local file, or of all files in a local folder; () for what is no
     such."""
-    found = _parts(place, kind)
+    found = places.parts(place, kind)
     if found is None or not os.path.isabs(found.place):
         return ()
     path = Path(found.place)

@@ -18,7 +18,7 @@ from etils import epath
 
 from g2d_jax import contents
 from g2d_jax.config import Config, Online
-from g2d_jax.config.policy_name import OF_MODEL, OF_RUN, PolicyName
+from g2d_jax.config.policy_name import OF_RUN, PolicyName
 from g2d_jax.contents import Content, difference
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.lock import awaited
@@ -247,17 +247,12 @@ def verify(session: Session, policy: str, *settings: str) -> None:
 def _under(session: Session, policy: str) -> Iterator[str]:
     """Yield the settings of the weights that loading a policy reads beside the run's own
     checkpoints."""
-    loaded = {_normal(session, policy)}
+    loaded = {policy}
     if session.config.lora.rank:
         loaded.add(base_of(session, policy))
     if "init" in loaded:
         yield "model.path"
     for name, stage in session.config.stages.items():
         for setting, other in policy_settings(name, stage).items():
-            if _normal(session, other) in loaded:
+            if other in loaded:
                 yield setting
-
-
-def _normal(session: Session, policy: str) -> str:
-    """Return a policy's name with the path of a model as `base_of` gives it."""
-    return base_of(session, policy) if PolicyName.parse(policy).origin == OF_MODEL else policy

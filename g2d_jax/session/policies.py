@@ -251,7 +251,7 @@ def stage_of_run(policy: str) -> epath.Path:
     if not (workdir and stage):
         raise ValueError(f"policy {policy!r}: write run:WORKDIR#STAGE or run:WORKDIR#STAGE@STEP")
     check_place(workdir)
-    other = epath.Path(workdir).expanduser()
+    other = epath.Path(workdir)
     if not (other / "config.json").exists():
         raise ValueError(
             f"policy {policy!r}: {places.shown(workdir)} holds no run (no config.json)"
