@@ -391,7 +391,7 @@ def test_every_command_line_of_a_page_is_one(
             shortened = any(re.fullmatch("[A-Z_]{4,}|…", word) for word in words)
             if line in whole or ("--config" in given and not shortened):
                 require_sound(words[1:], config_of(page, tmp_path))
-    assert len(whole) > 60 and len(options) == 11
+    assert len(whole) > 60 and len(options) == 12
 
 
 READ_A_RUN = ("status", "report", "compare", "sample", "evaluate", "export")
