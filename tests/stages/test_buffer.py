@@ -309,7 +309,7 @@ def first_letter(prompts: list[str], completions: list[str], **columns: object) 
 
 def test_retired_prompts_are_not_drawn_again(train, tmp_path, opened):
     train.data.train.limit = 24
-    train.stages.train.update(steps=8, drop_solved={"after": 1, "revisit": 0})
+    train.stages.train.update(steps=8, drop_solved=1)
     session = opened(train, tmp_path, first_letter)
     run(session)
     count = len(session.problems.train)
@@ -333,7 +333,7 @@ def always_right(prompts: list[str], completions: list[str], **columns: object) 
 
 def test_prompts_that_only_a_penalty_of_length_tells_apart_retire(train, tmp_path, opened):
     stage = train.stages.train
-    stage.update(steps=3, drop_solved={"after": 1, "revisit": 0})
+    stage.update(steps=3, drop_solved=1)
     stage.overlong_buffer = stage.sampling.max_new_tokens
     session = opened(train, tmp_path, always_right)
     run(session)
@@ -384,7 +384,7 @@ def test_two_tasks_with_rewards_of_their_own(train, tmp_path, opened):
             {"stop": "budget", "sync_every": 0, "budget": {"measure": "flops", "amount": 1.0}},
             "paid for already",
         ),
-        ({"drop_solved": {"after": 2, "revisit": 0}, "sync_every": 0}, "before any is seen"),
+        ({"drop_solved": 2, "sync_every": 0}, "before any is seen"),
         ({"dpo": {"loss_type": "ipo", "label_smoothing": 0.1}}, "leave it at 0 with 'ipo'"),
         ({"epsilon": -1.0}, "epsilon must be at least 0"),
         ({"entropy_coef": float("nan")}, "entropy_coef must be at least 0 .*, got nan"),
