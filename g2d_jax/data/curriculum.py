@@ -29,6 +29,9 @@ _NEW_SHARE = 0.5
 """The weight of the last group in the running pass rate: the policy moves, so older groups soon
 tell little."""
 
+_OUTSIDE = 0.1
+"""The chance of a prompt outside the window: enough to notice that it has come back into it."""
+
 
 @dataclass(slots=True)
 class PromptStats:
@@ -131,8 +134,8 @@ def draw(
 
     drop_solved: skip prompts whose last so many groups, or more, all got one same reward (0: skip
     none).
-    difficulty.window: of running pass rates; a prompt outside is drawn with probability
-    `difficulty.outside`, by a key of (seed, index, visit). Prompts never drawn are always drawn.
+    difficulty.window: of running pass rates; a prompt outside is drawn with probability 0.1, by a
+    key of (seed, index, visit). Prompts never drawn are always drawn.
 
     Walks at most one epoch, order.count positions, or `wanted` if that is more. If these do not
     hold enough, those skipped make up for it, the ones outside the window first, then the retired
@@ -152,7 +155,7 @@ def draw(
             retired.append((index, visit))
         elif (
             seen.is_out_of_window(difficulty)
-            and keys.rng(seed, "difficulty", index, visit).random() >= difficulty.outside
+            and keys.rng(seed, "difficulty", index, visit).random() >= _OUTSIDE
         ):
             beyond.append((index, visit))
         else:

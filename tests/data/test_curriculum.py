@@ -30,8 +30,8 @@ def update(history, index, rewards):
     history.update(index, values, values)
 
 
-def draw(*arguments, drop_solved=0, window=(0.0, 1.0), outside=1.0, seed=0):
-    difficulty = Difficulty(min_pass_rate=window[0], max_pass_rate=window[1], outside=outside)
+def draw(*arguments, drop_solved=0, window=(0.0, 1.0), seed=0):
+    difficulty = Difficulty(min_pass_rate=window[0], max_pass_rate=window[1])
     return curriculum.draw(*arguments, drop_solved, difficulty, seed)
 
 
@@ -79,12 +79,11 @@ def test_share_retired_is_of_all_records():
 
 def test_prompts_outside_the_window():
     history = history_of((3, [0, 0]), (0, [1, 0]), (4, [1, 1]), (2, [1, 1, 1, 0]))
-    drawn = draw(ORDER, 0, 4, history, window=(0.25, 0.75), outside=0.0)
+    drawn = draw(ORDER, 0, 4, history, window=(0.25, 0.75))
     assert (indices(drawn), drawn.cursor, drawn.skipped_outside) == ([0, 2, 7, 5], 6, 2)
-    assert indices(draw(ORDER, 0, 4, history, window=(0.25, 1.0), outside=0.0)) == [0, 4, 2, 7]
-    assert indices(draw(ORDER, 0, 4, history, window=(0.25, 0.75), outside=1.0)) == [3, 0, 4, 2]
+    assert indices(draw(ORDER, 0, 4, history, window=(0.25, 1.0))) == [0, 4, 2, 7]
     scalar = history_of((3, [-5, -3]), (0, [7, 8]))  # the whole window bounds no scalar reward
-    assert indices(draw(ORDER, 0, 2, scalar, outside=0.0)) == [3, 0]
+    assert indices(draw(ORDER, 0, 2, scalar)) == [3, 0]
     scalar.update(4, np.array([4.0, 7.0]), np.array([NAN, NAN]))
     assert scalar.seen[4].pass_rate is None
 
@@ -92,12 +91,12 @@ def test_prompts_outside_the_window():
 def test_prompts_outside_are_drawn_at_the_rate_asked_for_and_by_visit():
     order = Order(1000, 1)
     history = history_of(*((index, [0, 0]) for index in range(0, 1000, 2)))
-    drawn = draw(order, 0, 600, history, window=(0.1, 0.9), outside=0.25, seed=3)
+    drawn = draw(order, 0, 400, history, window=(0.1, 0.9), seed=3)
     easy = [index for index, _ in drawn.draws if index % 2 == 0]
-    assert abs(len(easy) / (len(easy) + drawn.skipped_outside) - 0.25) < 0.06
-    again = draw(order, 0, 1000, history, window=(0.1, 0.9), outside=0.25, seed=3)
-    assert again.draws[:600] == drawn.draws  # the choice does not depend on how many are asked for
-    later = draw(order, 1000, 600, history, window=(0.1, 0.9), outside=0.25, seed=3)
+    assert abs(len(easy) / (len(easy) + drawn.skipped_outside) - 0.1) < 0.04
+    again = draw(order, 0, 500, history, window=(0.1, 0.9), seed=3)
+    assert again.draws[:400] == drawn.draws  # the choice does not depend on how many are asked for
+    later = draw(order, 1000, 400, history, window=(0.1, 0.9), seed=3)
     assert {index for index, _ in later.draws if index % 2 == 0} != set(easy)
 
 
@@ -110,7 +109,7 @@ def test_skipped_prompts_make_up_for_missing_ones():
         (7, [0, 0]),
         (6, [1, 1, 1, 1, 0]),
     ]
-    options = {"drop_solved": 1, "window": (0.0, 0.7), "outside": 0.0}
+    options = {"drop_solved": 1, "window": (0.0, 0.7), "seed": 1}
     drawn = draw(ORDER, 0, 6, history_of(*groups), **options)
     assert (indices(drawn), drawn.cursor) == ([5, 1, 0, 6, 3, 4], 8)
     assert (drawn.skipped_retired, drawn.skipped_outside) == (2, 0)
@@ -125,7 +124,6 @@ OPTIONS = st.fixed_dictionaries(
     {
         "drop_solved": st.integers(0, 2),
         "window": st.sampled_from([(0.0, 1.0), (0.2, 0.8), (0.5, 0.5)]),
-        "outside": st.sampled_from([0.0, 0.3, 1.0]),
         "seed": st.integers(0, 3),
     }
 )

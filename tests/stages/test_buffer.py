@@ -390,7 +390,7 @@ def test_two_tasks_with_rewards_of_their_own(train, tmp_path, opened):
         ({"entropy_coef": float("nan")}, "entropy_coef must be at least 0 .*, got nan"),
         ({"overlong_buffer": 9}, "cannot be larger"),
         (
-            {"difficulty": {"min_pass_rate": 0.6, "max_pass_rate": 0.4, "outside": 0.1}},
+            {"difficulty": {"min_pass_rate": 0.6, "max_pass_rate": 0.4}},
             "give a window within 0 to 1",
         ),
         ({"sync_every": -1}, "sync_every must be at least 0"),

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, assert_never
 from g2d_jax.config.build import stage_of
 from g2d_jax.config.section import (
     Bounds,
-    Fraction,
     Issue,
     Measure,
     NonNegative,
@@ -49,12 +48,11 @@ class Budget(Section):
 
 
 class Difficulty(Section):
-    """A filter by difficulty: prompts with a running pass rate outside the window are drawn with
-    chance `outside`."""
+    """A filter by difficulty: of prompts with a running pass rate outside the window one in ten is
+    drawn."""
 
     min_pass_rate: float = 0.0
     max_pass_rate: float = 1.0
-    outside: Fraction = 0.1
 
     @property
     def window(self) -> tuple[float, float]:
