@@ -137,8 +137,6 @@ class Checkpoint(Section):
 class Faults(Section):
     """Limits at which a run gives up."""
 
-    # updates in a row skipped for a loss or gradient that is not finite: then stop
-    max_skipped: Positive = 5
     # Seconds without a sign of life after which another process counts as lost. JAX itself ends all
     # after 100 seconds and names none.
     peer_timeout: Annotated[float, Bounds(least=5, most=90)] = 60.0
