@@ -60,8 +60,6 @@ class Compute(Section):
     generation_batch_size: Positive = 16_384
     # a folder; "" is none; unset: JAX's own setting, else the user's
     compilation_cache: FilePath | None = None
-    # of one JAX device, in your money: reports then have a column of it; a TPU7x chip is two devices
-    price_per_device_hour: float | None = None
 
 
 @dataclass(frozen=True)
