@@ -70,5 +70,4 @@ class Tokenizer(Section):
     chat: bool | None = None  # unset: the chat template if the tokenizer has one
     prompt_template: str = "plain"  # "plain", "paper", or any text with {problem}
     system: str | None = None  # unset: no system block; "default": what the template inserts
-    date: str | None = None  # unset: the fixed date of data/template.py
     enable_thinking: bool | None = None
