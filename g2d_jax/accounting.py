@@ -1,5 +1,4 @@
-"""The cost of a policy (tokens, FLOPs, device time, verifier time, money), from its stages'
-manifests."""
+"""The cost of a policy (tokens, FLOPs, device time, verifier time), from its stages' manifests."""
 
 from __future__ import annotations
 
@@ -13,9 +12,8 @@ from g2d_jax.config.section import Place
 
 TOKENS = ("generated", "prefilled", "scored", "trained")
 TIMES = ("seconds", "device_seconds", "verifier_cpu_seconds")
-MEASURES = (*TOKENS, "tokens", "flops", *TIMES, "price")
-"""The measures of a cost. tokens: of the four kinds together. seconds: on the clock. price: in the
-unit of price_per_device_hour."""
+MEASURES = (*TOKENS, "tokens", "flops", *TIMES)
+"""The measures of a cost. tokens: of the four kinds together. seconds: on the clock."""
 
 ACTIVITIES = ("generation", "verification", "logprobs", "training", "checkpointing", "compilation")
 """The activities of a stage; a record has the seconds of each, "generation_seconds" and so on.
@@ -37,9 +35,8 @@ Stages = Mapping[str, Mapping[str, Any]]
 Manifests = Mapping[str, Mapping[str, Any]]
 
 
-def cost(record: Mapping[str, Any], price_per_device_hour: float | None = None) -> dict[str, float]:
-    """Return the cost in a manifest, or in an entry of a manifest's "at", by measure. Without a
-    price there is none.
+def cost(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the cost in a manifest, or in an entry of a manifest's "at", by measure.
 
     Measures that a record lacks are NaN: manifests of version 0.1 have no device_seconds.
     """
@@ -47,10 +44,7 @@ def cost(record: Mapping[str, Any], price_per_device_hour: float | None = None) 
     tokens = {name: float(counts.get(name, math.nan)) for name in TOKENS}
     times = {name: float(record.get(name, math.nan)) for name in TIMES}
     whole = {"tokens": sum(tokens.values()), "flops": float(record.get("flops", math.nan))}
-    measured = {**tokens, **whole, **times}
-    if price_per_device_hour is not None:
-        measured["price"] = times["device_seconds"] / 3600 * price_per_device_hour
-    return measured
+    return {**tokens, **whole, **times}
 
 
 def shares(record: Mapping[str, Any]) -> dict[str, float]:
@@ -73,9 +67,7 @@ def goodput(record: Mapping[str, Any]) -> dict[str, float]:
     return {f"goodput/{activity}": share for activity, share in shares(record).items()}
 
 
-def cost_of(
-    policy: str, stages: Stages, manifests: Manifests, *, price_per_device_hour: float | None = None
-) -> dict[str, float]:
+def cost_of(policy: str, stages: Stages, manifests: Manifests) -> dict[str, float]:
     """Sum all that was spent to make a policy, by measure: its own stage and all behind it, each
     once.
 
@@ -88,23 +80,20 @@ def cost_of(
     manifest, or a step whose cost was not kept.
     """
     total = dict.fromkeys(MEASURES, 0.0)
-    if price_per_device_hour is None:
-        del total["price"]
-    costs = costs_by_stage(policy, stages, manifests, price_per_device_hour=price_per_device_hour)
-    for _, spent in costs:
+    for _, spent in costs_by_stage(policy, stages, manifests):
         for measure in total:
             total[measure] += spent[measure]
     return total
 
 
 def costs_by_stage(
-    policy: str, stages: Stages, manifests: Manifests, *, price_per_device_hour: float | None = None
+    policy: str, stages: Stages, manifests: Manifests
 ) -> Iterator[tuple[str, dict[str, float]]]:
     """Yield the kind of each stage that `cost_of` sums, and what it cost by measure. Raises as
     that."""
     for name, step in behind(policy, stages).items():
         if (kind := stages[name]["kind"]) != "sft":
-            yield kind, cost(_record(name, step, manifests), price_per_device_hour)
+            yield kind, cost(_record(name, step, manifests))
 
 
 def behind(policy: str, stages: Stages) -> dict[str, int | None]:

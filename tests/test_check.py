@@ -152,7 +152,7 @@ def test_settings_that_hardly_anyone_wants_are_warned_of(overrides: list[str], w
         ("stages.warmup.optimizer.min_lr_ratio=0.2", "the learning rate is constant: set schedule"),
         ("stages.sft.optimizer.kind=adafactor", ""),
         ("stages.warmup.reference_sync=yes", "the loss has no reference"),
-        ("stages.warmup.drop_solved.after=2", ""),
+        ("stages.warmup.drop_solved=2", ""),
         ("stages.evaluate.policies=", "is empty"),
         ("stages.warmup.rollouts=gone.jsonl", "the path of a dump that exists"),
     ],

@@ -606,7 +606,6 @@ def test_of_the_default_pass_at_those_are_told_that_so_many_answers_tell():
             "difficulty.min_pass_rate and max_pass_rate are .* within 0 to 1",
         ),
         ("stages.warmup.budget.amount=1e15", r"warmup\.budget\.amount .* set stop to 'budget'"),
-        ("stages.warmup.drop_solved.revisit=5", r"warmup\.drop_solved\.revisit .* set that too"),
         (
             "stages.dpo.optimizer.max_grad_norm=-1.0",
             r"dpo\.optimizer\.max_grad_norm must be at least 0",

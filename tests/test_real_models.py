@@ -101,7 +101,7 @@ def test_hyper_parameters(model: str, method: str, lora: int, rate: float) -> No
     assert plan(pipeline.checked(config)[0]).order == METHODS[method]
     adapters = (lora, 32.0, "bfloat16") if lora else (0, 16.0, "float32")
     assert (config.lora.rank, config.lora.alpha, config.lora.base_dtype) == adapters
-    assert (config.lora.targets, config.lora.rslora) == (("all-linear",), False)
+    assert config.lora.targets == ("all-linear",)
     system = "default" if model == "smollm3-3b" else None
     assert (config.dtype, config.tokenizer.prompt_template, config.tokenizer.system) == (
         "bfloat16",

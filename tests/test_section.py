@@ -128,7 +128,6 @@ def test_every_setting_that_may_name_a_file_is_found():
         for prefix in ("", "tasks.other.")
         for name in ("folder", "model.path")
     }
-    reward |= {f"{prefix}reward.model.tokenizer" for prefix in ("", "tasks.other.")}
     sources = {
         f"{prefix}.{split}.path"
         for prefix in ("data", "tasks.other")

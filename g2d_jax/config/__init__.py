@@ -51,7 +51,6 @@ from g2d_jax.config.stages.evaluate import Evaluate, evaluate
 from g2d_jax.config.stages.offline import Offline, offline
 from g2d_jax.config.stages.online import (
     Difficulty,
-    DropSolved,
     GRPOLossType,
     Online,
     ScaleRewards,

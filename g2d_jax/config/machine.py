@@ -60,8 +60,6 @@ class Compute(Section):
     generation_batch_size: Positive = 16_384
     # a folder; "" is none; unset: JAX's own setting, else the user's
     compilation_cache: FilePath | None = None
-    # of one JAX device, in your money: reports then have a column of it; a TPU7x chip is two devices
-    price_per_device_hour: float | None = None
 
 
 @dataclass(frozen=True)
@@ -137,8 +135,6 @@ class Checkpoint(Section):
 class Faults(Section):
     """Limits at which a run gives up."""
 
-    # updates in a row skipped for a loss or gradient that is not finite: then stop
-    max_skipped: Positive = 5
     # Seconds without a sign of life after which another process counts as lost. JAX itself ends all
     # after 100 seconds and names none.
     peer_timeout: Annotated[float, Bounds(least=5, most=90)] = 60.0

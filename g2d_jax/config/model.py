@@ -42,7 +42,6 @@ class Lora(Section):
 
     rank: NonNegative = 0  # 0: none, all parameters are trained
     alpha: float = 16.0  # their product is scaled by alpha / rank
-    rslora: bool = False  # by alpha / sqrt(rank) instead
     # or some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, …
     targets: tuple[str, ...] = ("all-linear",)
     # of the parameters that are not trained: "bfloat16" halves their memory
@@ -71,5 +70,4 @@ class Tokenizer(Section):
     chat: bool | None = None  # unset: the chat template if the tokenizer has one
     prompt_template: str = "plain"  # "plain", "paper", or any text with {problem}
     system: str | None = None  # unset: no system block; "default": what the template inserts
-    date: str | None = None  # unset: the fixed date of data/template.py
     enable_thinking: bool | None = None

@@ -55,9 +55,8 @@ class Data(Section):
 class RewardModel(Section):
     """A model that scores responses."""
 
-    path: ModelPath = ""  # a Hugging Face folder or hub id with a scalar head
+    path: ModelPath = ""  # a Hugging Face folder or hub id with a scalar head, and its tokenizer
     revision: str | None = None
-    tokenizer: ModelPath = ""  # "" is the reward model's own
     # tokens of prompt and response; longer ones are unscorable, never cut
     max_length: Positive = 4096
     batch_tokens: Positive = 16_384  # of one forward pass, over all devices

@@ -2,9 +2,7 @@
 are others.
 
     order ─► dropped? ─► outside the window? ─► drawn
-                │               └─ now and then drawn all the same
-                └─ drawn again after a while
-
+                                └─ now and then drawn all the same
 - Retirement (the density filter): a prompt all of whose responses got one reward, the same in
   several groups running, has no signal and is left out. A penalty of length is no part of it.
 - Targeting: prompts whose running pass rate lies outside a window are drawn less often.
@@ -23,13 +21,16 @@ from typing import Any
 import numpy as np
 
 from g2d_jax import keys
-from g2d_jax.config import Difficulty, DropSolved
+from g2d_jax.config import Difficulty
 from g2d_jax.data.order import Draw, Mixture, Order
 from g2d_jax.records import differ
 
 _NEW_SHARE = 0.5
 """The weight of the last group in the running pass rate: the policy moves, so older groups soon
 tell little."""
+
+_OUTSIDE = 0.1
+"""The chance of a prompt outside the window: enough to notice that it has come back into it."""
 
 
 @dataclass(slots=True)
@@ -40,21 +41,16 @@ class PromptStats:
     was judged.
     same: the one reward of all responses of the last group, None if they differed; times: in how
     many groups running.
-    step: of the last group with one reward, since which the prompt is retired if `times` is high
-    enough.
     """
 
     groups: int = 0
     pass_rate: float | None = None
     same: float | None = None
     times: int = 0
-    step: int = 0
 
-    def is_dropped(self, step: int, retire: DropSolved) -> bool:
-        """Tell whether it is left out at a step. Once `revisit` steps have passed it is not, until
-        its next group."""
-        rests = retire.revisit == 0 or step - self.step < retire.revisit
-        return 0 < retire.after <= self.times and rests
+    def is_dropped(self, drop_solved: int) -> bool:
+        """Tell whether it is left out: after so many groups with the same one reward, 0: never."""
+        return 0 < drop_solved <= self.times
 
     def is_out_of_window(self, difficulty: Difficulty) -> bool:
         """Tell whether its pass rate lies outside the window; an end at 0 below or at 1 above
@@ -71,9 +67,8 @@ class History:
     def __init__(self) -> None:
         self.seen: dict[int, PromptStats] = {}
 
-    def update(self, index: int, rewards: np.ndarray, right: np.ndarray, step: int) -> None:
-        """Take in one group. rewards: [G], NaN for responses that could not be scored; step: the
-        update it serves.
+    def update(self, index: int, rewards: np.ndarray, right: np.ndarray) -> None:
+        """Take in one group. rewards: [G], NaN for responses that could not be scored.
 
         right: [G], 1 or 0, NaN where there is no right and wrong. The pass rate is their mean in
         the first group, and then half the old rate and half the new mean. A group with fewer than
@@ -93,20 +88,18 @@ class History:
         if differ(values):
             seen.same = None
             seen.times = 0
-            seen.step = 0
             return
         if seen.same is None or differ(np.array([seen.same, values[0]])):
             seen.times = 0
         seen.same = float(values[0])
         seen.times += 1
-        seen.step = step
 
-    def share_retired(self, step: int, retire: DropSolved, records: int) -> float:
-        """Compute the share of all records that are retired at a step."""
-        return sum(seen.is_dropped(step, retire) for seen in self.seen.values()) / records
+    def share_retired(self, drop_solved: int, records: int) -> float:
+        """Compute the share of all records that are retired."""
+        return sum(seen.is_dropped(drop_solved) for seen in self.seen.values()) / records
 
     def state(self) -> dict[str, list[Any]]:
-        """Write the history for JSON: {index: [groups, pass rate, same, times, step]}."""
+        """Write the history for JSON: {index: [groups, pass rate, same, times]}."""
         return {str(index): list(dataclasses.astuple(seen)) for index, seen in self.seen.items()}
 
     @classmethod
@@ -133,18 +126,16 @@ def draw(
     cursor: int,
     wanted: int,
     history: History,
-    step: int,
-    retire: DropSolved,
+    drop_solved: int,
     difficulty: Difficulty,
     seed: int,
 ) -> Draws:
     """Draw the next `wanted` of an order from position `cursor`, less those that are skipped.
 
-    retire.after: skip prompts whose last so many groups, or more, all got one same reward (0: skip
-    none); retire.revisit: until so many steps after the last of them (0: for ever). The prompt is
-    then drawn as any other, and retired again at once if its group gets the same reward.
-    difficulty.window: of running pass rates; a prompt outside is drawn with probability
-    `difficulty.outside`, by a key of (seed, index, visit). Prompts never drawn are always drawn.
+    drop_solved: skip prompts whose last so many groups, or more, all got one same reward (0: skip
+    none).
+    difficulty.window: of running pass rates; a prompt outside is drawn with probability 0.1, by a
+    key of (seed, index, visit). Prompts never drawn are always drawn.
 
     Walks at most one epoch, order.count positions, or `wanted` if that is more. If these do not
     hold enough, those skipped make up for it, the ones outside the window first, then the retired
@@ -160,11 +151,11 @@ def draw(
         index, visit = order[cursor]
         cursor += 1
         seen = history.seen.get(index, PromptStats())
-        if seen.is_dropped(step, retire):
+        if seen.is_dropped(drop_solved):
             retired.append((index, visit))
         elif (
             seen.is_out_of_window(difficulty)
-            and keys.rng(seed, "difficulty", index, visit).random() >= difficulty.outside
+            and keys.rng(seed, "difficulty", index, visit).random() >= _OUTSIDE
         ):
             beyond.append((index, visit))
         else:

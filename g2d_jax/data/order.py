@@ -25,13 +25,12 @@ class Order:
     """An endless sequence of draws from `count` records in which every epoch is another
     permutation.
 
-    count: 1 to 2^31. seed: any integer; None: records as they come, in every epoch. The
-    permutations are grain's (`MapDataset.shuffle(seed).repeat()`): no list of `count` entries is
-    kept.
+    count: 1 to 2^31. seed: any integer. The permutations are grain's
+    (`MapDataset.shuffle(seed).repeat()`): no list of `count` entries is kept.
     """
 
     count: int
-    seed: int | None
+    seed: int
 
     def __getitem__(self, position: int) -> Draw:
         """Return (index, visit) at a position from 0: the record's index and how often it was drawn
@@ -41,8 +40,7 @@ class Order:
         """
         if not self.count:
             raise ValueError("an order needs records to draw from: is the data set empty?")
-        index = position if self.seed is None else _permutation(self.count, self.seed)(position)
-        return index % self.count, position // self.count
+        return _permutation(self.count, self.seed)(position), position // self.count
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,11 @@ applied.
     "What is 1+1?" ─► prompt template ─► [system, user] messages ─► chat template ─► "<|im_start|>user\nWhat is …"
 
 What chat templates add on their own account is made explicit: a default system prompt (Qwen2.5's
-"You are Qwen, …") and a date (Llama 3.1's fixed one, Llama 3.2's today) come in only as
-`TemplateSettings` says. The settings are written into the template itself (`Template.pinned`),
-which an exported policy brings: whoever renders messages with it writes what the policy saw.
-What they leave out is refused: each sequence of roles is tried with stand-ins first, whose texts
-must all be written. Templates are untrusted programs; they run in transformers' Jinja sandbox and
-nowhere else.
+"You are Qwen, …") comes in only as `TemplateSettings` says, and a date is `TODAY` always. The
+settings are written into the template itself (`Template.pinned`), which an exported policy brings:
+whoever renders messages with it writes what the policy saw. What they leave out is refused: each
+sequence of roles is tried with stand-ins first, whose texts must all be written. Templates are
+untrusted programs; they run in transformers' Jinja sandbox and nowhere else.
 """
 
 from __future__ import annotations
@@ -52,6 +51,9 @@ _OWN_TEMPLATE = (
     "the template that the model was trained with (chat_template.jinja beside the tokenizer)"
 )
 
+TODAY = datetime.datetime(2024, 7, 26)
+"""The date that templates take for today, so that prompts do not change overnight: Llama 3.1's."""
+
 Apply = Callable[[Conversation, bool], str]
 """A chat template: messages, and whether a response is to follow them -> text."""
 
@@ -67,7 +69,6 @@ class TemplateSettings:
         whatever the template inserts when no system message is given. Any other text, "" included:
         a system message with that content. A system message in the data's own conversation wins
         over this setting.
-    date: YYYY-MM-DD that templates take for today, so that prompts do not change overnight.
     enable_thinking: handed to templates that know it (Qwen3). Others are refused with True, and
         with False where they begin a thought all the same. None: left to the template.
     """
@@ -75,7 +76,6 @@ class TemplateSettings:
     chat: bool | None = None
     prompt_template: str = "plain"
     system: str | None = None
-    date: str = "2024-07-26"
     enable_thinking: bool | None = None
 
     def __post_init__(self) -> None:
@@ -85,12 +85,6 @@ class TemplateSettings:
                 f"{PLACEHOLDER}, got {self.prompt_template!r}"
                 f"{suggest(self.prompt_template, PROMPT_TEMPLATES)}"
             )
-        try:
-            datetime.date.fromisoformat(self.date)
-        except ValueError as error:
-            raise ValueError(
-                f"date must be written YYYY-MM-DD, for example 2024-07-26, got {self.date!r}"
-            ) from error
 
     @property
     def pattern(self) -> str:
@@ -131,7 +125,7 @@ class Template:
     """The prompt and chat template of one tokenizer under fixed settings.
 
     own: the tokenizer's chat template; "" without chat.
-    source: the same with the settings' date where it asks for the time.
+    source: the same with `TODAY` where it asks for the time.
     pinned: the same with all settings written into it, see `pin`.
     inserted: the system block that the template writes unasked and `pinned` does not, "" for none.
     fault: called for texts that the chat template leaves out, and for an enable_thinking that it
@@ -162,7 +156,7 @@ class Template:
         # Roles of conversations that the template is known to write whole.
         self._tried: set[tuple[str, ...]] = set()
         self.own: str = _chat_template(tokenizer) if self.is_chat else ""
-        self.source: str = _at_midnight(self.own, settings.date)
+        self.source: str = _at_midnight(self.own)
         self.pinned: str = ""
         self.inserted: str = ""
         hand_over(self._require_switch, fault)
@@ -413,7 +407,7 @@ def pin(
     """Write settings into a chat template, so that messages alone are rendered as they are here.
 
     What the caller names still counts: a system message, and the template's own variables. Without
-    them it has the settings' date and enable_thinking, and the settings' system message.
+    them it has `TODAY`, and the settings' enable_thinking and system message.
     block: what the template writes of its own before the first turn; `kept` is written in its
     place. Where a conversation begins otherwise, with another date for one, it ends where the first
     user's turn begins, with `header`. A caller's tools bring the block back, for they stand in it.
@@ -553,7 +547,7 @@ def try_out(tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings) -> N
     variables = {**tokenizer.special_tokens_map, **_variables(settings)}
     from g2d_jax.data.rehearsal import rehearse  # here: most runs have no chat template
 
-    rehearse(_at_midnight(_chat_template(tokenizer), settings.date), conversations, variables)
+    rehearse(_at_midnight(_chat_template(tokenizer)), conversations, variables)
 
 
 def _as_condition(tag: re.Match[str]) -> str:
@@ -582,13 +576,12 @@ def _chat_template(tokenizer: PreTrainedTokenizerFast) -> str:
     return source
 
 
-def _at_midnight(source: str, date: str) -> str:
-    """Return a chat template with a date at midnight written where it asks for the time.
+def _at_midnight(source: str) -> str:
+    """Return a chat template with `TODAY` at midnight written where it asks for the time.
 
     Raises ValueError for a template that asks for it in a format that it computes.
     """
-    midnight = datetime.datetime.fromisoformat(date)
-    source = _CLOCK.sub(lambda call: repr(midnight.strftime(call[2])), source)
+    source = _CLOCK.sub(lambda call: repr(TODAY.strftime(call[2])), source)
     if re.search(r"strftime_now\s*\(", source):
         raise ValueError(
             "the chat template asks for the time in a format that it computes: set chat=False"
@@ -598,8 +591,7 @@ def _at_midnight(source: str, date: str) -> str:
 
 def _variables(settings: TemplateSettings) -> dict[str, Any]:
     """Return what chat templates are given beside the messages."""
-    date = datetime.date.fromisoformat(settings.date)
-    variables: dict[str, Any] = {"date_string": date.strftime("%d %b %Y")}
+    variables: dict[str, Any] = {"date_string": TODAY.strftime("%d %b %Y")}
     if settings.enable_thinking is not None:
         variables["enable_thinking"] = settings.enable_thinking
     return variables

@@ -352,14 +352,12 @@ class Lora:
     W frozen.
 
     targets: names in ALL_LINEAR, or EVERY_TARGET, in whose place a ModelConfig puts those that it
-    has. scale: alpha / rank; with rslora alpha / sqrt(rank) (Kalajdzievski
-    2023, arXiv:2312.03732). Raises ValueError for what is out of range.
+    has. scale: alpha / rank. Raises ValueError for what is out of range.
     """
 
     rank: int
     alpha: float
     targets: tuple[str, ...] = EVERY_TARGET
-    rslora: bool = False
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not 0 < self.alpha < math.inf:
@@ -374,7 +372,7 @@ class Lora:
     @property
     def scale(self) -> float:
         """The factor of the adapters' product."""
-        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+        return self.alpha / self.rank
 
 
 @dataclass(frozen=True)

@@ -323,7 +323,6 @@ def save_adapters(
             "revision": revision,
             "r": low_rank.rank,
             "lora_alpha": low_rank.alpha,
-            "use_rslora": low_rank.rslora,
             "target_modules": low_rank.targets,
             **_fused_targets(policy.config, low_rank),
             "lora_dropout": 0.0,

@@ -165,15 +165,6 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def price(amount: float) -> str:
-    """Format an amount of money, "1,234.50"; little is not rounded to nothing, "0.0021"."""
-    if math.isnan(amount):
-        return UNKNOWN
-    if 0 < amount < 0.095:
-        return f"{amount:.2g}"
-    return f"{amount:,.2f}"
-
-
 def until(times: Iterable[float]) -> str:
     """Say when the last of some measurements was made, by Unix seconds; "" of none."""
     last = max(itertools.filterfalse(math.isnan, times), default=None)

@@ -149,7 +149,7 @@ class Policy:
         """
         run = self.run
         made = (self.name, run.sections, run.manifests)
-        costs = accounting.cost_of(*made, price_per_device_hour=run.price)
+        costs = accounting.cost_of(*made)
         if run.rates is not None:
             costs["hours"] = run.rates.hours(accounting.costs_by_stage(*made))
         return costs

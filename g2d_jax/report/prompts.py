@@ -46,7 +46,7 @@ def run_tokenizer(config: Mapping[str, Any]) -> PromptTokenizer:
     settings = config.get("tokenizer") or {}
     model = config.get("model") or {}
     try:
-        names = ("chat", "prompt_template", "system", "date", "enable_thinking")
+        names = ("chat", "prompt_template", "system", "enable_thinking")
         chosen = TemplateSettings(
             **{name: settings[name] for name in names if settings.get(name) is not None}
         )

@@ -150,7 +150,7 @@ def report(run: Run) -> Report:
     parts: dict[str, Sequence[Part | None]] = {
         **short.parts,
         "compute": [
-            tables.compute_table(manifests, run.price),
+            tables.compute_table(manifests),
             tables.goodput_table(manifests),
             Fold("Programs", [tables.compiled_table(manifests)]),
         ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,6 @@ import pyarrow.parquet as pq
 from etils import epath
 
 from g2d_jax.records import Verdict
-from g2d_jax.report.format import number
 from g2d_jax.report.tables import Manifest, policies, result_of
 from g2d_jax.runtime.lock import holder
 from g2d_jax.runtime.storage import read_bytes, read_informing, read_json
@@ -187,12 +185,6 @@ class Run:
     def latest(self) -> Manifest | None:
         """The manifest of the evaluation that is the result; None before there is one."""
         return result_of([stage.manifest for stage in self.evaluations if stage.manifest])
-
-    @property
-    def price(self) -> float | None:
-        """The config's compute.price_per_device_hour, None if it has none."""
-        price = number(self.config, "compute", "price_per_device_hour")
-        return None if math.isnan(price) else price
 
     @property
     def environment(self) -> Mapping[str, Any]:

@@ -42,7 +42,6 @@ FRONTIERS = (
     "trained",
     "device_seconds",
     "verifier_cpu_seconds",
-    "price",
 )
 """Costs that accuracy is drawn against, a figure each."""
 
@@ -242,7 +241,7 @@ def row_cells(rows: Sequence[Row]) -> list[dict[str, str]]:
     """
     answered = itertools.chain.from_iterable(row.correct for row in rows)
     k = min((correct.shape[1] for correct in answered), default=1)
-    measures = ("generated", "trained", "flops", "seconds", "device_seconds", "price")
+    measures = ("generated", "trained", "flops", "seconds", "device_seconds")
     cells = []
     for row in rows:
         passed = row.pass_at(k) if k > 1 else math.nan

@@ -38,7 +38,6 @@ COSTS: Mapping[str, tuple[str, Written]] = {
     "seconds": ("time", fmt.duration),
     "device_seconds": ("device time", fmt.duration),
     "verifier_cpu_seconds": ("verifier CPU", fmt.duration),
-    "price": ("price", fmt.price),
     "hours": ("time there", lambda hours: fmt.duration(3600 * hours)),
 }
 """Measure of a cost -> head of its column, and its numbers as text."""
@@ -165,13 +164,11 @@ def cost_cells(costs: Mapping[str, float], measures: Iterable[str]) -> dict[str,
     return cells
 
 
-def total_cost(
-    manifests: Iterable[Manifest], price_per_device_hour: float | None = None
-) -> dict[str, float]:
+def total_cost(manifests: Iterable[Manifest]) -> dict[str, float]:
     """Add up what stages cost, by measure; {} for none."""
     total: dict[str, float] = {}
     for manifest in manifests:
-        for measure, value in cost(manifest, price_per_device_hour).items():
+        for measure, value in cost(manifest).items():
             total[measure] = total.get(measure, 0) + value
     return total
 
@@ -448,16 +445,13 @@ def selection_table(manifest: Manifest) -> Table:
     return table(f"Selection {manifest.get('name')}: {by_score} (± standard error)", rows)
 
 
-def compute_table(
-    manifests: Sequence[Manifest], price_per_device_hour: float | None = None
-) -> Table:
-    """Build each finished stage's cost; the last row is the total. A price adds a column for the
-    device time."""
-    measures = (*TOKENS, "flops", *TIMES, "price")
+def compute_table(manifests: Sequence[Manifest]) -> Table:
+    """Build each finished stage's cost; the last row is the total."""
+    measures = (*TOKENS, "flops", *TIMES)
     rows = []
 
     def add(name: str, kind: str, stages: Sequence[Manifest]) -> None:
-        costs = cost_cells(total_cost(stages, price_per_device_hour), measures)
+        costs = cost_cells(total_cost(stages), measures)
         rows.append({"stage": name, "kind": kind, **costs, "host memory": _peak_memory(stages)})
 
     for stage in manifests:

@@ -273,7 +273,7 @@ class RolloutBuffer:
             if not any(missing.values()):
                 break
             if plan is None or extra:
-                draws = self._choose(cursor, window.first_update, sum(missing.values()))
+                draws = self._choose(cursor, sum(missing.values()))
                 parts = self._parts(draws, missing, extra)
             else:
                 parts = self._planned_parts(window, plan)
@@ -299,7 +299,7 @@ class RolloutBuffer:
             memory.give_back()
         return {
             **self._sampling_metrics(costs),
-            **self._curriculum_metrics(window, cursor),
+            **self._curriculum_metrics(cursor),
             **share,
         }
 
@@ -315,7 +315,7 @@ class RolloutBuffer:
         if plan is None:  # else an earlier start, that ended at this update, drew the prompts
             cursor = replace(self.state.after)
             count = following.batches * self.stage.prompts_per_step
-            draws = self._choose(cursor, window.first_update, count)
+            draws = self._choose(cursor, count)
             indices = [(self.index_of[problem.id], visit) for problem, visit in draws]
             plan = PlannedWindow(following.first_update, window.first_update, indices, cursor)
             self.ahead.plan(window, plan)
@@ -376,7 +376,7 @@ class RolloutBuffer:
                 strict=True,
             )
             for (problem, _), values, verdicts in outcomes:
-                state.history.update(self.index_of[problem.id], values, verdicts, self.trainer.step)
+                state.history.update(self.index_of[problem.id], values, verdicts)
 
     def summary(self) -> dict[str, int]:
         """Return counts for the manifest: of rollouts and prompts, and of the prompts' use."""
@@ -449,20 +449,18 @@ class RolloutBuffer:
             "generation/tokens_per_second": rate,
         }
 
-    def _curriculum_metrics(self, window: SyncWindow, cursor: Cursor) -> dict[str, float]:
+    def _curriculum_metrics(self, cursor: Cursor) -> dict[str, float]:
         """Return metrics of the choice of prompts, where a stage chooses any."""
-        stage = self.stage
+        stage, history = self.stage, self.state.history
         if not stage.targeted:
             return {}
         return {
-            "curriculum/retired": self.state.history.share_retired(
-                window.first_update, stage.drop_solved, len(self.index_of)
-            ),
+            "curriculum/retired": history.share_retired(stage.drop_solved, len(self.index_of)),
             "curriculum/skipped": float(cursor.skipped),
             "curriculum/saved": cursor.skipped / (cursor.drawn + cursor.skipped),
         }
 
-    def _choose(self, cursor: Cursor, step: int, count: int) -> Draws:
+    def _choose(self, cursor: Cursor, count: int) -> Draws:
         """Choose the next `count` prompts; move the cursor on."""
         stage, seed = self.stage, self.session.config.seed
         drawn = curriculum.draw(
@@ -470,7 +468,6 @@ class RolloutBuffer:
             cursor.position,
             count,
             self.state.history,
-            step,
             stage.drop_solved,
             stage.difficulty,
             seed,

@@ -34,8 +34,8 @@ class Conversations:
         if not tokenizer.template.is_chat:
             raise ValueError(
                 "the reward model's tokenizer has no chat template, so a conversation cannot be "
-                "written as the model was trained: set reward.model.tokenizer to the folder of "
-                "one that has"
+                "written as the model was trained: put its chat_template.jinja into a copy of "
+                "the model's folder, and set reward.model.path to that"
             )
         self.tokenizer = tokenizer
         special = tokenizer.special_tokens

@@ -86,8 +86,8 @@ def conversations_of(settings: Settings) -> Conversations:
     if read_out.cls_id is not None and tokenizer.pretrained.cls_token_id != read_out.cls_id:
         raise ValueError(
             f"the reward model is read at the CLS token {read_out.cls_id}, but its tokenizer's "
-            f"cls_token has the id {tokenizer.pretrained.cls_token_id}: set reward.model.tokenizer "
-            "to the one it was trained with"
+            f"cls_token has the id {tokenizer.pretrained.cls_token_id}: set reward.model.path to a "
+            "copy of its folder with the tokenizer that it was trained with"
         )
     if not 1 <= settings.max_length <= config.positions:
         raise ValueError(
@@ -104,6 +104,4 @@ def open_tokenizer(settings: Settings) -> PromptTokenizer:
     The template is taken as it is, its own system block included: the model was trained with it.
     """
     template = TemplateSettings(system=DEFAULT_SYSTEM)
-    if settings.tokenizer:
-        return load_tokenizer(settings.tokenizer, template, generates=False)
     return load_tokenizer(settings.path, template, revision=settings.revision, generates=False)

@@ -33,8 +33,7 @@ def adapters(settings: Adapters) -> dict[str, Any]:
     if not settings.rank:
         return {}
     quantise.check(settings.quantise)
-    targets = tuple(settings.targets)
-    low_rank = Lora(settings.rank, settings.alpha, targets, settings.rslora)
+    low_rank = Lora(settings.rank, settings.alpha, tuple(settings.targets))
     return {"lora": low_rank, "quantise": settings.quantise}
 
 

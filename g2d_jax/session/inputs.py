@@ -188,15 +188,14 @@ def _of_reward(reward: Reward, prefix: str) -> Readers:
             )
     if reward.function == "model":
         model = reward.model
-        source, revision = model.path, model.revision
-        if model.tokenizer:
-            source, revision = model.tokenizer, None
         # What a kind of input needs is imported where a run has it.
         from g2d_jax.scoring import reward_model
 
         read_tokens = lambda: contents.tokens(reward_model.open_tokenizer(model))  # noqa: E731
         found[f"{prefix}reward.model.path"] = _model(model.path, model.revision)
-        found[f"{prefix}reward.model.tokenizer"] = Reader(source, "model", read_tokens, revision)
+        found[f"{prefix}reward.model.tokenizer"] = Reader(
+            model.path, "model", read_tokens, model.revision
+        )
     return found
 
 

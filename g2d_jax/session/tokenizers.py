@@ -43,7 +43,7 @@ def open_tokenizer(settings: Tokenizer, model: Model, fault: Fault = refuse) -> 
     if model.path:
         source = hf.resolve(model.path, revision=model.revision)
         rows = hf.read_config(source).vocab_size
-    template = chosen(settings, ("chat", "prompt_template", "system", "date", "enable_thinking"))
+    template = chosen(settings, ("chat", "prompt_template", "system", "enable_thinking"))
     return load_tokenizer(
         settings.path or source,
         TemplateSettings(**template),

@@ -44,6 +44,10 @@ from g2d_jax.training.step import (
     put_numbers,
 )
 
+_MAX_SKIPPED = 5
+"""Updates in a row that are not finite at which a run stops: one may come of a single batch, so many
+of a policy that is lost."""
+
 
 @dataclass
 class Trainer:
@@ -91,7 +95,7 @@ class Trainer:
         """Do one optimiser step on packed groups; log the step before, whose metrics are ready by
         now.
 
-        Raises StopRun at the last of faults.max_skipped updates in a row whose loss or gradient is
+        Raises StopRun at the last of _MAX_SKIPPED updates in a row whose loss or gradient is
         not finite.
         """
         clock = self.session.clock
@@ -114,10 +118,9 @@ class Trainer:
         self._pending = (self.step, sums, {**metrics, **extra})
         # A checkpoint has the whole cost of its step, and the batch that `_give_up` writes is that
         # of the last update.
-        limit = self.session.config.faults.max_skipped
-        if self._due() or self.extra_state.skipped_in_row + 1 >= limit:
+        if self._due() or self.extra_state.skipped_in_row + 1 >= _MAX_SKIPPED:
             self.flush()
-        if self.extra_state.skipped_in_row >= limit:
+        if self.extra_state.skipped_in_row >= _MAX_SKIPPED:
             self._give_up(packed)
 
     @property
@@ -148,7 +151,7 @@ class Trainer:
             self.session.tracker.say(
                 f"{self.name}: update {step} is skipped, it is not finite "
                 f"({format_loss(loss, norm)}): parameters stay "
-                f"as they are; {self.session.config.faults.max_skipped} in a row stop the run"
+                f"as they are; {_MAX_SKIPPED} in a row stop the run"
             )
         metrics |= {"loss": loss, "grad_norm": norm, **mean_metrics(values, self.training.per)}
         metrics["skipped_updates"] = float(self.extra_state.skipped_updates)

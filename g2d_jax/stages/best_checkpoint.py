@@ -5,8 +5,8 @@ section 3).
 
 A checkpoint's score is the mean over tasks of the task's own: the mean reward of a task with right
 and wrong answers (their accuracy, where rewards are 0 and 1); of other rewards the mean divided by
-the mean response tokens, as the authors do, or with length_normalise=False the mean reward. All
-problems of a task weigh the same; unscorable responses are left out.
+the mean response tokens, as the authors do. All problems of a task weigh the same; unscorable
+responses are left out.
 
 A quotient makes sense for rewards above 0: a negative one comes nearer to 0 by a longer response,
 so that dividing favours length, which it is there to prevent. The stage says so where it happens.
@@ -62,7 +62,7 @@ def run(session: Session, name: str, stage: BestCheckpoint) -> dict[str, Any]:
             f"{name}: no checkpoint of {stage.policy} has a score: of some task no response "
             "could be scored"
         )
-    alerts.say(session, name, 0, _negative(stage, scores), warnings)
+    alerts.say(session, name, 0, _negative(scores), warnings)
     session.tracker.say(
         f"{name}: {stage.policy}@{best}, the best of steps {', '.join(map(str, steps))}"
     )
@@ -115,7 +115,7 @@ def _scored(
     groups = held_out.answers("select").groups
     tasks = task_results(held_out.problems, groups, session.config.verifiable)
     for task, row in tasks.items():
-        divided = stage.length_normalise and not session.config.verifiable[task]
+        divided = not session.config.verifiable[task]
         row["score"] = row["length_normalised" if divided else "reward"]
         row["score_sem"] = row["length_normalised_sem" if divided else "sem"]
     # Tasks are other problems each, so their errors are independent.
@@ -124,11 +124,9 @@ def _scored(
     return {"score": total / len(tasks), "sem": spread / len(tasks), "tasks": tasks}
 
 
-def _negative(stage: BestCheckpoint, scores: Mapping[int, Mapping[str, Any]]) -> Iterator[Alert]:
-    """Yield an alert for each task whose rewards are negative on average while they are divided by
-    lengths."""
-    if not stage.length_normalise:
-        return
+def _negative(scores: Mapping[int, Mapping[str, Any]]) -> Iterator[Alert]:
+    """Yield an alert for each task whose rewards, which are divided by lengths, are negative on
+    average."""
     for task in next(iter(scores.values()))["tasks"]:
         results = [entry["tasks"][task] for entry in scores.values()]
         low = min(row["reward"] for row in results)
@@ -136,6 +134,5 @@ def _negative(stage: BestCheckpoint, scores: Mapping[int, Mapping[str, Any]]) ->
             yield Alert(
                 f"negative {task}",
                 f"rewards of the task {task} are negative on average ({low:.3g}): divided by the "
-                "length they "
-                "favour long responses. To try: length_normalise=False, rewards shifted above 0",
+                "length they favour long responses. To try: rewards shifted above 0",
             )

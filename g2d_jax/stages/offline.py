@@ -18,7 +18,7 @@ from etils import epath
 
 from g2d_jax.config import Collect, DPOLoss, Offline, OnlineDPO
 from g2d_jax.config.policy_name import PolicyName
-from g2d_jax.data.order import Order, draw
+from g2d_jax.data.order import draw
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.data.preferences import check_preferences
 from g2d_jax.data.splits import met
@@ -75,11 +75,7 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
     before: dict[str, float] = {}
     if stage.diagnose:  # now, for it refuses responses without tokens
         before = informativeness.pair_summary(references[:, 0], references[:, 1], *lengths)
-    order = (
-        problem_order(session.config, count, f"offline/{name}")
-        if stage.shuffle
-        else Order(count, None)
-    )
+    order = problem_order(session.config, count, f"offline/{name}")
     with open_trainer(training) as trainer:
         if trainer.step == 0 and stage.compares:
             trainer.cost = scoring

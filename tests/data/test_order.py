@@ -55,7 +55,6 @@ def test_the_order_is_fixed():
         5,
         6,
     ]
-    assert draw(Order(2, None), 1, 4) == [(1, 0), (0, 1), (1, 1), (0, 2)]  # as they come
 
 
 def test_epochs_and_neighbouring_seeds_differ():

@@ -66,9 +66,8 @@ CLOCK = (
         (FOLDED, QUESTION, {}, "<turn>user\n" + QUESTION + ASKED),
         (FOLDED, QUESTION, {"system": "Be brief."}, "<turn>user\nBe brief.\n\n" + QUESTION + ASKED),
         (FOLDED, (USER, ASSISTANT, USER), {}, f"<turn>user\nuser{ASKED}assistant<end>\n<turn>user\nuser{ASKED}"),
-        # the time is that of the settings
-        (CLOCK, QUESTION, {"system": "default", "date": "2024-02-29"},
-         "Thursday 29 February 2024, 2024-02-29 00:00 " + QUESTION),
+        # the time is always the same
+        (CLOCK, QUESTION, {"system": "default"}, "Friday 26 July 2024, 2024-07-26 00:00 " + QUESTION),
     ],
 )  # fmt: skip
 def test_rendered_prompts(make, template, prompt, settings, text):
@@ -80,7 +79,6 @@ def test_rendered_prompts(make, template, prompt, settings, text):
     [
         ({"prompt_template": "papr"}, "did you mean paper"),
         ({"prompt_template": "Solve: {question}"}, "{problem}"),
-        ({"date": "26 Jul 2024"}, "YYYY-MM-DD"),
     ],
 )
 def test_settings_that_cannot_be(settings, hint):
@@ -115,8 +113,8 @@ def test_line_breaks_and_latex_are_not_told(text):
 def test_dated_block_is_taken_out_and_the_bos_stays(make):
     tokenizer = make(make.dated, bos_token=BOS)
     assert render(tokenizer) == "<|bos|>[user]\n\nWhat is {1+1}?<|im_end|>[assistant]\n\n"
-    assert render(tokenizer, system="default", date="2025-01-02").startswith(
-        "<|bos|>[system]\n\nToday Date: 02 Jan 2025\n\n<|im_end|>[user]"
+    assert render(tokenizer, system="default").startswith(
+        "<|bos|>[system]\n\nToday Date: 26 Jul 2024\n\n<|im_end|>[user]"
     )
 
 

@@ -279,7 +279,6 @@ def test_fingerprint_names_everything_that_decides_ids(make):
         (make.chatml_thinking, {}, None, ()),
         (None, {}, None, ()),
         (make.chatml_with_default, {}, TemplateSettings(system="default"), ()),
-        (make.chatml_with_default, {}, TemplateSettings(date="2024-07-27"), ()),
         (make.chatml_with_default, {}, None, [9]),
         (make.chatml_with_default, {"pad_token": END}, None, ()),
         (make.chatml_with_default, {"adds_bos": True, "bos_token": BOS}, None, ()),

@@ -164,10 +164,10 @@ def test_templates_of_any_pieces(template: str, system: str | None) -> None:
         use(made)
 
 
-@given(TEXTS, TEXTS)
+@given(TEXTS)
 @tries(60)
-def test_settings_of_any_text(template: str, date: str) -> None:
-    accepted(lambda: TemplateSettings(prompt_template=template, date=date), "")
+def test_settings_of_any_text(template: str) -> None:
+    accepted(lambda: TemplateSettings(prompt_template=template), "")
 
 
 @pytest.mark.parametrize("top", [2**24, 2**31, 2**32 - 1])

@@ -71,13 +71,13 @@ def test_fresh_adapters_change_nothing(base: decoder.Decoder) -> None:
 
 
 def test_merged_computes_the_same(base: decoder.Decoder) -> None:
-    made = policy(base, Lora(2, 5.0, SOME, rslora=True))
+    made = policy(base, Lora(2, 5.0, SOME))
     merged = jax.jit(merge)(made)
     assert merged.config == BASE
     q, a, b = (np.asarray(getattr(made.blocks, name)[...])[0] for name in ("q", "q_a", "q_b"))
     np.testing.assert_allclose(
         np.asarray(merged.blocks.q[...])[0],
-        q + 5.0 / 2**0.5 * np.einsum("ir,rhd->ihd", a, b),
+        q + 5.0 / 2 * np.einsum("ir,rhd->ihd", a, b),
         atol=1e-6,
     )
     found = np.asarray(logits(made, TOKENS))
@@ -97,7 +97,7 @@ def test_an_export_that_merges_layer_by_layer_has_the_bits_of_the_whole(
 ) -> None:
     """From a bfloat16 base on a mesh, as LoRA runs have it; and nothing but a model's tensors are
     in the files."""
-    made = policy(decoder.cast(base, jnp.bfloat16), Lora(3, 5.0, SOME, rslora=True))
+    made = policy(decoder.cast(base, jnp.bfloat16), Lora(3, 5.0, SOME))
     mesh = meshes.make_mesh(fsdp=2, tensor=2, data=-1)
     made = jax.device_put(made, decoder.shardings(made.config, mesh))
     size = {"dtype": "bfloat16", "max_shard_bytes": 20_000}
@@ -199,7 +199,7 @@ def test_gradients_are_those_of_the_merged_layer(base: decoder.Decoder) -> None:
     ("family", "adapters"),
     [
         ("qwen3", Lora(3, 6.0)),
-        pytest.param("gemma3", Lora(2, 5.0, SOME, True), marks=pytest.mark.slow),
+        pytest.param("gemma3", Lora(2, 5.0, SOME), marks=pytest.mark.slow),
         *(
             pytest.param(family, Lora(3, 6.0), marks=pytest.mark.slow)
             for family in ("phi3", "qwen3_5", "qwen3_moe")

@@ -163,7 +163,7 @@ def test_a_stages_cost_counts_once_and_little_is_little():
     assert headline(base) == "Base answers – % of – held-out problems correctly."
 
 
-def test_compute_sums_up_with_device_time_and_price_where_they_say_something():
+def test_compute_sums_up_with_device_time_where_it_says_something():
     rows = tables.compute_table(STAGES[:4]).rows
     assert rows[-1] == ["all stages", "", "349 k", "0", "0", "5.60 M", "10.6 T", "2 min 33 s"]
     assert len(rows) == 5 and len(tables.compute_table(STAGES[:1]).rows) == 1  # no total of one
@@ -171,12 +171,12 @@ def test_compute_sums_up_with_device_time_and_price_where_they_say_something():
         {**one, "device_seconds": 8 * one["seconds"], "verifier_cpu_seconds": 1.0}
         for one in STAGES[:2]
     ]
-    _, columns, rows = tables.compute_table(stages, price_per_device_hour=4.5)
-    assert columns[-4:] == ["time", "device time", "verifier CPU", "price"]
-    assert [row[-4:] for row in rows] == [
-        ["1 min 24 s", "11 min 14 s", "1.0 s", "0.84"],
-        ["32 s", "4 min 14 s", "1.0 s", "0.32"],
-        ["1 min 56 s", "15 min 27 s", "2.0 s", "1.16"],
+    _, columns, rows = tables.compute_table(stages)
+    assert columns[-3:] == ["time", "device time", "verifier CPU"]
+    assert [row[-3:] for row in rows] == [
+        ["1 min 24 s", "11 min 14 s", "1.0 s"],
+        ["32 s", "4 min 14 s", "1.0 s"],
+        ["1 min 56 s", "15 min 27 s", "2.0 s"],
     ]
     stages = [
         {**one, "peak_memory_bytes": gib << 30} for one, gib in zip(STAGES[:2], (3, 2), strict=True)
@@ -266,8 +266,7 @@ def test_labels_of_the_shipped_stages():
             0: "0.0 s", 0.012: "0.01 s", 9.94: "9.9 s", 9.96: "10 s", 59.4: "59 s", 59.6: "1 min 00 s",
             245: "4 min 05 s", 3599.6: "1 h 00 min", 7380: "2 h 03 min",
         }.items()),
-        *((fmt.price, amount, text) for amount, text in {0: "0.00", 0.00213: "0.0021", 12_345.6: "12,345.60"}.items()),
-        *((written, math.nan, "–") for written in (fmt.quantity, fmt.duration, fmt.price, fmt.count, fmt.percent)),
+        *((written, math.nan, "–") for written in (fmt.quantity, fmt.duration, fmt.count, fmt.percent)),
     ],
 )  # fmt: skip
 def test_numbers_as_text(written, value, text):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,15 @@ def save_reward_model(folder: Path, family: str) -> None:
         config
     ).save_pretrained(folder)
     make_tokenizer(SMALL).save_pretrained(folder)
+
+
+def with_tokenizer(model: Path, folder: Path, tokenizer: Any) -> Path:
+    """A copy of a reward model with another tokenizer, as the fixture's is in its folder."""
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(model / name, folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def section(folder: Path, **changes: Any) -> Settings:
@@ -277,9 +287,10 @@ def test_one_bos_whether_the_template_writes_it_or_not(
     plain = TEMPLATE.removeprefix("{{ bos_token }}")
     ids = []
     for number, template in enumerate((TEMPLATE, plain, "{{ bos_token }}" + TEMPLATE)):
-        make_tokenizer(SMALL, template).save_pretrained(tmp_path / str(number))
-        chosen = section(folders["Llama"], tokenizer=str(tmp_path / str(number)))
-        encoded = conversations_of(chosen).encode("Hi", BOS)
+        folder = with_tokenizer(
+            folders["Llama"], tmp_path / str(number), make_tokenizer(SMALL, template)
+        )
+        encoded = conversations_of(section(folder)).encode("Hi", BOS)
         assert encoded is not None and encoded.tolist().count(SMALL[BOS]) == 1
         ids.append(encoded.tolist())
     assert ids[0] == ids[1] == ids[2]
@@ -332,27 +343,42 @@ def test_athene_reads_the_appended_cls_token(tmp_path: Path) -> None:
         ({"dtype": "float16"}, r"dtype must be one of float32, bfloat16"),
         ({"max_length": 257}, r"max_length is 257, but the reward model has 256 positions"),
         ({"batch_tokens": 0}, "batch_tokens must be at least 1"),
-        ({"tokenizer": "untemplated"}, r"has no chat template.*set reward\.model\.tokenizer"),
-        ({"tokenizer": "larger"}, r"262 words, its tokenizer 128010"),
-        (
-            {"tokenizer": "dropping"},
-            r"dropping': the chat template leaves out the assistant's text.*it writes '",
-        ),
     ],
 )
 def test_wrong_settings_say_what_to_do(
-    folders: dict[str, Path], tmp_path: Path, changes: dict[str, Any], message: str
+    folders: dict[str, Path], changes: dict[str, Any], message: str
 ) -> None:
-    make_tokenizer(SMALL, None).save_pretrained(tmp_path / "untemplated")
-    make_tokenizer(LLAMA31).save_pretrained(tmp_path / "larger")
-    questions = TEMPLATE.replace("for m in messages", "for m in messages if m.role != 'assistant'")
-    make_tokenizer(SMALL, questions).save_pretrained(tmp_path / "dropping")
-    if "tokenizer" in changes:
-        changes = {"tokenizer": str(tmp_path / changes["tokenizer"])}
     with pytest.raises(ValueError, match=message):
         RewardModel(
             section(folders["Llama"], **changes), meshes.make_mesh(devices=jax.devices()[:1])
         )
+
+
+QUESTIONS = TEMPLATE.replace("for m in messages", "for m in messages if m.role != 'assistant'")
+
+
+@pytest.mark.parametrize(
+    ("special", "template", "message"),
+    [
+        (SMALL, None, "has no chat template.*put its chat_template.jinja into a copy"),
+        (LLAMA31, TEMPLATE, "262 words, its tokenizer 128010"),
+        (
+            SMALL,
+            QUESTIONS,
+            "mine': the chat template leaves out the assistant's text.*it writes '",
+        ),
+    ],
+)
+def test_a_tokenizer_that_is_not_the_model_s_is_refused(
+    folders: dict[str, Path],
+    tmp_path: Path,
+    special: dict[str, int],
+    template: str | None,
+    message: str,
+) -> None:
+    mine = with_tokenizer(folders["Llama"], tmp_path / "mine", make_tokenizer(special, template))
+    with pytest.raises(ValueError, match=message):
+        conversations_of(section(mine))
 
 
 def test_a_run_is_refused_before_any_work_for_what_only_the_reward_model_knows(

@@ -272,7 +272,7 @@ ENDS = {
     "in the middle of the second window": ("KILL", "RolloutBuffer.next_batch", 2),
     "after that, once more": ("KILL", "RolloutBuffer.next_batch", 1),
 }
-FILTERS = {"drop_solved.after": 1, "drop_solved.revisit": 4, "dynamic_sampling": 1}
+FILTERS = {"drop_solved": 1, "dynamic_sampling": 1}
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ it."""
 import gc
 import json
 import shutil
+from itertools import islice
 from pathlib import Path
 
 import jax
@@ -16,13 +17,15 @@ from worlds import bits, only, run
 from g2d_jax import config as settings
 from g2d_jax import pipeline
 from g2d_jax.config import Online
+from g2d_jax.data.order import draw
 from g2d_jax.rollouts import buffer as buffers
 from g2d_jax.rollouts.batches import Batch
 from g2d_jax.rollouts.buffer import RolloutBuffer
 from g2d_jax.runtime import storage
-from g2d_jax.runtime.tables import read_preferences, read_rollouts
+from g2d_jax.runtime.tables import read_preferences, read_rollouts, write_preferences
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.session.policies import load_policy
+from g2d_jax.session.problems import order
 from g2d_jax.session.trainer import open_trainer
 from g2d_jax.session.windows import SyncWindow, window_at
 from g2d_jax.stages.online import training_of
@@ -152,8 +155,8 @@ def test_a_window_longer_than_memory_is_read_back(train, tmp_path, opened, monke
 
 @pytest.mark.slow
 def test_never_synchronised_is_collect_and_offline_dpo(train, tmp_path, opened):
-    """The same prompts in the same order, one pair a prompt: the same pairs and the same
-    updates."""
+    """The same prompts, one pair a prompt: the same pairs and, with the pairs put where the offline
+    stage draws them in the order of collection, the same updates."""
     online = train.stages.train
     online.update(loss="dpo", sync_every=0, num_generations=8, stream="shared")
     online.optimizer.learning_rate = 1e-3
@@ -168,13 +171,19 @@ def test_never_synchronised_is_collect_and_offline_dpo(train, tmp_path, opened):
         )
         train.stages.collect.pairs_per_prompt = 1
         train.stages.dpo = settings.offline(
-            policy="init", batch_size=4, shuffle=False, diagnose=False, optimizer=online.optimizer
+            policy="init", batch_size=4, diagnose=False, optimizer=online.optimizer
         )
     session = opened(train, tmp_path)
-    for name in ("train", "collect", "dpo"):
+    for name in ("train", "collect"):
         run(session, name)
-    pairs = read_preferences(session.folders["collect"] / "preferences")
+    parts = session.folders["collect"] / "preferences"
+    pairs = read_preferences(parts)
     assert len(pairs) == 16  # every prompt has a pair: no batch is smaller than the others
+    drawn_at = [index for index, _ in draw(order(session.config, 16, "offline/dpo"), 0, 16)]
+    placed = iter([pairs[drawn_at.index(index)] for index in range(16)])
+    for part in sorted(parts.glob("*.parquet")):
+        write_preferences(part, list(islice(placed, len(read_preferences(part)))))
+    run(session, "dpo")
     drawn = [
         row for number in range(4) for row in read_rollouts(session.folders["train"] / "rollouts")
     ]
@@ -309,7 +318,7 @@ def first_letter(prompts: list[str], completions: list[str], **columns: object) 
 
 def test_retired_prompts_are_not_drawn_again(train, tmp_path, opened):
     train.data.train.limit = 24
-    train.stages.train.update(steps=8, drop_solved={"after": 1, "revisit": 0})
+    train.stages.train.update(steps=8, drop_solved=1)
     session = opened(train, tmp_path, first_letter)
     run(session)
     count = len(session.problems.train)
@@ -333,7 +342,7 @@ def always_right(prompts: list[str], completions: list[str], **columns: object) 
 
 def test_prompts_that_only_a_penalty_of_length_tells_apart_retire(train, tmp_path, opened):
     stage = train.stages.train
-    stage.update(steps=3, drop_solved={"after": 1, "revisit": 0})
+    stage.update(steps=3, drop_solved=1)
     stage.overlong_buffer = stage.sampling.max_new_tokens
     session = opened(train, tmp_path, always_right)
     run(session)
@@ -384,7 +393,7 @@ def test_two_tasks_with_rewards_of_their_own(train, tmp_path, opened):
             {"stop": "budget", "sync_every": 0, "budget": {"measure": "flops", "amount": 1.0}},
             "paid for already",
         ),
-        ({"drop_solved": {"after": 2, "revisit": 0}, "sync_every": 0}, "before any is seen"),
+        ({"drop_solved": 2, "sync_every": 0}, "before any is seen"),
         (
             {"loss": "dpo", "dpo": {"loss_type": "ipo", "label_smoothing": 0.1}},
             "leave it at 0 with 'ipo'",
@@ -393,7 +402,7 @@ def test_two_tasks_with_rewards_of_their_own(train, tmp_path, opened):
         ({"entropy_coef": float("nan")}, "entropy_coef must be at least 0 .*, got nan"),
         ({"overlong_buffer": 9}, "cannot be larger"),
         (
-            {"difficulty": {"min_pass_rate": 0.6, "max_pass_rate": 0.4, "outside": 0.1}},
+            {"difficulty": {"min_pass_rate": 0.6, "max_pass_rate": 0.4}},
             "give a window within 0 to 1",
         ),
         ({"sync_every": -1}, "sync_every must be at least 0"),

@@ -80,25 +80,24 @@ def test_skipped_updates_leave_no_trace_but_their_count(only_sft, tmp_path, open
 
 
 def test_skips_in_a_row_end_the_run_and_leave_the_batch(only_sft, tmp_path, opened):
-    only_sft.faults.max_skipped = 2
     session = opened(only_sft, tmp_path)
     with (
-        training(session, "sft", 6) as trainer,
-        pytest.raises(StopRun, match="sft: 2 updates in a row were not finite") as error,
+        training(session, "sft", 9) as trainer,
+        pytest.raises(StopRun, match="sft: 5 updates in a row were not finite") as error,
     ):
-        for weight in (None, np.inf, None, np.nan, np.inf):
+        for weight in (None, np.inf, None, np.nan, np.nan, np.inf, np.nan, np.inf):
             trainer.update(groups(session, weight), {})
-    folder = tmp_path / "01-sft" / "nonfinite-000005"
-    assert trainer.step == 5 and str(folder) in str(error.value)
+    folder = tmp_path / "01-sft" / "nonfinite-000008"
+    assert trainer.step == 8 and str(folder) in str(error.value)
     batch = load_file(folder / "batch.safetensors")
     record = storage.read_json(folder / "record.json")
     response = groups(session)[0].responses[0].token_ids
     assert (batch["tokens"][np.isinf(batch["weight"])] == response).all()
     assert record["nonfinite_values"] == {"weight": len(response)}
-    assert (record["stage"], record["step"]) == ("sft", 5)
+    assert (record["stage"], record["step"]) == ("sft", 8)
     assert (
         record["metrics"]["loss"] in ("NaN", "Infinity")
-        and record["metrics"]["skipped_updates"] == 3
+        and record["metrics"]["skipped_updates"] == 6
     )
 
 

@@ -251,7 +251,7 @@ def test_logprobs_of_some_rows_alone_are_refused(warmup, tmp_path, opened, cap):
             {"dynamic_sampling": 1},
             "samples nothing in their place: leave dynamic_sampling, drop_solved and difficulty",
         ),
-        ({"drop_solved": {"after": 2}}, "leave dynamic_sampling, drop_solved and difficulty"),
+        ({"drop_solved": 2}, "leave dynamic_sampling, drop_solved and difficulty"),
         ({"stream": "mine"}, "stream is set, and rollouts='mine' samples nothing"),
     ],
 )

@@ -16,8 +16,8 @@ class BestCheckpoint(Stage):
     """The best of a policy's kept checkpoints by its reward on held-out problems; a policy's name
     like any other.
 
-    steps: which of the kept ones, () for all. length_normalise: a mean reward that is no accuracy
-    is divided by the mean length.
+    steps: which of the kept ones, () for all. A mean reward that is no accuracy is divided by the
+    mean length.
     """
 
     kind: Literal["best_checkpoint"] = "best_checkpoint"
@@ -25,7 +25,6 @@ class BestCheckpoint(Stage):
     steps: tuple[NonNegative, ...] = ()
     num_generations: Positive = 1
     sampling: Sampling = Sampling(temperature=0.6, top_p=0.9)
-    length_normalise: bool = True
 
     is_policy = True
     split: ClassVar[Split] = "dev"

@@ -26,7 +26,6 @@ class Offline(DPOLoss, TrainingStage):
     preferences: Preferences = "collect"
     epochs: Positive = 1
     batch_size: Positive = 64
-    shuffle: bool = True  # False takes the pairs in the order in which they were collected
     # of prompt and response, of a set made elsewhere; longer pairs are left out
     max_length: Positive | None = None
     on_error: OnError = "raise"  # of a set made elsewhere

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, assert_never
 from g2d_jax.config.build import stage_of
 from g2d_jax.config.section import (
     Bounds,
-    Fraction,
     Issue,
     Measure,
     NonNegative,
@@ -48,21 +47,12 @@ class Budget(Section):
     amount: float = 0.0
 
 
-class DropSolved(Section):
-    """A filter of solved prompts. After so many equal rewards in a row a prompt rests so many steps
-    (0: for ever)."""
-
-    after: NonNegative = 0
-    revisit: NonNegative = 0
-
-
 class Difficulty(Section):
-    """A filter by difficulty: prompts with a running pass rate outside the window are drawn with
-    chance `outside`."""
+    """A filter by difficulty: of prompts with a running pass rate outside the window one in ten is
+    drawn."""
 
     min_pass_rate: float = 0.0
     max_pass_rate: float = 1.0
-    outside: Fraction = 0.1
 
     @property
     def window(self) -> tuple[float, float]:
@@ -143,7 +133,7 @@ class Online(TrainingStage):
     overlong_buffer: NonNegative = 0
     # more rounds of prompts, at most, in place of those without a signal
     dynamic_sampling: NonNegative = 0
-    drop_solved: DropSolved = DropSolved()
+    drop_solved: NonNegative = 0  # leave out prompts after so many groups of one reward; 0: none
     difficulty: Difficulty = Difficulty()
     patience: Positive = 50  # stop after so many steps in a row without any reward signal
     optimizer: Optimizer = Optimizer(eps=1e-4)
@@ -215,7 +205,7 @@ class Online(TrainingStage):
     @property
     def targeted(self) -> bool:
         """Whether earlier results decide which prompts are drawn."""
-        return bool(self.drop_solved.after) or self.difficulty.window != (0, 1)
+        return bool(self.drop_solved) or self.difficulty.window != (0, 1)
 
     def issues(self, run: Run) -> Iterator[Issue]:
         """Yield settings that cannot work together, or that change nothing."""
@@ -263,13 +253,7 @@ class Online(TrainingStage):
             )
 
     def _filter_issues(self, run: Run) -> Iterator[Issue]:
-        """Yield a rest that no prompt takes, and filters that change the ratio of tasks."""
-        if self.drop_solved.revisit and not self.drop_solved.after:
-            yield error(
-                "drop_solved.revisit",
-                "is how long a solved prompt rests, and drop_solved.after is 0, so none does",
-                "set that too",
-            )
+        """Yield filters that change the ratio of tasks."""
         if run.tasks and self.filters:
             yield error(
                 "",
