@@ -45,8 +45,8 @@ from g2d_jax.training.step import (
 )
 
 _MAX_SKIPPED = 5
-"""Updates in a row that are not finite at which a run stops: one may come of a single batch, so many
-of a policy that is lost."""
+"""A run stops at so many updates in a row that are not finite. A single one may be the batch's
+fault, so many are the policy's."""
 
 
 @dataclass
@@ -95,8 +95,7 @@ class Trainer:
         """Do one optimiser step on packed groups; log the step before, whose metrics are ready by
         now.
 
-        Raises StopRun at the last of _MAX_SKIPPED updates in a row whose loss or gradient is
-        not finite.
+        Raises StopRun at the fifth update in a row whose loss or gradient is not finite.
         """
         clock = self.session.clock
         with clock.doing("training"):
