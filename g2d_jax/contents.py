@@ -2,10 +2,9 @@
 between two of them.
 
     problems, examples ─► records ┐
-    files, rollouts    ─► files   ├─► Content: a digest of the whole, and of each part by name
+    files, rollouts    ─► files   ├─► Content: one digest
     a model's folder   ─► weights │
     a tokenizer        ─► tokens  ┘
-    Content, Content   ─► difference: "2 of 1000 problems changed, such as 859339bd68d2f316"
 
 Of a local model's tensors three blocks are read each, at the start, in the middle and at the end:
 every other state of training, a scaled, merged or replaced tensor differs there. A few elements
@@ -24,11 +23,10 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import fsspec
-import numpy as np
 from etils import epath
 
 from g2d_jax.data.tokenizer import PromptTokenizer
@@ -44,12 +42,8 @@ from g2d_jax.models.safetensors_file import DTYPES, Stored
 from g2d_jax.records import Example, Problem
 from g2d_jax.runtime import ranges, storage
 
-if TYPE_CHECKING:
-    from g2d_jax.data.dumps import DumpRow
-
 BLOCK = 64 << 10
 """Bytes of a block of a tensor."""
-SHOWN = 3  # parts that a message names
 # of a config.json
 _NAMED_ONLY = (
     "_name_or_path",
@@ -73,15 +67,13 @@ _CHECKSUMS = (
 class Content:
     """The content of an input: parts of a kind ("problems", "tensors", …).
 
-    digest: 16 hex digits of all parts in their order. count: how many there are. parts: name ->
-    digest, in order; {} where they are not kept. commit: that of the hub's repository, ""
-    elsewhere. place: where it lies, for messages.
+    digest: 16 hex digits of all parts in their order. count: how many there are. commit: that of
+    the hub's repository, "" elsewhere. place: where it is, for messages.
     """
 
     kind: str
     digest: str
     count: int
-    parts: Mapping[str, str] = field(default_factory=dict, repr=False)
     commit: str = ""
     place: str = ""
 
@@ -91,7 +83,7 @@ def content(kind: str, parts: Mapping[str, str], commit: str = "") -> Content:
     whole = hashlib.blake2b(digest_size=8)
     for name, digest in parts.items():
         whole.update(f"{len(name)} {name} {digest}\n".encode("utf-8", "surrogatepass"))
-    return Content(kind, whole.hexdigest(), len(parts), parts, commit)
+    return Content(kind, whole.hexdigest(), len(parts), commit)
 
 
 def difference(old: Content, new: Content) -> str:
@@ -104,24 +96,9 @@ def difference(old: Content, new: Content) -> str:
         return commits
     if old.digest == new.digest:
         return ""
-    if not (old.parts and new.parts):
+    if old.count != new.count:
         return f"other {new.kind}: there were {old.count}, there are {new.count}"
-    added = [name for name in new.parts if name not in old.parts]
-    removed = [name for name in old.parts if name not in new.parts]
-    changed = [name for name, digest in new.parts.items() if old.parts.get(name, digest) != digest]
-    if not (added or removed or changed):
-        return f"the same {new.count} {new.kind} in another order"
-    counts = [("changed", changed), ("added", added), ("removed", removed)]
-    said = [f"{len(names)} {what}{_such_as(names, new.count)}" for what, names in counts if names]
-    return f"of {old.count} {new.kind} {', '.join(said)}"
-
-
-def _such_as(names: Sequence[str], total: int) -> str:
-    """Name a few parts, where that says something."""
-    if len(names) == total > SHOWN:
-        return ""
-    shown = [*names[:SHOWN], *["…"] * (len(names) > SHOWN)]
-    return f" ({', '.join(shown)})"
+    return f"the {new.count} {new.kind} are not the same"
 
 
 # Records
@@ -159,26 +136,6 @@ def rows(values: Iterable[Mapping[str, Any]]) -> Content:
         "rows",
         {f"row {number}": _digest(text.encode())[:8] for number, text in enumerate(texts, 1)},
     )
-
-
-def rollouts(groups: Iterable[Sequence[DumpRow]]) -> Content:
-    """Return the content of a dump's rows in the order in which a stage takes them: see
-    `dumps.by_step`."""
-    parts: dict[str, str] = {}
-    for group in groups:
-        for number, row in enumerate(group, 1):
-            values = [getattr(row, field.name) for field in fields(row) if field.name != "where"]
-            texts = [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
-            name = f"{row.prompt_key} at step {row.step or 0}, {number}"
-            parts[name] = _digest(json.dumps(texts, sort_keys=True, default=_plain).encode())[:8]
-    return content("rollouts", parts)
-
-
-def grown(old: Content, new: Content) -> bool:
-    """Return whether a content begins with all that an earlier one had, in its order. new: with its
-    parts."""
-    first = dict(itertools.islice(new.parts.items(), old.count))
-    return old.kind == new.kind and content(old.kind, first).digest == old.digest
 
 
 def _plain(value: Any) -> str:

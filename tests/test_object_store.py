@@ -136,11 +136,11 @@ first = files([put("a.jsonl", b"1"), put("b.jsonl", b"2")])
 put("a.jsonl", b"1")
 assert difference(first, files([str(folder / name) for name in ("a.jsonl", "b.jsonl")])) == ""
 changed = files([put("a.jsonl", b"3"), str(folder / "b.jsonl")])
-assert difference(first, changed) == "of 2 files 1 changed (a.jsonl)", difference(first, changed)
+assert difference(first, changed) == "the 2 files are not the same", difference(first, changed)
 put("config.json", b"{{}}"), put("model.safetensors", b"1")
 model = weights(folder)
 put("model.safetensors", b"2")
-assert difference(model, weights(folder)) == "of 2 files and settings 1 changed (model.safetensors)"
+assert difference(model, weights(folder)) == "the 2 files and settings are not the same"
 row = '{{"prompt": "%s", "completion": "1", "reward": 1}}\\n'
 def dump(prompts):
     return inputs._rollouts(put("dump.jsonl", "".join(row % prompt for prompt in prompts).encode()), {{}})

@@ -22,7 +22,6 @@ from g2d_jax import contents
 from g2d_jax.config import (
     Config,
     Model,
-    Online,
     Reward,
     Source,
     Stage,
@@ -268,9 +267,6 @@ def _of_text(config: Config, stage: Stage, text: str, kind: str, setting: str) -
     read = functools.partial(_files, text)
     if kind == "problems":
         read = functools.partial(_rows, text, None)
-    elif isinstance(stage, Online):
-        # Its dump may grow: it goes by rows, in the order that the stage takes them.
-        read = functools.partial(_rollouts, text, stage.columns)
     return {setting: Reader(text, kind, read)}
 
 
@@ -304,23 +300,6 @@ def _files(path: str) -> Content:
     if path.startswith("hub:"):
         return _rows(path, None)
     return contents.files(data_files(path))
-
-
-def _rollouts(path: str, columns: Mapping[str, str]) -> Content:
-    """Return the content of an online stage's dump. columns: as of `read_dump`."""
-    stamps = tuple(map(contents.stamp, data_files(path)))
-    return _rows_of_dump(path, tuple(columns.items()), stamps)
-
-
-@functools.lru_cache(maxsize=8)
-def _rows_of_dump(
-    path: str, columns: tuple[tuple[str, str], ...], stamps: tuple[str, ...]
-) -> Content:
-    """Read a dump. stamps: of its files, so that it is read again when one changes."""
-    from g2d_jax.data.distinct import LoadReport
-    from g2d_jax.data.dumps import by_step, read_dump
-
-    return contents.rollouts(by_step(read_dump(path, dict(columns), LoadReport(path, "skip"))))
 
 
 def _checkpoint(policy: str) -> Content:

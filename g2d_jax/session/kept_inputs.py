@@ -1,6 +1,6 @@
 """The inputs of a run, kept by content in its work directory and compared at every start.
 
-    inputs.py: setting -> Content ─┬─► WORKDIR/inputs.json, WORKDIR/inputs/SETTING.jsonl
+    inputs.py: setting -> Content ─┬─► WORKDIR/inputs.json
                                    └─► compared with what earlier starts kept ─► refused
 
 Places are free: what lies elsewhere with the same content is the same. A reward function's file is
@@ -9,15 +9,11 @@ only warned about: mending one that failed must not end a run.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 
 from etils import epath
 
-from g2d_jax import contents
-from g2d_jax.config import Config, Online
+from g2d_jax.config import Config
 from g2d_jax.config.policy_name import OF_RUN, PolicyName
 from g2d_jax.contents import Content, difference
 from g2d_jax.runtime import storage
@@ -27,9 +23,6 @@ from g2d_jax.session.inputs import base_model, named, of_run, policy_settings
 from g2d_jax.session.policies import base_of
 from g2d_jax.session.session import Session
 from g2d_jax.workdir import INPUTS, PLANS, absolute, has_begun, read_settings
-
-MOST_PARTS = 100_000  # of an input whose parts are kept: beyond, its digest and their number alone
-PARTS = "inputs"  # folder of the parts' digests
 
 
 def check(
@@ -64,7 +57,7 @@ def compare(
     kept = read(workdir)
     if not begun or kept is None:
         return
-    changed = list(_differences(workdir, kept, found, settings, say))
+    changed = list(_differences(kept, found, say))
     if changed:
         raise ValueError(refusal(workdir, changed))
 
@@ -89,7 +82,7 @@ def _require_base_of_other(setting: str, policy: str, base: Content) -> None:
     if kept is not None and difference(kept, base):
         raise ValueError(
             f"{setting}: the adapters of {policy} stand beside another model than {base.place} now "
-            f"holds: {difference(_with_parts(other, name, kept), base)}. Put back the model that "
+            f"holds: {difference(kept, base)}. Put back the model that "
             "they were trained with, or export that policy and use hf:FOLDER"
         )
 
@@ -121,8 +114,8 @@ def check_shared(
 def changed_functions(workdir: epath.Path, found: Mapping[str, Content]) -> list[str]:
     """List the reward functions whose file is not as a work directory keeps it, with what
     differs."""
-    changes = _changes(workdir, read(workdir) or {}, found)
-    return [line for name, _, _, line in changes if "reward.function" in name]
+    changes = _changes(read(workdir) or {}, found)
+    return [line for name, line in changes if "reward.function" in name]
 
 
 def refusal(workdir: epath.Path, changed: list[str]) -> str:
@@ -134,37 +127,25 @@ def refusal(workdir: epath.Path, changed: list[str]) -> str:
 
 
 def _differences(
-    workdir: epath.Path,
-    kept: Mapping[str, Content],
-    found: Mapping[str, Content],
-    settings: Config,
-    say: Callable[[str], None],
+    kept: Mapping[str, Content], found: Mapping[str, Content], say: Callable[[str], None]
 ) -> Iterator[str]:
     """Yield a line for each input that is not as it was; of a reward function's file it is only
     said."""
-    for name, old, new, line in _changes(workdir, kept, found):
+    for name, line in _changes(kept, found):
         if "reward.function" in name:
             say(f"WARNING: {line}. Rewards from now on may not be those of earlier stages")
-        elif not _has_grown(name, old, new, settings):
+        else:
             yield line
 
 
 def _changes(
-    workdir: epath.Path, kept: Mapping[str, Content], found: Mapping[str, Content]
-) -> Iterator[tuple[str, Content, Content, str]]:
-    """Yield name, old and new content of each input that is not as it was, and a line about it."""
+    kept: Mapping[str, Content], found: Mapping[str, Content]
+) -> Iterator[tuple[str, str]]:
+    """Yield the name of each input that is not as it was, and a line about it."""
     for name, new in found.items():
-        if name in kept and difference(kept[name], new):
-            old = _with_parts(workdir, name, kept[name])
+        if name in kept and (line := difference(kept[name], new)):
             place = f" ({new.place})" if new.place else ""
-            yield name, old, new, f"{name}{place}: {difference(old, new)}"
-
-
-def _has_grown(name: str, old: Content, new: Content, settings: Config) -> bool:
-    """Return whether a dump of an online stage goes on behind what it was: later updates take what
-    is added."""
-    is_dump = name.endswith(".rollouts") and name.split(".")[1] in settings.stages_of(Online)
-    return is_dump and contents.grown(old, new)
+            yield name, f"{name}{place}: {line}"
 
 
 def _entry(item: Content | None) -> dict[str, object]:
@@ -182,20 +163,12 @@ def _entry(item: Content | None) -> dict[str, object]:
 
 
 def keep(workdir: epath.Path, found: Mapping[str, Content]) -> None:
-    """Write inputs.json, and before it the digests of parts."""
-    for name, item in found.items():
-        if item.parts and len(item.parts) <= MOST_PARTS:
-            storage.write_json_lines(_parts_file(workdir, name), item.parts.items())
+    """Write inputs.json."""
     storage.write_json(workdir / INPUTS, {name: _entry(item) for name, item in found.items()})
 
 
-def _parts_file(workdir: epath.Path, name: str) -> epath.Path:
-    return workdir / PARTS / f"{re.sub(r'[^A-Za-z0-9_.@-]', '_', name)}.jsonl"
-
-
 def read(workdir: epath.Path) -> dict[str, Content] | None:
-    """Read what a work directory keeps of its inputs, without their parts; None where it keeps
-    nothing."""
+    """Read what a work directory keeps of its inputs; None where it keeps nothing."""
     file = workdir / INPUTS
     if not file.exists():
         return None
@@ -205,16 +178,6 @@ def read(workdir: epath.Path) -> dict[str, Content] | None:
         raise ValueError(
             f"{file} is damaged: {error}. Delete it, and contents are kept anew"
         ) from error
-
-
-def _with_parts(workdir: epath.Path, name: str, item: Content) -> Content:
-    """Return an input with the digests of its parts, where they are kept and belong to it."""
-    file = _parts_file(workdir, name)
-    if not file.exists():
-        return item
-    lines = storage.read_bytes(file).decode().splitlines()
-    whole = contents.content(item.kind, dict(json.loads(line) for line in lines))
-    return replace(item, parts=whole.parts) if whole.digest == item.digest else item
 
 
 # Commands on a run
@@ -239,7 +202,7 @@ def verify(session: Session, policy: str, *settings: str) -> None:
     for name in wanted:
         if name in kept and name in every and name not in found:
             found[name] = every[name].content()
-    changed = list(_differences(session.workdir, kept, found, session.config, session.tracker.say))
+    changed = list(_differences(kept, found, session.tracker.say))
     if changed:
         raise ValueError(refusal(session.workdir, changed))
 

@@ -223,16 +223,11 @@ def read_source(
 ) -> tuple[list[Problem], LoadReport, Content]:
     """Read a source of problems, before any is left out for its answer, length or other splits.
 
-    Returns its problems, what became of its rows, and its content. Of an embedded task the settings
-    say all; no problem's digest is kept. Raises as `load_problems`.
+    Returns its problems, what became of its rows, and its content. Raises as `load_problems`.
     """
     problems, report = load_problems(source, seed, verified=how.verified)
-    content = replace(records(problems, columns=how.columns), place=source.path)
-    return (
-        problems,
-        report,
-        replace(content, parts={}) if source.path.startswith("procedural:") else content,
-    )
+    content = records(problems, columns=how.columns)
+    return problems, report, replace(content, place=source.path)
 
 
 def _of_task(
