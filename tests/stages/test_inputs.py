@@ -538,7 +538,7 @@ def test_commands_do_not_put_a_policy_together_from_what_it_was_not_made_of(
             ValueError, match=r"other inputs:\n  model\.path \(\S+\): the 28 tensors and settings are not"
         ):
             commands.export(workdir, tmp_path / "model", policy=policy)
-    with pytest.raises(ValueError, match=r"model\.path \(\S+\): of 28"):
+    with pytest.raises(ValueError, match=r"model\.path \(\S+\): the 28 tensors"):
         commands.sample(workdir, policy="sft", prompts="1+1?")
 
 
