@@ -358,7 +358,9 @@ def test_the_same_elsewhere_goes_on_and_another_there_does_not(
     shutil.move(begun, tmp_path / "moved")
     start(reading(there), tmp_path / "moved")
     edit_weights(there / "model", scaled)
-    with pytest.raises(ValueError, match=r"there/model\): the 28 tensors and settings are not the same"):
+    with pytest.raises(
+        ValueError, match=r"there/model\): the 28 tensors and settings are not the same"
+    ):
         start(reading(there), tmp_path / "moved")
 
 
@@ -396,7 +398,9 @@ def test_of_a_reward_function_that_changed_a_run_is_warned_once(
     capsys.readouterr()
     start(config, workdir)
     said = capsys.readouterr().out
-    assert "WARNING: reward.function (" in said and "my_own.py): the 1 files are not the same" in said
+    assert (
+        "WARNING: reward.function (" in said and "my_own.py): the 1 files are not the same" in said
+    )
     start(config, workdir)
     assert "WARNING: reward.function" not in capsys.readouterr().out
     # the function is given it
@@ -512,7 +516,9 @@ def test_the_dry_run_compares_too(place: Path, tmp_path: Path) -> None:
     config.stages.sft.update(steps=0, batch_size=2)
     begin(config, workdir)
     edit_rows(place / "told.jsonl", lambda rows: rows[1].update(completion="7"))
-    with pytest.raises(ValueError, match=r"stages\.sft\.data \(\S+\): the 6 examples are not the same"):
+    with pytest.raises(
+        ValueError, match=r"stages\.sft\.data \(\S+\): the 6 examples are not the same"
+    ):
         dryrun.show(config, workdir=workdir)
 
 
@@ -526,16 +532,15 @@ def test_commands_do_not_put_a_policy_together_from_what_it_was_not_made_of(
     with pytest.raises(ValueError, match=r"\S+/01-sft/checkpoints has no checkpoint any more"):
         commands.export(workdir, tmp_path / "model", policy="sft")
     parquet(place / "test.parquet", ROWS[21:23])
-    with pytest.raises(
-        ValueError, match=r"data\.test \(\S+\): the 2 problems are not the same"
-    ):
+    with pytest.raises(ValueError, match=r"data\.test \(\S+\): the 2 problems are not the same"):
         commands.evaluate(workdir, "sft")
     with pytest.raises(ValueError, match=r"data\.test \(\S+\): the 2 problems are not the same"):
         commands.sample(workdir, policy="sft")
     edit_weights(place / "model", scaled)
     for policy in ("sft", "init"):
         with pytest.raises(
-            ValueError, match=r"other inputs:\n  model\.path \(\S+\): the 28 tensors and settings are not"
+            ValueError,
+            match=r"other inputs:\n  model\.path \(\S+\): the 28 tensors and settings are not",
         ):
             commands.export(workdir, tmp_path / "model", policy=policy)
     with pytest.raises(ValueError, match=r"model\.path \(\S+\): the 28 tensors"):
