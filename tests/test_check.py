@@ -136,6 +136,9 @@ def test_two_mistakes_are_reported_at_once(pair: tuple[str, str]) -> None:
         ),
         (["stages.dpo.loss_type=simpo", "stages.dpo.beta=0.1"], "dpo.beta is 0.1"),
         (["stages.dpo.loss_type=simpo", "stages.dpo.beta=2.0"], ""),
+        (["reward.correct_above=0.9"], "reward.correct_above is set, and the verifier"),
+        (["stages.warmup.budget.measure=seconds"], "warmup.budget.measure is set, and stop='st"),
+        (["stages.warmup.scale_rewards_eps=1e-6"], "scale_rewards_eps is set, and scale_rewards="),
         (["stages.evaluate.sampling.temperature=0.0", "stages.evaluate.pass_at=1"], "same: one is"),
     ],
 )
@@ -154,6 +157,9 @@ def test_settings_that_hardly_anyone_wants_are_warned_of(overrides: list[str], w
         ("stages.warmup.reference_sync=yes", "the loss has no reference"),
         ("stages.warmup.drop_solved=2", ""),
         ("stages.evaluate.policies=", "is empty"),
+        ("stages.evaluate.policies=init,init", "names a policy twice"),
+        ("lora.alpha=8.0", "lora.rank is 0"),
+        ("engine.sync=folder", "kind is 'sampler'"),
         ("stages.warmup.rollouts=gone.jsonl", "the path of a dump that exists"),
     ],
 )

@@ -173,8 +173,8 @@ class Engine(Section):
     def issues(self, run: Run) -> Iterator[Issue]:
         """Yield what needs a server where there is none, and policies that never reach it."""
         if not self.is_server:
-            for name in ("url", "ahead"):
-                if getattr(self, name):
+            for name in ("url", "ahead", "sync"):
+                if getattr(self, name) != getattr(Engine(), name):
                     yield error(
                         name,
                         "is set, and kind is 'sampler', which uses no server",

@@ -51,13 +51,12 @@ class Lora(Section):
     )
 
     def issues(self, run: Run) -> Iterator[Issue]:
-        """Yield settings of the parameters that are not trained where all are."""
-        default = Lora()
-        for name in ("quantise", "base_dtype"):
-            if not self.rank and getattr(self, name) != getattr(default, name):
+        """Yield settings of adapters where there are none."""
+        for name, value in Lora().to_dict().items():
+            if not self.rank and getattr(self, name) != value:
                 yield error(
                     name,
-                    "is for parameters that are not trained, and lora.rank is 0, which trains all",
+                    "is for adapters, and lora.rank is 0, which trains all parameters",
                     "set lora.rank too (in a recipe: lora=RANK)",
                 )
 

@@ -19,6 +19,7 @@ from g2d_jax.config.section import (
     Run,
     Section,
     error,
+    warning,
 )
 from g2d_jax.records import MOST_REWARD, AnswerRule
 
@@ -146,6 +147,8 @@ class Reward(Section):
             yield error(
                 "answers", "is set, and a reward model reads whole responses", "leave it out"
             )
+        if self.function == "verify" and self.correct_above != Reward().correct_above:
+            yield warning("correct_above", "is set, and the verifier gives 1 or 0 alone")
         if self.function != "verify" and self.decimal_places != Reward().decimal_places:
             yield error(
                 "decimal_places",

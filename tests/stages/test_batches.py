@@ -226,7 +226,7 @@ def test_rewards_that_only_rounding_tells_apart_are_equal_everywhere(rewards, ho
     assert informativeness.prompts([equal, apart])["mixed"].tolist() == [False, True]
     history = History()
     for step in (1, 2):
-        history.update(0, np.roll(rewards, step), np.full(4, np.nan), step)
+        history.update(0, np.roll(rewards, step), np.full(4, np.nan))
     assert history.seen[0].times == 2
 
 

@@ -50,6 +50,8 @@ class Evaluate(Stage):
         yield from one_answer(self.num_generations, self.sampling)
         if not self.policies:
             yield error("policies", "is empty", "name at least one policy")
+        if len(set(self.policies)) < len(self.policies):
+            yield error("policies", "names a policy twice", "name each once")
         is_greedy = not self.sampling.temperature
         many = [k for k in self.pass_at if k not in self.told_at]
         if many and self.pass_at != Evaluate().pass_at:

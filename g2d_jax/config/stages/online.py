@@ -280,6 +280,8 @@ class Online(TrainingStage):
             )
         if self.stop == "budget" and not self.budget.amount > 0:
             yield error("budget.amount", f"must be positive, got {self.budget.amount:g}")
+        if self.stop == "steps" and self.budget.measure != Budget().measure:
+            yield unread("budget.measure", "stop='steps'")
         if self.stop == "steps" and self.budget.amount:
             yield error(
                 "budget.amount",
@@ -341,6 +343,8 @@ class Online(TrainingStage):
                 if getattr(self.dpo, name) != value:
                     yield unread(f"dpo.{name}", loss)
         if self.has_ratio:
+            if self.scale_rewards == "none" and self.scale_rewards_eps != default.scale_rewards_eps:
+                yield unread("scale_rewards_eps", "scale_rewards='none'")
             return
         for name in ("beta", "importance_cap", "overlong_buffer"):
             if getattr(self, name):
