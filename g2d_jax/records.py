@@ -262,7 +262,7 @@ def is_reward(value: float) -> bool:
 
 
 MOST_LOGPROB = 1e-3
-"""What rounding may add to a log-probability of 0."""
+"""The most that rounding adds to a log-probability of 0."""
 
 LEAST_LOGPROB = -104.0
 """Below the log-probability of every token that can be drawn: in float32 a probability is 0 below

@@ -23,7 +23,7 @@ from g2d_jax.config import Config, Sft, check, places, prefix_of, setting_of
 from g2d_jax.config.graph import Plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.config.policy_name import OF_MODEL, PolicyName
-from g2d_jax.config.section import Invalid, Issue, error
+from g2d_jax.config.section import Issue, error
 from g2d_jax.data.problems import check_training
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.hf_folder import find_weights
@@ -79,9 +79,7 @@ def checked(
             look()
         except ValueError as fault:
             found.append(error(path, f"cannot be used: {fault}"))
-    errors = [issue for issue in found if issue.level == "error"]
-    if errors:
-        raise Invalid(errors)
+    check.refuse(found)
     return run, found
 
 

@@ -2,14 +2,14 @@
 
     issues(config) ─► [Issue("error", "stages.warmup.steps", "must be at least 0, got -1"), …]
 
-Types and bounds are those of the fields (section.py). What does not go together says `issues` of
-each section, what stages cannot read graph.py. Nothing here needs JAX, a model or the network.
+Types and bounds are those of the fields (section.py). The `issues` of each section report what does
+not go together, and graph.py what stages cannot read. Nothing here needs JAX, a model or the network.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ml_collections import ConfigDict
@@ -66,10 +66,15 @@ _READING = ("policy", "policies", "rollouts", "preferences", "steps", "select")
 def checked(config: ConfigDict | Config, until: str | None = None) -> Config:
     """Return the settings as records. Raises Invalid with all errors among the issues."""
     run, found = issues(config, until)
+    refuse(found)
+    return run
+
+
+def refuse(found: Iterable[Issue]) -> None:
+    """Raise Invalid with all errors among issues, if there are any."""
     errors = [issue for issue in found if issue.level == "error"]
     if errors:
         raise Invalid(errors)
-    return run
 
 
 def _of(section: Section, path: str, run: Config) -> Iterator[Issue]:

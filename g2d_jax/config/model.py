@@ -46,9 +46,8 @@ class Lora(Section):
     targets: tuple[str, ...] = ("all-linear",)
     # of the parameters that are not trained: "bfloat16" halves their memory
     base_dtype: Dtype = "float32"
-    quantise: Literal["", "int8", "nf4"] = (
-        ""  # of them the blocks' linear layers: "int8" or "nf4" (extra quant)
-    )
+    # of them the blocks' linear layers: "int8" or "nf4" (extra quant)
+    quantise: Literal["", "int8", "nf4"] = ""
 
     def issues(self, run: Run) -> Iterator[Issue]:
         """Yield settings of adapters where there are none."""

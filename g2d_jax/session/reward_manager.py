@@ -58,6 +58,7 @@ class RewardManager:
     mesh: Callable[[], Mesh]
     own: RewardFunction | None = None
     _made: dict[str, Scorer] = field(default_factory=dict)
+    _further: dict[str, dict[str, RewardFunction]] = field(default_factory=dict)
     _pools: list[VerifierPool] = field(default_factory=list)
     _models: list[RewardModel] = field(default_factory=list)
     _elsewhere: float = 0.0  # CPU seconds of other processes' verifiers
@@ -173,9 +174,12 @@ class RewardManager:
     ) -> list[dict[str, float | None]]:
         """Compute the reward of each of reward.functions for each response, before weights."""
         reward = self.rewards[task]
+        if task not in self._further:
+            self._further[task] = {
+                name: load_reward(name, reward.folder) for name in reward.functions
+            }
         parts: list[dict[str, float | None]] = [{} for _ in problems]
-        for name in reward.functions:
-            function = load_reward(name, reward.folder)
+        for name, function in self._further[task].items():
             values = call_reward(function, problems, texts, token_ids)
             for row, value in zip(parts, values, strict=True):
                 row[name] = value

@@ -41,11 +41,6 @@ class Collect(Stage):
     select: Literal["all", "random", "uncertain", "confident"] = "all"
     max_pairs: Positive | None = None  # unset: all pairs
 
-    @property
-    def needs_pass_rates(self) -> bool:
-        """True if prompts give pairs by their pass rate."""
-        return (self.min_pass_rate, self.max_pass_rate) != (0, 1)
-
     def stages_read(self, stages: Stages) -> tuple[str, ...]:
         """Return the collect stage whose rollouts it reads."""
         other = self.rollout_source(stages)
@@ -79,14 +74,7 @@ class Collect(Stage):
         without the entropies that `select` needs."""
         yield from super().issues(run)
         yield from dump_issues(self)
-        if not 0 <= self.min_pass_rate <= self.max_pass_rate <= 1:
-            yield error(
-                "min_pass_rate",
-                f"and max_pass_rate are {self.min_pass_rate} and {self.max_pass_rate}",
-                "give a window within 0 to 1",
-            )
-        elif self.needs_pass_rates:
-            yield from pass_rate_issues("min_pass_rate", run)
+        yield from pass_rate_issues(self.min_pass_rate, self.max_pass_rate, run)
         if self.rollouts == "sample":
             yield from self._sampling_issues()
         elif self.rollouts == "archive":

@@ -147,11 +147,17 @@ class TrainingStage(Stage):
             )
 
 
-def pass_rate_issues(path: str, run: Run) -> Iterator[Issue]:
-    """Yield a window of pass rates where no reward knows right and wrong."""
-    if not any(run.verifiable.values()):
+def pass_rate_issues(least: float, most: float, run: Run) -> Iterator[Issue]:
+    """Yield min_pass_rate and max_pass_rate that are no window, or that no reward gives."""
+    if not 0 <= least <= most <= 1:
         yield error(
-            path,
+            "min_pass_rate",
+            f"and max_pass_rate are {least} and {most}",
+            "give a window within 0 to 1",
+        )
+    elif (least, most) != (0, 1) and not any(run.verifiable.values()):
+        yield error(
+            "min_pass_rate",
             "goes by right and wrong, and the rewards of this run know better and worse only",
             "leave min_pass_rate and max_pass_rate",
         )
