@@ -114,9 +114,9 @@ def test_the_config_that_it_writes_is_one_to_run(
 
 
 def test_a_config_of_a_work_directory_runs_no_code_that_lies_there(
-    folder: Path, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    values = storage.read_json(folder / "work" / "config.json")
+    values = {"config": to_dict(resolve("demo"))}
     values["config"]["reward"]["function"] = "beside:reward"
     (tmp_path / "config.json").write_text(json.dumps(values))
     marker = tmp_path / "ran"
