@@ -30,7 +30,7 @@ from g2d_jax.rollouts.generate import graded_texts, opening_thoughts
 from g2d_jax.run_stages import check_models, checked, require_packages, warn
 from g2d_jax.runtime import flags, precision, storage
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.session import inputs, kept_inputs
+from g2d_jax.session import inputs
 from g2d_jax.session.answers import (
     SHOWN,
     forms_asked_for,
@@ -75,11 +75,8 @@ def show(
             _show_settings(session, config, config if named is None else named)
             warn(tracker, warnings)
             if workdir is not None:
-                require_same_run(settings, place)
+                require_same_run(settings, place, inputs=inputs.digests(settings))
             _look_ahead(session)
-            if workdir is not None:
-                found = inputs.contents_of(inputs.of_run(session))
-                kept_inputs.compare(place, found, tracker.say, settings, has_begun(place))
             _show_stages(session, order, place)
             for sentence in session.tokenizer.template.differences():
                 tracker.say(f"the chat template, as it is used here and exported: {sentence}")

@@ -33,9 +33,9 @@ from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, require_wandb
-from g2d_jax.session import init_params, inputs, kept_inputs
+from g2d_jax.session import init_params, inputs
 from g2d_jax.session.answers import warn_of_answers
-from g2d_jax.session.policies import model_of, require_elsewhere
+from g2d_jax.session.policies import base_of, model_of, require_elsewhere
 from g2d_jax.session.problems import described, table
 from g2d_jax.session.program import compile_programs
 from g2d_jax.session.session import Session, StopRun
@@ -46,9 +46,8 @@ from g2d_jax.workdir import (
     check_token,
     claim,
     has_begun,
-    mark_start,
     packages,
-    require_same_run,
+    read_inputs,
     source_digest,
     without_secrets,
 )
@@ -141,27 +140,35 @@ def open_session(
         program_cache.cached(config.compute.compilation_cache, folder / PROGRAMS),
     ):
         own_functions = _own(reward, objectives)
+        found = _inputs(config)
         mine = {
             "config": to_dict(config),
             "until": until,
             "own": own_functions,
+            "inputs": found,
             precision.NAME: precision.of(config.dtype),
             "packages": {**packages(), "g2d_jax": source_digest()},
         }
-        processes.agreed("settings or packages", mine)
-        token = processes.on_leader(lambda: _take(config, folder, own_functions))
+        processes.agreed("settings, files or packages", mine)
+        changed = processes.on_leader(lambda: _changed_functions(folder, found))
+        token = processes.on_leader(lambda: claim(config, folder, own_functions, found))
         with processes.barrier():
             check_token(folder, token)
         shown = folder if processes.leader() else None
         logging = config.logging
         wandb = logging.wandb_options(name=config.name)
         with Tracker(shown, tensorboard=logging.tensorboard, wandb=wandb) as tracker:
-            session = Session(config, folder, tracker, order.folders(folder), reward, objectives)
+            for name in changed:
+                tracker.say(
+                    f"WARNING: {name} has changed. Rewards from now on may not be those of earlier "
+                    "stages",
+                    "yellow",
+                )
+            folders = order.folders(folder)
+            session = Session(config, folder, tracker, folders, reward, objectives, inputs=found)
             with contextlib.closing(session):
                 processes.on_leader(lambda: check_models(session))
                 _ = session.problems  # by all processes, which agree on them
-                session.contents = _compared(session)
-                processes.on_leader(lambda: claim(config, folder, own_functions))
                 # Raises for an impossible mesh, before any work.
                 _ = session.sampling.devices.for_sampling
                 settle_micro(session, begun=has_begun(folder))
@@ -171,6 +178,17 @@ def open_session(
                 problems = session.problems.train
                 session.scorer.start(problems[:: -(-len(problems) // 256) or 1])
                 yield session
+
+
+def _inputs(config: Config) -> dict[str, str]:
+    """Return the content of what a config names, as every process sees it."""
+    with processes.barrier():
+        return inputs.digests(config)
+
+
+def _changed_functions(workdir: epath.Path, now: Mapping[str, str]) -> list[str]:
+    """List the reward functions whose file changed since a stage of the run began."""
+    return inputs.changed_functions(read_inputs(workdir), now) if has_begun(workdir) else []
 
 
 def settle_micro(session: Session, *, begun: bool = True) -> None:
@@ -234,6 +252,8 @@ def check_models(session: Session) -> None:
             try:
                 if PolicyName.parse(policy).origin == OF_MODEL:
                     model_of(session, policy)
+                elif session.config.lora.rank:
+                    base_of(session, policy)
             except ValueError as error:
                 raise ValueError(f"stages.{name}: {error}") from error
     for name, task in session.config.all_tasks.items():
@@ -242,29 +262,6 @@ def check_models(session: Session) -> None:
             from g2d_jax.scoring import reward_model
 
             reward_model.conversations_of(task.reward.model)
-
-
-def _take(config: Config, folder: epath.Path, own: Mapping[str, str]) -> str:
-    """Check a work directory, and take a new one; return the token of this start.
-
-    One that holds a run is left as it is until what the run reads has been compared.
-    """
-    if not (folder / "config.json").exists():
-        return claim(config, folder, own)
-    require_same_run(config, folder, own)
-    return mark_start(folder)
-
-
-def _compared(session: Session) -> dict[str, str]:
-    """Compare what the run reads with what the other processes read, and with what its work
-    directory keeps of it; return the digests by setting. All processes call it together."""
-    with processes.barrier():
-        found = inputs.contents_of(inputs.of_run(session))
-    processes.agreed("files", {setting: content.digest for setting, content in found.items()})
-    with processes.barrier():
-        if processes.leader():
-            kept_inputs.check(session.workdir, found, session.tracker.say, session.config)
-    return inputs.digests(found)
 
 
 def check_joined() -> None:

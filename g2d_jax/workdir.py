@@ -26,7 +26,6 @@ from g2d_jax.config.io import (
     differences,
     from_dict,
     identity,
-    own_differences,
     to_dict,
     with_longer,
 )
@@ -36,7 +35,6 @@ from g2d_jax.runtime.lock import LOCK
 _STAGE = re.compile(r"(\d+)-(.+)")
 _LOGIN = re.compile(r"(://)[^/?#\s@]*@")
 _SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS)$", re.IGNORECASE)
-INPUTS = "inputs.json"  # what a run reads from outside, by content: session/kept_inputs.py
 PROGRAMS = "compiled"  # folder of compiled programs, of a run of several processes
 PLANS = "sweeps"  # folder of studies: NAME.json has its config and points
 # of a study's point: [[stage, folder relative to the point's, step it is taken at], …] in order
@@ -147,36 +145,46 @@ def claim(
     config: Config,
     workdir: epath.Path,
     own: Mapping[str, str] = MappingProxyType({}),
+    inputs: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Take a work directory for a config, or check that it is this config's. Writes config.json and
     environment.json.
 
     Returns the token of `mark_start`.
 
-    own: names of functions given from Python in place of configured ones; they belong to the run's
-    identity.
+    own: names of functions given from Python in place of configured ones. inputs: what the settings
+    name outside the run, by content (session/inputs.py). Both belong to the run's identity.
     As long as no stage has begun, the settings may still change: a mistake in the first try costs
     nothing. Later a stage that `with_longer` lets go on may have more steps, unless a stage that is
     made from its end has begun.
     """
-    require_same_run(config, workdir, own)
+    require_same_run(config, workdir, own, inputs)
     for folder in stages_to_extend(config, workdir):
         storage.unfinish(folder)
-    write_settings(config, workdir, own)
+    write_settings(config, workdir, own, inputs)
     return mark_start(workdir)
 
 
 def write_settings(
-    config: Config, workdir: epath.Path, own: Mapping[str, str] = MappingProxyType({})
+    config: Config,
+    workdir: epath.Path,
+    own: Mapping[str, str] = MappingProxyType({}),
+    inputs: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Write config.json. own: as of `claim`."""
+    """Write config.json. own, inputs: as of `claim`."""
     kept = {
         "config": to_dict(config),
+        "inputs": dict(inputs),
         "own": dict(own),
         precision.NAME: precision.of(config.dtype),
         "version": __version__,
     }
     storage.write_json(workdir / "config.json", kept)
+
+
+def read_inputs(workdir: epath.Path) -> dict[str, str]:
+    """Read the content of what a run was started with, by setting."""
+    return dict(storage.read_json(workdir / "config.json").get("inputs") or {})
 
 
 def mark_start(workdir: epath.Path) -> str:
@@ -190,6 +198,7 @@ def require_same_run(
     config: Config,
     workdir: epath.Path,
     own: Mapping[str, str] = MappingProxyType({}),
+    inputs: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Raise ValueError, as `claim`, for a work directory that is not this config's. Writes
     nothing."""
@@ -209,12 +218,19 @@ def require_same_run(
     ended = {}
     for name, others in dependents_of_final(config).items():
         ended[name] = sorted(begun.keys() & set(others))
-    functions = own_differences(content.get("own") or {}, own)
-    then, now = identity(read_settings(workdir)[0]), identity(config)
-    then[precision.NAME] = content.get(precision.NAME, precision.DEFAULT)
-    now[precision.NAME] = precision.of(config.dtype)
-    if changed := _changes(workdir, then, now, functions, ended):
+    then = identity(read_settings(workdir)[0], content.get("inputs") or {})
+    then |= {
+        FROM_PYTHON: content.get("own") or {},
+        precision.NAME: content.get(precision.NAME, precision.DEFAULT),
+    }
+    now = identity(config, inputs)
+    now |= {FROM_PYTHON: dict(own), precision.NAME: precision.of(config.dtype)}
+    if changed := _changes(workdir, then, now, ended):
         raise ValueError(changed)
+
+
+FROM_PYTHON = "given from Python"
+"""The part of a run's identity that names its functions from Python."""
 
 
 def _require_empty(workdir: epath.Path) -> None:
@@ -239,26 +255,26 @@ def _changes(
     workdir: epath.Path,
     before: Mapping[str, Any],
     now: Mapping[str, Any],
-    functions: Sequence[str],
     ended: Mapping[str, Sequence[str]],
 ) -> str:
     """Say how a run that has begun would not go on as this config's, and what to do; "" if it
     would.
 
-    before, now: identities. functions: the differences of functions from Python. ended: stage ->
-    the begun stages that are made from the policy it ends with.
+    before, now: identities. ended: stage -> the begun stages that are made from the policy it ends
+    with.
     """
     longer, names = with_longer(before, now)
-    others = [*differences(longer, now), *functions]
+    others = differences(longer, now)
     stale = [name for name in names if ended.get(name)]
     if not (stale or others):
         return ""
     changed = differences(before, now)
     parts = [
-        f"{workdir} was started with other settings:\n  " + "\n  ".join([*changed, *functions]),
-        "Choose another --workdir, or undo the change. Only what docs/config.md calls runtime may "
-        "change: mesh, compute, logging, checkpoint …, and the steps of an online stage that can "
-        "go on may be raised",
+        f"{workdir} was started with other settings, files or models:\n  " + "\n  ".join(changed),
+        "Choose another --workdir, or undo the change. A file or model may be elsewhere, with the "
+        "same content; of a commit of the hub set revision. Only what docs/config.md calls runtime "
+        "may change: mesh, compute, logging, checkpoint …, and the steps of an online stage that "
+        "can go on may be raised",
     ]
     if not others:
         for name in stale:

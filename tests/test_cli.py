@@ -613,7 +613,7 @@ def test_dry_run_looks_at_the_work_directory(tmp_path: Path, g2d: G2D) -> None:
     (tmp_path / "01-sft").mkdir()
     before = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
     command = ("run", "--config", TINY, "--dry-run", tmp_path)
-    assert "was started with other settings:\n  seed: 0 -> 3" in g2d(
+    assert "was started with other settings, files or models:\n  seed: 0 -> 3" in g2d(
         *command, "--config.seed=3", refused=True
     )
     (tmp_path / "config.json").rename(tmp_path / "notes.json")

@@ -563,10 +563,10 @@ def test_a_policy_made_from_itself_is_followed_to_an_end(read):
     stages = {name: {"kind": "sft", "policy": policy} for name, policy in read.items()}
     made = config.Config.of(config_io.from_dict({"stages": stages}))
     if "init" in read:  # which is the model, whatever a stage is called
-        assert init_params.base_policy(made, "init", {}) == "init"
+        assert init_params.base_of(made, "init", {}, {}) == ("init", "")
         return
     with pytest.raises(ValueError, match="is made from itself"):
-        init_params.base_policy(made, "a", {})
+        init_params.base_of(made, "a", {}, {})
 
 
 def test_of_the_default_pass_at_those_are_told_that_so_many_answers_tell():

@@ -126,26 +126,21 @@ def test_a_run_starts_from_a_model_on_a_store(gs, call, tmp_path):
 def test_what_lies_on_a_store_is_known_by_the_stores_checksums(gs, call):
     code = f"""
 from etils import epath
-from g2d_jax.contents import difference, files, grown, weights
-from g2d_jax.session import inputs
+from g2d_jax.contents import of_files, of_model
 folder = epath.Path("gs://{BUCKET}/contents")
 def put(name, data):
     (folder / name).write_bytes(data)
     return str(folder / name)
-first = files([put("a.jsonl", b"1"), put("b.jsonl", b"2")])
+files = [put("a.jsonl", b"1"), put("b.jsonl", b"2")]
+first = of_files(files)
 put("a.jsonl", b"1")
-assert difference(first, files([str(folder / name) for name in ("a.jsonl", "b.jsonl")])) == ""
-changed = files([put("a.jsonl", b"3"), str(folder / "b.jsonl")])
-assert difference(first, changed) == "the 2 files are not the same", difference(first, changed)
+assert of_files(files) == first
+put("a.jsonl", b"3")
+assert of_files(files) != first
 put("config.json", b"{{}}"), put("model.safetensors", b"1")
-model = weights(folder)
+model = of_model(folder)
 put("model.safetensors", b"2")
-assert difference(model, weights(folder)) == "the 2 files and settings are not the same"
-row = '{{"prompt": "%s", "completion": "1", "reward": 1}}\\n'
-def dump(prompts):
-    return inputs._rollouts(put("dump.jsonl", "".join(row % prompt for prompt in prompts).encode()), {{}})
-began = dump("aabb")
-assert grown(began, dump("aabbcc")) and not grown(began, dump("aabbaa"))
+assert of_model(folder) != model
 """
     call(gs, code)
 

@@ -391,7 +391,7 @@ def test_a_run_begins_with_what_it_is_in_plain_words(
 
 def test_functions_given_from_python_belong_to_the_run(config: ConfigDict, tmp_path: Path) -> None:
     begun(config, tmp_path, "01-sft", own={"reward": "mine:length"})
-    with pytest.raises(ValueError, match="reward from Python: mine:length -> none"):
+    with pytest.raises(ValueError, match=r"Python\.reward: 'mine:length' -> "):
         claim(Config.of(config), epath.Path(tmp_path))
 
 

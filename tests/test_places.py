@@ -407,9 +407,9 @@ def test_what_others_read_has_names_and_no_folders() -> None:
 def test_the_base_of_a_stage_is_the_one_that_the_settings_name_now(tmp_path: Path) -> None:
     stage = tmp_path / "01-sft"
     stage.mkdir()
-    (stage / init_params.BASE).write_text(json.dumps(f"hf:{stage}"))
+    (stage / init_params.BASE).write_text(json.dumps([f"hf:{stage}", ""]))
     config = Config.of(from_dict({"stages": {"sft": {"kind": "sft", "policy": f"hf:{tmp_path}"}}}))
-    assert init_params.base_policy(config, "sft", {"sft": stage}) == f"hf:{tmp_path}"
+    assert init_params.base_of(config, "sft", {"sft": stage}, {}).policy == f"hf:{tmp_path}"
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import numpy as np
 from rich.padding import Padding
 from rich.text import Text
 
-from g2d_jax.commands.opening import last_policy, not_at_hand, opened, scored_by
+from g2d_jax.commands.opening import last_policy, not_at_hand, opened
 from g2d_jax.config import Config, Sampling, places
 from g2d_jax.config.graph import plan
 from g2d_jax.data.splits import problem_id
@@ -19,7 +19,7 @@ from g2d_jax.report.samples import conversation
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.terminal import clean
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.session import kept_inputs
+from g2d_jax.session import inputs
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.problems import READ_FOR
 from g2d_jax.session.session import Session
@@ -54,9 +54,8 @@ def sample(
             raise ValueError(
                 "the run has no test problems (data.test names none): give a problem with --prompt"
             )
-        kept_inputs.verify(
-            session, chosen, *scored_by(session, "test" if prompts is None else None)
-        )
+        split = "test" if prompts is None else None
+        inputs.verify(session, *inputs.scored_by(session.config, split))
         params = settings.params(session.sampling.stop_ids, temperature=temperature)
         view = session.sampling.sampler.to_sampler_params(load_policy(session, chosen))
         if prompts is None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from g2d_jax import contents
-from g2d_jax.commands.opening import not_at_hand, opened, read_config, scored_by
+from g2d_jax.commands.opening import not_at_hand, opened, read_config
 from g2d_jax.config import Config, Evaluate, Sft, Source, Split, places
 from g2d_jax.config.io import identity
 from g2d_jax.config.policy_name import INIT, OF_RUN, PolicyName
@@ -16,7 +16,7 @@ from g2d_jax.models import hf
 from g2d_jax.report.tables import FIRST, summary_table
 from g2d_jax.rewards.functions import RewardFunction, load_reward
 from g2d_jax.runtime import precision, processes, storage
-from g2d_jax.session import inputs, kept_inputs
+from g2d_jax.session import inputs
 from g2d_jax.session.policies import checkpoint_of
 from g2d_jax.session.problems import READ_FOR
 from g2d_jax.session.session import Session
@@ -84,7 +84,7 @@ def evaluate(
                 f"pass_at of the run's stage is {like.pass_at}: of {samples} answers to a "
                 f"problem only {stage.pass_at} can be told"
             )
-        kept_inputs.verify(session, policy, *scored_by(session, None if problems else stage.split))
+        inputs.verify(session, *inputs.scored_by(config, None if problems else stage.split))
         name = _evaluation_name(session, stage, policy)
         place = folder / "evaluations" / name
         session.folders = {**session.folders, name: place}
@@ -111,9 +111,10 @@ def _evaluation_name(session: Session, stage: Evaluate, policy: str) -> str:
     named = [stage.to_dict(), held_out, _version(session, policy), scored, _scoring(session)]
     named.append(precision.of(session.config.dtype))
     # A function is given more of a problem than its answer.
-    read_whole = [problem for problem in asked if session.reading(problem.task).columns]
-    if read_whole:
-        named.append(contents.records(read_whole, columns=True).digest)
+    for task in {problem.task for problem in asked if session.reading(problem.task).columns}:
+        source = getattr(session.config.all_tasks[task], stage.split)
+        if not source.path.startswith("procedural:"):
+            named.append(inputs.digest(source.path, "problems", source.revision))
     return f"evaluation-{storage.fingerprint(named)}"
 
 
@@ -181,12 +182,9 @@ def _scoring(session: Session) -> Any:
         is_given = name == "main" and session.reward is not None
         for function in reward.functions if is_given else reward.user_functions:
             load_reward(function, reward.folder)
-    found = {}
-    for name, reader in inputs.named(session).items():
-        if "reward.function" in name:
-            found[name] = reader.read().digest
-    settings = identity(session.config)
-    return [settings["reward"], settings["tasks"], found, _code_of(session.reward)]
+    files = inputs.digests(session.config, only=())
+    settings = identity(session.config, session.inputs)
+    return [settings["reward"], settings["tasks"], files, _code_of(session.reward)]
 
 
 def _code_of(function: RewardFunction | None) -> Any:
@@ -220,7 +218,7 @@ def _version(session: Session, policy: str) -> Any:
     name = PolicyName.parse(policy)
     if name.is_model:
         folder = session.model_folder if name.origin == INIT else hf.resolve(name.place)
-        return [name.origin.rstrip(":"), None if folder is None else inputs.weights(folder).digest]
+        return [name.origin.rstrip(":"), None if folder is None else contents.of_model(folder)]
     folder, step = checkpoint_of(session, policy)
     manifest = storage.finished(folder.parent) or {}
     # the work directory may move

@@ -18,7 +18,7 @@ from g2d_jax.models import hf
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.heartbeat import watched
-from g2d_jax.session import kept_inputs
+from g2d_jax.session import inputs
 from g2d_jax.session.policies import base_path, base_revision, load_policy
 from g2d_jax.session.session import Session
 from g2d_jax.workdir import absolute, packages
@@ -100,7 +100,7 @@ def _export(
     """Write the files of `export`, config.json or PEFT's last but for the card's note."""
     if adapters and not session.config.lora.rank:
         raise ValueError("the run has no adapters (lora.rank is 0): export without --adapters")
-    processes.on_leader(lambda: kept_inputs.verify(session, policy))
+    processes.on_leader(lambda: inputs.verify(session))
     params = load_policy(session, policy)
     base, note = None, ""
     if adapters:

@@ -11,7 +11,7 @@ import jax
 from etils import epath
 
 from g2d_jax.accounting import TRAINING, behind
-from g2d_jax.config import BestCheckpoint, Config, Invalid, Mesh, places, prefix_of, setting_of
+from g2d_jax.config import BestCheckpoint, Config, Invalid, Mesh, places
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.mesh import make_mesh, slices
@@ -84,7 +84,14 @@ def opened(
     ):
         folders = {**plan(config).folders(folder), **stage_folders(folder)}
         session = Session(
-            config, folder, tracker, folders, reward, steps=stage_steps(folder), splits=splits
+            config,
+            folder,
+            tracker,
+            folders,
+            reward,
+            steps=stage_steps(folder),
+            inputs=content.get("inputs") or {},
+            splits=splits,
         )
         # What ran already is of use, also where no run would begin with its template.
         session.fault = lambda error: session.say_once(f"WARNING: the run's tokenizer: {error}")
@@ -122,17 +129,3 @@ def last_policy(config: Config) -> str:
     selections = config.stages_of(BestCheckpoint).items()
     chosen = [name for name, stage in selections if stage.policy == ends[0]]
     return [ends[0], *chosen][-1]
-
-
-def scored_by(session: Session, split: str | None) -> list[str]:
-    """List the inputs that scores come from: reward models, and the problems of a split; None: of
-    no split."""
-    settings = []
-    for name in session.config.all_tasks:
-        settings += [
-            f"{prefix_of(name)}reward.model.path",
-            f"{prefix_of(name)}reward.model.tokenizer",
-        ]
-        if split:
-            settings.append(setting_of(name, split))
-    return settings

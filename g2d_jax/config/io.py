@@ -12,13 +12,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict, FieldReference
 
 from g2d_jax import config as schema
-from g2d_jax.config.places import walk
-from g2d_jax.config.policy_name import PolicyName
+from g2d_jax.config.places import Named, walk
+from g2d_jax.config.policy_name import is_external
 from g2d_jax.config.section import Section, editable
 from g2d_jax.runtime import storage
 
@@ -199,48 +199,62 @@ def wrong_type(path: str, field: Any, value: Any) -> ValueError:
     return ValueError(f"{path} must be {expected}, got {value!r:.500}")
 
 
+class InputSetting(NamedTuple):
+    """A setting that names something outside the run. path: dotted, with the index in a list."""
+
+    path: str
+    text: str
+    kind: str
+    revision: str | None
+
+
+def input_settings(values: Mapping[str, Any]) -> Iterator[InputSetting]:
+    """Yield the settings that name something outside the run: files, models, data sets, policies of
+    other runs. values: of `to_dict`."""
+    inside = ("sample", "archive", *values["stages"])
+    for named in walk(values):
+        kind = named.place.kind
+        if kind == "path":
+            continue
+        revision = named.section.get("revision")
+        is_list = isinstance(named.section[named.key], list)
+        for number, text in enumerate(named.texts):
+            if kind == "policy" and not is_external(text):
+                continue
+            if text in inside or text.startswith("procedural:"):
+                continue
+            yield InputSetting(
+                f"{named.path}.{number}" * is_list or named.path, text, kind, revision
+            )
+
+
 def identity(
-    config: ConfigDict | Section | Mapping[str, Any], *, places: bool = False
+    config: ConfigDict | Section | Mapping[str, Any], inputs: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Return the fields that decide the result, in JSON's types: all but `name` and those in
     `config.RUNTIME`.
 
-    Where files, models, data sets and other runs lie decides nothing: what is in them is compared
-    by content (session/kept_inputs.py), and their places and revisions are left out. places: keep
-    them.
+    inputs: the content of what settings name outside the run (session/inputs.py), which takes the
+    place of paths and revisions. None keeps these.
     """
     values = storage.plain(config) if isinstance(config, Mapping) else to_dict(config)
-    if not places:
-        _forget_places(values)
+    if inputs is not None:
+        for named in walk(values):
+            _put_content(named, inputs)
     return _without(values, "")
 
 
-BY_CONTENT = "(by content)"
-"""The text that an identity has in place of a path, whose content is compared instead."""
-
-
-def _forget_places(values: dict[str, Any]) -> None:
-    """Put BY_CONTENT in place of every place outside the run, and drop what says which revision of
-    it."""
-    stages = values.get("stages", {})
-    for setting in walk(values):
-        section, key, kind = setting.section, setting.key, setting.place.kind
-        value = section[key]
-        if kind in ("model", "problems"):
-            section.pop("revision", None)
-        if setting.path.endswith("tokenizer.path") or key == "tokenizer":
-            del section[key]  # "" stands for the model's own, which may be the same
-        elif kind == "policy":
-            is_list = isinstance(value, list)
-            section[key] = list(map(_without_place, value)) if is_list else _without_place(value)
-        elif kind in ("model", "problems", "rollouts", "preferences"):
-            inside = ("", "sample", "archive", *stages)
-            if value not in inside and not value.startswith("procedural:"):
-                section[key] = BY_CONTENT
-
-
-def _without_place(policy: str) -> str:
-    return str(PolicyName.parse(policy).without_place())
+def _put_content(named: Named, inputs: Mapping[str, str]) -> None:
+    """Put the content of what a setting names in its place, in a dictionary of settings."""
+    section, key = named.section, named.key
+    if section[key] and named.path in inputs:
+        section[key] = inputs[named.path]
+        if "revision" in section:
+            section["revision"] = None
+    elif isinstance(section[key], list):
+        section[key] = [
+            inputs.get(f"{named.path}.{number}", text) for number, text in enumerate(section[key])
+        ]
 
 
 def _without(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -258,17 +272,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """List the differences between two configs' identities, one line a field: "stages.warmup.steps:
     20 -> 40"."""
     return list(_differences(old, new, ""))
-
-
-def own_differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """List the differences between the functions that two runs were given from Python, one line a
-    function."""
-    lines = []
-    for name in sorted({*old, *new}):
-        before, now = old.get(name, "none"), new.get(name, "none")
-        if before != now:
-            lines.append(f"{name} from Python: {before} -> {now}")
-    return lines
 
 
 def begins_more(stage: Mapping[str, Any]) -> bool:

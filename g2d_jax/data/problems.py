@@ -229,7 +229,7 @@ def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[R
     if head in NAMED:
         name = head
     check_revision(source, revision)
-    hub = _on_hub(source)
+    hub = on_hub(source)
     if hub:
         return name or hub[0], hub_rows(*hub, revision, name=name)
     if name:
@@ -261,13 +261,13 @@ def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[R
 
 def check_revision(source: str, revision: str | None) -> None:
     """Raise ValueError for a revision of a source that does not lie on the hub."""
-    if revision is not None and not _on_hub(source):
+    if revision is not None and not on_hub(source):
         raise ValueError(
             f"revision is {revision!r}, but {source!r} does not come from the hub: leave it unset"
         )
 
 
-def _on_hub(source: str) -> tuple[str, str | None, str] | None:
+def on_hub(source: str) -> tuple[str, str | None, str] | None:
     """Return repository, configuration and split of a source on the hub; None for any other."""
     head, _, rest = source.partition(":")
     if head != "hub" and (head not in NAMED or rest.lower().endswith(SUFFIXES)):
@@ -283,7 +283,7 @@ def check_training(source: str, field: str) -> None:
     """Raise ValueError naming the field for the test problems of a suite, by its name or its place
     on the hub."""
     suites = [place.partition(":")[0].partition("@")[0] for place in NAMED.values()]
-    repository, _, split = _on_hub(source) or ("", None, "")
+    repository, _, split = on_hub(source) or ("", None, "")
     # Parts of splits are written test[:50%] and train+test.
     parts = {part.strip() for part in re.split(r"[\[(+]", split)}
     if repository in suites and not parts.isdisjoint({"test", "all"}):

@@ -188,7 +188,7 @@ def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> It
             session.mean_prompt = float(min(prompt, most))
         if not reads_locally(config):
             session.problems = Problems(
-                {}, {}, {}, [], count_tokens=lambda _: most, conversation=lambda prompt: prompt
+                {}, {}, [], count_tokens=lambda _: most, conversation=lambda prompt: prompt
             )
             session.problems.prompt_lengths = (most,)
             held_out = {split: problems(config, split) for split in ("dev", "test")}

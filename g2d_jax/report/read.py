@@ -14,14 +14,14 @@ import numpy as np
 from etils import epath
 
 from g2d_jax import accounting
-from g2d_jax.config.io import differences, identity, own_differences
+from g2d_jax.config.io import differences, identity
 from g2d_jax.report.format import policy_name, setting
 from g2d_jax.report.policies import Policy
 from g2d_jax.report.rows import SAMPLING, Group, Side, Study, policies_of, rows_of
 from g2d_jax.report.runs import EVALUATE, ONLINE, Run, Stage, read_answers, read_optional
 from g2d_jax.runtime.storage import PathLike, read_finished, read_json
 from g2d_jax.study.pricing import Rates
-from g2d_jax.workdir import PLANS, absolute, no_run, stage_folders
+from g2d_jax.workdir import FROM_PYTHON, PLANS, absolute, no_run, stage_folders
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -335,10 +335,11 @@ def _arm(side: Side, policy: Policy, answers: pd.DataFrame) -> Group:
 def changed_settings(first: Run, other: Run) -> list[str]:
     """List the settings that differ, as "field: there -> here", functions given from Python
     included."""
-    before = read_json(first.workdir / "config.json").get("own", {})
-    after = read_json(other.workdir / "config.json").get("own", {})
-    settings = [identity(run.config, places=True) for run in (first, other)]
-    return differences(*settings) + own_differences(before, after)
+    identities = []
+    for run in (first, other):
+        own = read_json(run.workdir / "config.json").get("own", {})
+        identities.append({**identity(run.config), FROM_PYTHON: own})
+    return differences(*identities)
 
 
 def _incomparable(sides: Sequence[Side], common: Collection[str]) -> Iterator[str]:

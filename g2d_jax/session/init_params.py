@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +13,14 @@ from jax.sharding import Mesh
 from g2d_jax import keys
 from g2d_jax.config import Config, Model
 from g2d_jax.config import Lora as Adapters
-from g2d_jax.config.io import to_dict
-from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName, own_stage
+from g2d_jax.config.io import identity
+from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName
 from g2d_jax.models import decoder, hf, lora, quantise
 from g2d_jax.models.config import Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.table import Param
 from g2d_jax.runtime import storage
-from g2d_jax.workdir import INPUTS, read_settings, stage_folders
+from g2d_jax.workdir import read_inputs, read_settings, stage_folders
 
 
 def adapters(settings: Adapters) -> dict[str, Any]:
@@ -120,90 +120,73 @@ def add_lora(frozen: Decoder, shape: ModelConfig, mesh: Mesh, seed: int) -> Deco
     return lora.combine(draw(shape, keys.key(seed, "lora")), frozen)
 
 
-BASE = "base.json"  # in the folder of a stage that trains: its `base_policy`
+BASE = "base.json"  # in the folder of a stage that trains: its `Base`
 
 
-def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) -> str:
-    """Follow a policy to the model that it was trained from, which adapters stand beside: "init",
-    or "hf:PATH".
+class Base(NamedTuple):
+    """The model that a policy was trained from, which adapters stand beside. policy: "init", or
+    "hf:PATH"; "hf:" alone, without adapters only, for random parameters of another run. content: of
+    the model's folder when training began, "" where it is not known."""
+
+    policy: str
+    content: str = ""
+
+
+def base_of(
+    config: Config, policy: str, folders: Mapping[str, epath.Path], inputs: Mapping[str, str]
+) -> Base:
+    """Follow a policy to the model that it was trained from.
 
     folders: stage -> its folder; a stage that has begun from another run's policy knows its base.
-    "hf:" alone, without adapters only: random parameters of another run. Raises ValueError for a
-    policy of another run ("run:WORKDIR#STAGE") that is gone, or whose adapters do not fit this
-    run's settings.
+    inputs: the content of what the run names outside it, by setting. Raises ValueError for a policy
+    of another run ("run:WORKDIR#STAGE") that is gone, or whose adapters do not fit this run's
+    settings.
     """
-    policy = _beginning(config, policy, folders)
-    name = PolicyName.parse(policy)
-    if name.origin != OF_RUN:
-        return policy
-    other = epath.Path(name.place)
-    if not (other / "config.json").exists():
-        raise ValueError(
-            f"policy {policy!r}: {other} holds no run any more, and what it trained from is not "
-            "known"
-        )
-    theirs = Config.of(read_settings(other)[0])
-    base = base_policy(theirs, name.stage, stage_folders(other))
-    # What lies there is compared where it is kept (session/kept_inputs.py). A study's point keeps
-    # nothing of the hub: there the place decides.
-    inputs = storage.read_json(other / INPUTS) if (other / INPUTS).exists() else {}
-    places_count = base_setting(theirs, name.stage) not in inputs
-    if config.lora.rank and _decides_base(theirs, base, places_count) != _decides_base(
-        config, base, places_count
-    ):
-        raise ValueError(
-            f"policy {policy!r}: its adapters are not beside this run's model: give this run the "
-            "same model.* and lora.*, or export that policy and use hf:FOLDER"
-        )
-    same = base != INIT or theirs.model.path == config.model.path
-    return base if same or config.lora.rank else str(PolicyName(OF_MODEL, theirs.model.path))
-
-
-def _beginning(config: Config, policy: str, folders: Mapping[str, epath.Path]) -> str:
-    """Follow a policy from stage to stage to one that no stage of this run makes; of another run's
-    to the base that the stage keeps."""
-    for _ in range(len(config.stages) + 1):
-        stage = own_stage(policy)
-        if stage not in config.stages:
-            return policy
-        (policy,) = config.stages[stage].policies_read()
-        folder = folders.get(stage)
-        is_theirs = PolicyName.parse(policy).origin == OF_RUN
-        if is_theirs and folder is not None and (folder / BASE).exists():
-            return str(storage.read_json(folder / BASE))
-    raise ValueError(
-        f"policy {policy!r} is made from itself: the stages read each other in a circle"
-    )
-
-
-def base_setting(config: Config, policy: str) -> str:
-    """Name the input that is the model which a policy's adapters stand beside: "model.path",
-    "stages.NAME.policy" for one of "hf:", "stages.NAME.policy.base" for that of another run's
-    policy; without "stages.NAME." for the policy itself."""
-    setting = "policy"
+    setting, policy = "policy", policy
     for _ in range(len(config.stages) + 1):
         name = PolicyName.parse(policy)
         if name.origin == OF_RUN:
-            return f"{setting}.base"
+            return _base_elsewhere(config, name, inputs)
         if name.origin == OF_MODEL:
-            return setting
+            return Base(policy, inputs.get(setting, ""))
         if name.stage not in config.stages:
-            return "model.path"
+            return Base(INIT, inputs.get("model.path", ""))
         (policy,) = config.stages[name.stage].policies_read()
         setting = f"stages.{name.stage}.policy"
+        folder = folders.get(name.stage)
+        is_theirs = PolicyName.parse(policy).origin == OF_RUN
+        if is_theirs and folder is not None and (folder / BASE).exists():
+            return Base(*storage.read_json(folder / BASE))
     raise ValueError(
         f"policy {policy!r} is made from itself: the stages read each other in a circle"
     )
 
 
-def _decides_base(config: Config, base: str, places_count: bool) -> list[Any]:
-    """List the settings that adapters and their base depend on. places_count: whether path and
-    revision do."""
-    settings = to_dict(config)
-    adapters, model = settings["lora"], settings["model"]
-    if base != INIT:
-        return [adapters]
-    seed = None if model["path"] else settings["seed"]  # random parameters
-    if not places_count:
-        del model["path"], model["revision"]
-    return [adapters, model, seed]
+def _base_elsewhere(config: Config, name: PolicyName, inputs: Mapping[str, str]) -> Base:
+    """Return the model that another run's policy was trained from."""
+    other = epath.Path(name.place)
+    if not (other / "config.json").exists():
+        raise ValueError(
+            f"policy {str(name)!r}: {other} holds no run any more, and what it trained from is not "
+            "known"
+        )
+    theirs, read = Config.of(read_settings(other)[0]), read_inputs(other)
+    base = base_of(theirs, name.stage, stage_folders(other), read)
+    ours = _decides_base(config, base, inputs)
+    if config.lora.rank and ours != _decides_base(theirs, base, read):
+        raise ValueError(
+            f"policy {str(name)!r}: its adapters are not beside this run's model: give this run the "
+            "same model.* and lora.*, or export that policy and use hf:FOLDER"
+        )
+    if base.policy != INIT or config.lora.rank or theirs.model.path == config.model.path:
+        return base
+    return Base(f"{OF_MODEL}{theirs.model.path}", base.content)
+
+
+def _decides_base(config: Config, base: Base, inputs: Mapping[str, str]) -> list[Any]:
+    """List the settings that adapters and their base depend on."""
+    settings = identity(config, inputs)
+    if base.policy != INIT:
+        return [settings["lora"]]
+    seed = None if config.model.path else config.seed  # random parameters
+    return [settings["lora"], settings["model"], seed]

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 import jax.numpy as jnp
 from etils import epath
 
+from g2d_jax import contents
 from g2d_jax.accounting import POLICIES
 from g2d_jax.config import places
 from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName
@@ -18,6 +19,7 @@ from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.program_cache import Jitted
 from g2d_jax.session import init_params
+from g2d_jax.session.init_params import Base
 from g2d_jax.session.session import Session
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.step import make_cast
@@ -33,11 +35,11 @@ def load_policy(session: Session, name: str) -> Decoder:
     Raises ValueError when there is no such policy.
     """
     if PolicyName.parse(name).is_model:
-        if (rest := frozen_params(session, base_of(session, name))) is None:
+        if (rest := frozen_params(session, base_of(session, name).policy)) is None:
             return _load_base(session, name)
         return init_params.add_lora(rest, session.model_config, session.mesh, session.config.seed)
     folder, step = checkpoint_of(session, name)
-    rest = frozen_params(session, base_of(session, name))
+    rest = frozen_params(session, base_of(session, name).policy)
     with Checkpoints(folder) as checkpoints:
         steps = processes.on_leader(checkpoints.steps)
         chosen = max(steps, default=None) if step is None else step
@@ -99,9 +101,23 @@ def reference_dtype(session: Session) -> jnp.dtype:
     )
 
 
-def base_of(session: Session, policy: str) -> str:
-    """Follow a policy to the model that it was trained from: see `init_params.base_policy`."""
-    return init_params.base_policy(session.config, policy, session.folders)
+def base_of(session: Session, policy: str) -> Base:
+    """Follow a policy to the model that it was trained from. Raises ValueError as
+    `init_params.base_of`, and for adapters whose model is no longer what they were trained with."""
+    config = session.config
+    base = init_params.base_of(config, policy, session.folders, session.inputs)
+    path = config.model.path if base.policy == INIT else PolicyName.parse(base.policy).place
+    if not (config.lora.rank and path and base.content):
+        return base
+    revision = config.model.revision if base.policy == INIT else None
+    now = contents.of_model(hf.resolve(path, revision=revision))
+    if now != base.content:
+        raise ValueError(
+            f"policy {policy!r}: its adapters were trained beside another model than {path} now "
+            f"holds: its content was {base.content}, and is {now}. Put back that model, or export "
+            "the policy and use hf:FOLDER"
+        )
+    return base
 
 
 def frozen_params(session: Session, base: str) -> Decoder | None:
@@ -165,7 +181,7 @@ def _stage_folder(session: Session, name: str) -> epath.Path:
 def base_path(session: Session, policy: str) -> str:
     """Name the pretrained model that a policy began with, a path or hub id; "" where that was
     random numbers."""
-    base = PolicyName.parse(base_of(session, policy))
+    base = PolicyName.parse(base_of(session, policy).policy)
     return session.config.model.path if base.origin == INIT else base.place
 
 

@@ -11,8 +11,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from g2d_jax import keys
-from g2d_jax.config import Config, Reward, Source, Task, setting_of
-from g2d_jax.contents import Content, records
+from g2d_jax.config import Config, Reward, Source, Task
 from g2d_jax.data.fields import THOUGHTS
 from g2d_jax.data.order import Mixture, Order
 from g2d_jax.data.problems import FIELDS, LoadReport, load_problems
@@ -46,14 +45,13 @@ MOST_SHOWN = 40  # characters of one
 class Problems:
     """The problems of a run.
 
-    by_split: those that are used. contents: of each source, by setting: "data.train". left_out: the
-    problems that were taken out of each split, for the verifier cannot read their reference
-    answers. unreadable: messages about such answers: {"split", "problems", "of", "text"} each.
-    count_tokens: of a problem's prompt. conversation: of a prompt, see `names_of`.
+    by_split: those that are used. left_out: the problems that were taken out of each split, for the
+    verifier cannot read their reference answers. unreadable: messages about such answers:
+    {"split", "problems", "of", "text"} each. count_tokens: of a problem's prompt. conversation: of a
+    prompt, see `names_of`.
     """
 
     by_split: Splits
-    contents: dict[str, Content]
     left_out: Splits
     unreadable: list[dict[str, Any]]
     count_tokens: Callable[[Problem], int]
@@ -119,9 +117,8 @@ def load(
     read different ones.
     """
     loaded: Splits = {"train": [], "dev": [], "test": []}
-    contents: dict[str, Content] = {}
     for name, task in config.all_tasks.items():
-        found = _of_task(config, name, task, tokenizer, own_reward, say, splits, contents)
+        found = _of_task(config, name, task, tokenizer, own_reward, say, splits)
         for split, problems in found.items():
             earlier = set(ids_of(loaded[split]))
             new = [problem for problem in problems if problem.id not in earlier]
@@ -153,11 +150,9 @@ def load(
                 f"data.{split} has no problem left after filtering; see the messages above"
             )
     ids = {split: ids_of(problems) for split, problems in loaded.items()}
-    digests = {setting: content.digest for setting, content in contents.items()}
-    processes.agreed("problems", storage.fingerprint([ids, digests]))
+    processes.agreed("problems", storage.fingerprint(ids))
     return Problems(
         loaded,
-        contents,
         left_out,
         messages,
         count_tokens=lambda problem: len(tokenizer.encode_prompt(problem)),
@@ -218,18 +213,6 @@ def reading(reward: Reward, own: bool = False) -> Reading:
     return Reading(reward.function == "verify" and not own, bool(reward.user_functions) or own)
 
 
-def read_source(
-    source: Source, seed: int, how: Reading
-) -> tuple[list[Problem], LoadReport, Content]:
-    """Read a source of problems, before any is left out for its answer, length or other splits.
-
-    Returns its problems, what became of its rows, and its content. Raises as `load_problems`.
-    """
-    problems, report = load_problems(source, seed, verified=how.verified)
-    content = records(problems, columns=how.columns)
-    return problems, report, replace(content, place=source.path)
-
-
 def _of_task(
     config: Config,
     name: str,
@@ -238,9 +221,8 @@ def _of_task(
     own_reward: bool,
     say: Say,
     splits: Collection[str],
-    contents: dict[str, Content],
 ) -> Splits:
-    """Read a task's problems by split, and add the contents of its sources."""
+    """Read a task's problems by split."""
     prefix = "" if name == "main" else f"{name}, "
     longest = config.data.max_prompt_length
     how = reading(task.reward, own_reward and name == "main")
@@ -249,9 +231,7 @@ def _of_task(
         source: Source = getattr(task, split)
         if not source.path or split not in splits:
             continue
-        problems, report, contents[setting_of(name, split)] = read_source(
-            source, config.data.seed, how
-        )
+        problems, report = load_problems(source, config.data.seed, verified=how.verified)
         tell(f"{prefix}{split}", report, say, tokenizer.template)
         if how.verified:
             problems = _answered(problems, f"{prefix}{split}", say)

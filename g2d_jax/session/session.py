@@ -54,8 +54,8 @@ class Session:
     reward, objectives: a user's own reward function, and own losses by stage, in place of the
     configured ones.
     evaluated: policy -> folder of another evaluate stage that has its completions already. steps:
-    stage -> step that its bare name means, where this is not the last one. contents: setting ->
-    digest of what it names outside the run.
+    stage -> step that its bare name means, where this is not the last one. inputs: setting ->
+    content of what it names outside the run.
     splits: those whose problems are read. fault: called for a fault of the tokenizer that no run
     should begin with.
     follows: the work directory that says which reference answers can be read, None: its own. asks:
@@ -70,14 +70,14 @@ class Session:
     reward: RewardFunction | None = None
     objectives: Mapping[str, Callable[[Compute], Objective]] = field(default_factory=dict)
     programs: Programs = field(default_factory=Programs)
-    # the frozen part of policies, by `init_params.base_policy`
+    # the frozen part of policies, by `Base.policy`
     bases: dict[str, Decoder] = field(default_factory=dict)
     said: set[str] = field(default_factory=set)  # messages that are logged once
     # what attention is over -> its kernel: in manifests and the dry run, since few users ask for it
     kernels: dict[str, str] = field(default_factory=dict)
     evaluated: Mapping[str, epath.Path] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
-    contents: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
     splits: Sequence[str] = SPLITS
     fault: Fault = refuse
     follows: epath.Path | None = None

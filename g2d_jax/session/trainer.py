@@ -304,7 +304,7 @@ def open_trainer(training: Training) -> Iterator[Trainer]:
             training=training,
             pinned=pins,
             state=state,
-            frozen_params=frozen_params(session, base),
+            frozen_params=frozen_params(session, base.policy),
             step=step,
             cost=cost,
             extra_state=extra_state,

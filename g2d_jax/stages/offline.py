@@ -346,7 +346,7 @@ def _ids(example: Group) -> list[np.ndarray]:
 def _origin(session: Session, name: str, policy: str) -> Any:
     """Identify the weights that a stage starts from, by content or by the stage of this run that
     made them."""
-    content = session.contents.get(f"stages.{name}.policy")
+    content = session.inputs.get(f"stages.{name}.policy")
     if content is not None:
         return content
     if PolicyName.parse(policy).is_model:

@@ -1,8 +1,8 @@
 """The stages of all points as one graph, in which stages that would compute the same are one node.
 
 A node is named by a fingerprint of everything that decides its result: the settings outside the
-stages, its own, the nodes it reads, and the content of the files, models and other runs that these
-name (of the hub: name and revision). An online stage at a constant learning rate is the beginning
+stages, its own, and the nodes it reads, with the content of the files, models and other runs that
+these name. An online stage at a constant learning rate is the beginning
 of the same stage with more steps, so all points that differ in its number of steps alone share one
 trajectory and branch off it:
 
@@ -15,7 +15,6 @@ one that compares them.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -27,7 +26,7 @@ from g2d_jax.config import BestCheckpoint, Config, Evaluate, Online
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import begins_more, identity, to_dict
 from g2d_jax.runtime import precision, storage
-from g2d_jax.session.inputs import digests, of_config, on_hub
+from g2d_jax.session.inputs import digests
 from g2d_jax.sweep.points import Point
 
 ENDING = ("steps", "keep", "stop", "budget")
@@ -129,14 +128,8 @@ def _explicit(config: Config) -> Config:
 
 def _ids(config: Config) -> dict[str, str]:
     """Map stage to node id, for a config made explicit."""
-    shared = {**identity(config), precision.NAME: precision.of(config.dtype)}
+    shared = {**identity(config, digests(config)), precision.NAME: precision.of(config.dtype)}
     stages = shared.pop("stages")
-    read = defaultdict[str, dict[str, object]](dict)  # by stage, "" for all of them
-    for setting, content in contents(config).items():
-        stage = ""
-        if setting.startswith("stages."):
-            stage = setting.split(".")[1]
-        read[stage][setting] = content
     order = plan(config)
     ids: dict[str, str] = {}
     for name in order.order:
@@ -145,15 +138,8 @@ def _ids(config: Config) -> dict[str, str]:
             for setting in ENDING:
                 own.pop(setting, None)
         inputs = {needed: ids[needed] for needed in order.inputs[name]}
-        more = filter(None, (read[""], read[name]))
-        ids[name] = f"{name}-{storage.fingerprint([shared, name, own, inputs, *more])}"
+        ids[name] = f"{name}-{storage.fingerprint([shared, name, own, inputs])}"
     return ids
-
-
-def contents(config: Config) -> dict[str, object]:
-    """Return by setting what a config reads from outside: digests, and of what is on the hub place
-    and revision."""
-    return {**digests(of_config(config)), **on_hub(config)}
 
 
 def _nodes(config: Config, ids: Mapping[str, str], name: str) -> list[Node]:

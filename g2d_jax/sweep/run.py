@@ -36,12 +36,20 @@ from g2d_jax.runtime import precision, processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import LOCK, awaited, try_lock
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.session import inputs, kept_inputs
+from g2d_jax.session import inputs
 from g2d_jax.session.session import Session
 from g2d_jax.sweep.graph import ENDING, Graph, Node, build, node_folder
 from g2d_jax.sweep.points import Point, points
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import LINKS, PLANS, absolute, environment, read_settings, write_settings
+from g2d_jax.workdir import (
+    LINKS,
+    PLANS,
+    absolute,
+    environment,
+    read_inputs,
+    read_settings,
+    write_settings,
+)
 
 DONE, OPEN = "done", "open"
 PAUSE = 2.0  # seconds between two checks of nodes that other processes run
@@ -187,10 +195,10 @@ def _claim(
         changed: dict[str, None] = {}
         for point, settings, ids in graph.points:
             folder = root / "points" / config.name / point.label
-            write_settings(settings, folder)
-            read = inputs.of_config(settings)
-            changed |= dict.fromkeys(kept_inputs.changed_functions(folder, read))
-            kept_inputs.keep(folder, read)
+            read = inputs.digests(settings)
+            if (folder / "config.json").exists():
+                changed |= dict.fromkeys(inputs.changed_functions(read_inputs(folder), read))
+            write_settings(settings, folder, inputs=read)
             links = []
             for name in plan(settings).order:
                 steps = None
@@ -207,10 +215,10 @@ def _claim(
             "version": __version__,
         }
         storage.write_json(file, content)
-    for line in changed:
+    for name in changed:
         say(
-            f"WARNING: {line}. Stages that are done keep the rewards that they were given: choose "
-            "another --workdir to score all by this one"
+            f"WARNING: {name} has changed. Stages that are done keep the rewards that they were "
+            "given: choose another --workdir to score all by this one"
         )
     return graph
 
@@ -232,8 +240,11 @@ def _require_alike(folder: epath.Path, listed: Mapping[str, Any], graph: Graph) 
             continue
         content = storage.read_json(folder / label / "config.json")
         before, _ = read_settings(folder / label)
-        then = _but_seed(before, content.get(precision.NAME, precision.DEFAULT))
-        if changed := differences(then, _but_seed(now, precision.of(now.dtype))):
+        multiplied = content.get(precision.NAME, precision.DEFAULT)
+        then = _but_seed(before, content["inputs"], multiplied)
+        if changed := differences(
+            then, _but_seed(now, inputs.digests(now), precision.of(now.dtype))
+        ):
             lines = "\n  ".join(changed)
             raise ValueError(
                 f"the study has the point {label} with other settings, and its report would take "
@@ -242,10 +253,12 @@ def _require_alike(folder: epath.Path, listed: Mapping[str, Any], graph: Graph) 
             )
 
 
-def _but_seed(config: Config | ConfigDict, multiplied: str) -> dict[str, Any]:
+def _but_seed(
+    config: Config | ConfigDict, read: Mapping[str, str], multiplied: str
+) -> dict[str, Any]:
     """Return a point's identity without its seed, and without the ends of trajectories, which go on
-    for other points. multiplied: the precision of its products."""
-    values = {**identity(config), precision.NAME: multiplied}
+    for other points. read: the content of its inputs. multiplied: the precision of its products."""
+    values = {**identity(config, read), precision.NAME: multiplied}
     del values["seed"]
     for stage in values["stages"].values():
         if begins_more(stage):
@@ -350,7 +363,6 @@ class _Worker:
         )
         with tracker, precision.used(node.config.dtype):
             try:
-                contents = inputs.digests(inputs.of_config(node.config))
                 shared = self._common(node)
                 session = shared.at(
                     node.config,
@@ -358,9 +370,8 @@ class _Worker:
                     tracker,
                     workdir=folder,
                     evaluated=evaluated,
-                    contents=contents,
+                    inputs=inputs.digests(node.config),
                 )
-                kept_inputs.check_hub(self.root, session)
                 run_stages.settle_micro(session)
                 run_stages.compile_ahead(session, [node.name])
                 run_stages.run_stage(session, node.name, plan(node.config), again=True)

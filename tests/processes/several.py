@@ -147,7 +147,7 @@ def stages(config_file: str, reference: str, workdir: str) -> None:
         processes.on_leader(lambda: claim(Config.of(config), own))
         first = Session(Config.of(config), own, tracker, {})
         with contextlib.closing(first):
-            first.contents = inputs.digests(inputs.contents_of(inputs.of_run(first)))
+            first.inputs = inputs.digests(first.config)
             for name in order.order:
                 folders = {**order.folders(other), name: order.folders(own)[name]}
                 run_stages.run_stage(first.at(Config.of(config), folders, tracker), name, order)

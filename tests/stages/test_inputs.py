@@ -6,9 +6,8 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,21 +18,17 @@ from etils import epath
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file, save_file
 from toys import QWEN, SIZES, make_tokenizer, save_rows
-from transformers import PreTrainedTokenizerFast
 
 from g2d_jax import commands, dryrun, pipeline
 from g2d_jax import config as settings
 from g2d_jax.config import Config, Source, Stage, graph
 from g2d_jax.config.section import ModelPath, Preferences, ProblemsPath, Rollouts, Section
-from g2d_jax.contents import Content, content
-from g2d_jax.data.template import TemplateSettings
-from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models import table
 from g2d_jax.models.hf_folder import read_config
 from g2d_jax.runtime import storage
-from g2d_jax.session import inputs, kept_inputs, problems
+from g2d_jax.session import inputs
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import claim, require_same_run
+from g2d_jax.workdir import claim, read_inputs
 
 ROWS = [{"problem": f"What is {n}+1?", "answer": str(n + 1)} for n in range(24)]
 TOLD = [{"prompt": row["problem"], "completion": row["answer"]} for row in ROWS]
@@ -134,39 +129,14 @@ def reading(place: Path) -> ConfigDict:
     return config
 
 
-def found_in(config: ConfigDict) -> dict[str, Content]:
-    """The contents of what a config names, as a run finds them; its tokenizer's template is not
-    tried out first."""
-    settings = Config.of(config)
-
-    def read_problems(setting: str) -> Content:
-        source = getattr(settings.data, setting.partition(".")[2])
-        return problems.read_source(source, settings.data.seed, problems.reading(settings.reward))[
-            2
-        ]
-
-    def tokenizer() -> PromptTokenizer:
-        template = TemplateSettings(chat=settings.tokenizer.chat)
-        return PromptTokenizer(
-            PreTrainedTokenizerFast.from_pretrained(settings.model.path), template
-        )
-
-    return inputs.contents_of(
-        {**inputs.readers(settings, read_problems, tokenizer), **inputs.bases(settings, {})}
-    )
-
-
 def start(config: ConfigDict, workdir: Path) -> None:
     """What the start of a run does before any work on devices."""
-    place = epath.Path(workdir)
-    require_same_run(Config.of(config), place)
-    kept_inputs.check(place, found_in(config), print, Config.of(config))
-    claim(Config.of(config), place)
+    taken = Config.of(config)
+    claim(taken, epath.Path(workdir), inputs=inputs.digests(taken))
 
 
 def begin(config: ConfigDict, workdir: Path) -> None:
     """Make the work directory of a run that has begun."""
-    claim(Config.of(config), epath.Path(workdir))
     start(config, workdir)
     storage.finish(workdir / "01-sft", {"kind": "sft", "seconds": 0})
 
@@ -189,92 +159,93 @@ def scaled(weights: dict[str, np.ndarray]) -> None:
 CHANGES: list[tuple[Change, str]] = [
     (
         lambda place: edit_rows(place / "train.jsonl", lambda rows: rows[3].update(answer="5")),
-        r"data\.train \(\S+train\.jsonl\): the 20 problems are not the same$",
+        "data.train.path",
     ),
     (
         lambda place: edit_rows(place / "train.jsonl", lambda rows: rows[3].update(problem="What is  3+1?")),
-        r"data\.train \(\S+\): the 20 problems are not the same$",
+        "data.train.path",
     ),
     (
         lambda place: edit_rows(place / "train.jsonl", lambda rows: rows.reverse()),
-        r"data\.train \(\S+\): the 20 problems are not the same$",
+        "data.train.path",
     ),
     (
         lambda place: edit_rows(place / "train.jsonl", lambda rows: rows.append({"problem": "8+8?", "answer": "16"})),
-        r"data\.train \(\S+\): other problems: there were 20, there are 21$",
+        "data.train.path",
     ),
     (
         lambda place: edit_rows(place / "dev.jsonl", lambda rows: rows.pop()),
-        r"data\.dev \(\S+\): other problems: there were 2, there are 1$",
+        "data.dev.path",
     ),
     (
         lambda place: parquet(place / "test.parquet", [{**ROWS[22], "answer": "0"}, ROWS[23]]),
-        r"data\.test \(\S+test\.parquet\): the 2 problems are not the same$",
+        "data.test.path",
     ),
     (
         lambda place: edit_weights(place / "model", scaled),
-        r"model\.path \(\S+model\): the 28 tensors and settings are not the same$",
+        "model.path",
     ),
     (
         lambda place: edit_weights(place / "model", replaced),
-        r"model\.path \(\S+model\): the 28 tensors and settings are not the same$",
+        "model.path",
     ),
     (
         lambda place: edit_text(place / "model" / "config.json", "{", '{"rope_theta": 5.0, '),
-        r"model\.path \(\S+model\): the 28 tensors and settings are not the same$",
+        "model.path",
     ),
     (
         lambda place: edit_text(place / "model" / "chat_template.jinja", "You are Qwen.", "You are nobody."),
-        r"tokenizer \(\S+model\): the 3 parts are not the same$",
+        "model.path",
     ),
-    (lambda place: with_another_token(place / "model"), r"tokenizer \(\S+model\): the 3 parts are not the same$"),
+    (lambda place: with_another_token(place / "model"), "model.path"),
     (
         lambda place: edit_weights(place / "other", replaced),
-        r"stages\.train\.policy \(\S+other\): the 28 tensors and settings are not the same$",
+        "stages.train.policy",
     ),
     (
         lambda place: edit_rows(place / "told.jsonl", lambda rows: rows[1].update(completion="7")),
-        r"stages\.sft\.data \(\S+told\.jsonl\): the 6 examples are not the same$",
+        "stages.sft.data.path",
     ),
     (
         lambda place: edit_rows(place / "dump" / "step-1.jsonl", lambda rows: rows[1].update(reward=0)),
-        r"stages\.collect\.rollouts \(\S+dump\): the 1 files are not the same$",
+        "stages.collect.rollouts",
     ),
     (
         lambda place: edit_rows(place / "dump" / "step-1.jsonl", lambda rows: rows.append(rows[0])),
-        r"stages\.collect\.rollouts \(\S+dump\): the 1 files are not the same$",
+        "stages.collect.rollouts",
     ),
     (
         lambda place: edit_rows(place / "online.jsonl", lambda rows: rows[1].update(completion="7")),
-        r"stages\.train\.rollouts \(\S+online\.jsonl\): the 1 files are not the same$",
+        "stages.train.rollouts",
     ),
     (  # of an earlier prompt: later groups would be trained on again
         lambda place: edit_rows(place / "online.jsonl", lambda rows: rows.extend(rows[:2])),
-        r"stages\.train\.rollouts \(\S+online\.jsonl\): the 1 files are not the same$",
+        "stages.train.rollouts",
     ),
     (
         lambda place: edit_rows(place / "online.jsonl", lambda rows: rows.append({**rows[7], "step": -1})),
-        r"stages\.train\.rollouts \(\S+online\.jsonl\): the 1 files are not the same$",
+        "stages.train.rollouts",
     ),
     (
         lambda place: parquet(place / "pairs.parquet", [{"problem_id": "0", "chosen": "1", "rejected": "3"}]),
-        r"stages\.dpo\.preferences \(\S+pairs\.parquet\): the 1 files are not the same$",
+        "stages.dpo.preferences",
     ),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "message"), CHANGES)
+@pytest.mark.parametrize(("change", "setting"), CHANGES)
 def test_a_change_is_refused_with_its_name(
-    place: Path, begun: Path, change: Change, message: str
+    place: Path, begun: Path, change: Change, setting: str
 ) -> None:
-    before = (begun / "inputs.json").read_bytes(), (begun / "config.json").read_bytes()
+    before = (begun / "config.json").read_bytes()
     change(place)
     with pytest.raises(
-        ValueError, match=rf"(?m)was made with other inputs:\n  (?s:.*){message}"
+        ValueError,
+        match=rf"other settings, files or models:\n(?s:.*)  {setting}: 'content \w+' -> ",
     ) as refused:
         start(reading(place), begun)
-    assert "or choose another --workdir" in str(refused.value)
-    assert ((begun / "inputs.json").read_bytes(), (begun / "config.json").read_bytes()) == before
+    assert "Choose another --workdir" in str(refused.value)
+    assert (begun / "config.json").read_bytes() == before
 
 
 class Elsewhere(Section):
@@ -284,9 +255,9 @@ class Elsewhere(Section):
 
 
 class Borrowing(Stage):
-    """A stage that is not the library's, whose fields have names of its own; without a kind, for
-    that would register it for good."""
+    """A stage that is not the library's, whose fields have names of its own."""
 
+    kind: Literal["borrowing"] = "borrowing"
     shown: Rollouts = "sample"
     liked: Preferences = ""
     judge: ModelPath = ""
@@ -294,25 +265,22 @@ class Borrowing(Stage):
     elsewhere: Elsewhere = Elsewhere()
 
 
+del settings.STAGES["borrowing"]  # which it is in for good else
+
+
 def test_what_a_stage_reads_is_compared_whatever_its_field_is_called(
-    place: Path,
+    place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And only that: sources that are embedded, stages of the run and empty settings are no
     input."""
+    monkeypatch.setitem(settings.STAGES, "borrowing", Borrowing)
     begun = Config.of(reading(place))
 
     def read(**fields: Any) -> dict[str, str]:
         stages = {**begun.stages, "borrowing": Borrowing(**fields)}
         config = dataclasses.replace(begun, stages=stages)
-        found = inputs.readers(config, unread, unread)
-        return {
-            name.removeprefix("stages.borrowing."): reader.content().digest
-            for name, reader in found.items()
-            if name.startswith("stages.borrowing.")
-        }
-
-    def unread(*_: str) -> Any:
-        raise AssertionError("of other sections")
+        found = inputs.digests(config, ["stages.borrowing."])
+        return {name.removeprefix("stages.borrowing."): text for name, text in found.items()}
 
     none = Elsewhere(cases=Source(path="procedural:slips"))
     assert read(shown="collect", words="procedural:slips", elsewhere=none) == {}
@@ -325,7 +293,7 @@ def test_what_a_stage_reads_is_compared_whatever_its_field_is_called(
         "elsewhere": Elsewhere(cases=Source(path=str(place / "dev.jsonl"))),
     }
     before = read(**named)
-    assert before.keys() == {"shown", "liked", "judge", "words", "elsewhere.cases"}
+    assert before.keys() == {"shown", "liked", "judge", "words", "elsewhere.cases.path"}
     edit_rows(place / "dump" / "step-1.jsonl", lambda rows: rows[1].update(reward=0))
     parquet(place / "pairs.parquet", [{"problem_id": "0", "chosen": "1", "rejected": "3"}])
     edit_weights(place / "other", replaced)
@@ -333,20 +301,6 @@ def test_what_a_stage_reads_is_compared_whatever_its_field_is_called(
         edit_rows(place / f"{name}.jsonl", lambda rows: rows[0].update(answer="5"))
     after = read(**named)
     assert [name for name in before if before[name] == after[name]] == []
-
-
-SAME: list[Change] = [
-    lambda place: None,
-    lambda place: parquet(place / "test.parquet", ROWS[22:], compression="gzip", row_group_size=1),
-    lambda place: edit_rows(place / "train.jsonl", lambda rows: [row.update(note="unread") for row in rows]),
-    lambda place: edit_text(place / "model" / "config.json", "{", '{"transformers_version": "9", '),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("change", SAME)
-def test_what_is_read_the_same_goes_on(place: Path, begun: Path, change: Change) -> None:
-    change(place)
-    start(reading(place), begun)
 
 
 def test_the_same_elsewhere_goes_on_and_another_there_does_not(
@@ -358,114 +312,33 @@ def test_the_same_elsewhere_goes_on_and_another_there_does_not(
     shutil.move(begun, tmp_path / "moved")
     start(reading(there), tmp_path / "moved")
     edit_weights(there / "model", scaled)
-    with pytest.raises(
-        ValueError, match=r"there/model\): the 28 tensors and settings are not the same"
-    ):
+    with pytest.raises(ValueError, match=r"model\.path: 'content \w+' -> "):
         start(reading(there), tmp_path / "moved")
 
 
 def test_before_a_stage_has_begun_all_is_free(place: Path, tmp_path: Path) -> None:
     config, workdir = reading(place), tmp_path / "work"
-    claim(Config.of(config), epath.Path(workdir))
     start(config, workdir)
     edit_weights(place / "model", scaled)
     start(config, workdir)
     storage.finish(workdir / "01-sft", {"kind": "sft"})
     start(config, workdir)
     edit_weights(place / "model", replaced)
-    with pytest.raises(ValueError, match=r"the 28 tensors and settings are not the same"):
+    with pytest.raises(ValueError, match=r"model\.path: 'content \w+' -> "):
         start(config, workdir)
 
 
-def test_a_work_directory_without_contents_goes_on_and_keeps_them_from_then_on(
-    place: Path, begun: Path
-) -> None:
-    (begun / "inputs.json").unlink()
-    start(reading(place), begun)
-    edit_rows(place / "train.jsonl", lambda rows: rows.reverse())
-    with pytest.raises(ValueError, match="the 20 problems are not the same"):
-        start(reading(place), begun)
-
-
-def test_of_a_reward_function_that_changed_a_run_is_warned_once(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reward_function_that_changed_is_known(place: Path, tmp_path: Path) -> None:
     config, workdir = reading(place), tmp_path / "work"
     config.reward.update(function="my_own:score", folder=str(place))
+    before = inputs.digests(Config.of(config))
     begin(config, workdir)
     with (place / "my_own.py").open("a") as file:
         file.write("# mended\n")
-    capsys.readouterr()
+    after = inputs.digests(Config.of(config))
+    assert inputs.changed_functions(before, after) == ["reward: the file of my_own:score"]
+    assert inputs.changed_functions(after, after) == []
     start(config, workdir)
-    said = capsys.readouterr().out
-    assert (
-        "WARNING: reward.function (" in said and "my_own.py): the 1 files are not the same" in said
-    )
-    start(config, workdir)
-    assert "WARNING: reward.function" not in capsys.readouterr().out
-    # the function is given it
-    edit_rows(place / "train.jsonl", lambda rows: rows[0].update(note="read"))
-    with pytest.raises(ValueError, match=r"data\.train \(\S+\): the 20 problems are not the same"):
-        start(config, workdir)
-
-
-@pytest.mark.parametrize("reward", ["verify", "my_own:score"])
-def test_a_study_reads_problems_as_a_run_does(place: Path, reward: str) -> None:
-    save_rows(
-        place / "train.jsonl", [{"problem": f"{n}+1=?", "answer": [str(n + 1)]} for n in range(9)]
-    )
-    config = settings.base()
-    config.data.train = settings.source(str(place / "train.jsonl"))
-    config.reward.update(function=reward, folder=str(place))
-    taken = Config.of(config)
-    in_study = inputs.of_config(taken)["data.train"]
-    tokenizer = load_tokenizer("procedural:slips")
-    in_run = problems.load(taken, tokenizer, False, print, ["train"]).contents["data.train"]
-    assert in_study == in_run
-
-
-@pytest.mark.parametrize(
-    ("place", "kind", "is_on_hub"),
-    [
-        ("org/model", "model", True),
-        ("/a/model", "model", False),
-        ("gs://a/model", "model", False),
-        ("procedural:slips", "model", False),
-        ("math500", "problems", True),
-        ("math500:/a/file.jsonl", "problems", False),
-        ("hub:org/set@main:train", "problems", True),
-        ("hub:/a/folder:train", "problems", False),
-        ("hub:/a/folder", "preferences", False),
-        ("hub:org/pairs", "preferences", True),
-        ("/a/*/rows.jsonl", "rollouts", False),
-        ("procedural:slips", "problems", False),
-        ("run:/a/run#sft", "policy", False),
-        ("/a/mine.py", "path", False),
-    ],
-)
-def test_what_is_on_the_hub(place: str, kind: str, is_on_hub: bool) -> None:
-    assert inputs.Reader(place, kind, lambda: Content("", "", 0)).is_on_hub is is_on_hub
-
-
-def test_a_local_folder_of_a_set_is_read_again_when_a_file_in_it_changes(tmp_path: Path) -> None:
-    file = tmp_path / "data" / "train.jsonl"
-    file.parent.mkdir()
-    file.write_text("1")
-    before = inputs._stamp(f"hub:{tmp_path}:train", "problems")
-    file.write_text("12")
-    assert before != inputs._stamp(f"hub:{tmp_path}:train", "problems") != ()
-
-
-def test_the_tokenizer_of_a_reward_model_answers_nothing_and_has_no_weights(tmp_path: Path) -> None:
-    template = (
-        "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% "
-        "endfor %}"
-    )
-    make_tokenizer(template).save_pretrained(tmp_path)
-    config = settings.base()
-    config.reward.function, config.reward.model.path = "model", str(tmp_path)
-    kept = inputs._of_reward(Config.of(config).reward, "")["reward.model.tokenizer"].content()
-    assert kept.place == str(tmp_path) and kept.count == 3
 
 
 def test_a_run_is_refused_before_any_work_and_its_directory_stays_as_it_was(
@@ -475,34 +348,29 @@ def test_a_run_is_refused_before_any_work_and_its_directory_stays_as_it_was(
     trained."""
     config, workdir = reading(place), tmp_path / "work"
     config.tokenizer.chat = False
-    claim(Config.of(config), epath.Path(workdir))
+    start(config, workdir)
     for folder in graph.plan(Config.of(config)).folders(epath.Path(workdir)).values():
         storage.finish(folder, {"kind": "any", "seconds": 0})
     pipeline.run(config, workdir, until="evaluate")
-    kept = json.loads((workdir / "inputs.json").read_text())
-    assert kept["data.train"] == {
-        "kind": "problems", "count": 20, "digest": kept["data.train"]["digest"], "place": str(place / "train.jsonl")
-    }  # fmt: skip
-    names = {
-        "tokenizer",
+    assert set(read_inputs(epath.Path(workdir))) == {
         "model.path",
-        "data.train",
-        "data.dev",
-        "data.test",
-        "stages.sft.data",
+        "data.train.path",
+        "data.dev.path",
+        "data.test.path",
+        "stages.sft.data.path",
         "stages.train.policy",
+        "stages.train.rollouts",
+        "stages.collect.rollouts",
+        "stages.dpo.preferences",
+        "stages.evaluate.policies.2",
     }
-    names |= {"stages.train.rollouts", "stages.collect.rollouts", "stages.dpo.preferences"}
-    assert set(kept) == names | {"stages.evaluate.policies.2"}
     before = {
         file.name: file.read_bytes()
         for file in workdir.glob("*.json")
         if file.name != "environment.json"
     }
     edit_rows(place / "train.jsonl", lambda rows: rows[3].update(answer="5"))
-    with pytest.raises(
-        ValueError, match=r"data\.train \(\S+train\.jsonl\): the 20 problems are not the same"
-    ):
+    with pytest.raises(ValueError, match=r"data\.train\.path: 'content \w+' -> "):
         pipeline.run(config, workdir, until="evaluate")
     assert {name: (workdir / name).read_bytes() for name in before} == before
 
@@ -516,9 +384,7 @@ def test_the_dry_run_compares_too(place: Path, tmp_path: Path) -> None:
     config.stages.sft.update(steps=0, batch_size=2)
     begin(config, workdir)
     edit_rows(place / "told.jsonl", lambda rows: rows[1].update(completion="7"))
-    with pytest.raises(
-        ValueError, match=r"stages\.sft\.data \(\S+\): the 6 examples are not the same"
-    ):
+    with pytest.raises(ValueError, match=r"stages\.sft\.data\.path: 'content \w+' -> "):
         dryrun.show(config, workdir=workdir)
 
 
@@ -532,39 +398,16 @@ def test_commands_do_not_put_a_policy_together_from_what_it_was_not_made_of(
     with pytest.raises(ValueError, match=r"\S+/01-sft/checkpoints has no checkpoint any more"):
         commands.export(workdir, tmp_path / "model", policy="sft")
     parquet(place / "test.parquet", ROWS[21:23])
-    with pytest.raises(ValueError, match=r"data\.test \(\S+\): the 2 problems are not the same"):
+    with pytest.raises(ValueError, match=r"data\.test\.path: content"):
         commands.evaluate(workdir, "sft")
-    with pytest.raises(ValueError, match=r"data\.test \(\S+\): the 2 problems are not the same"):
+    with pytest.raises(ValueError, match=r"data\.test\.path: content"):
         commands.sample(workdir, policy="sft")
     edit_weights(place / "model", scaled)
     for policy in ("sft", "init"):
-        with pytest.raises(
-            ValueError,
-            match=r"other inputs:\n  model\.path \(\S+\): the 28 tensors and settings are not",
-        ):
+        with pytest.raises(ValueError, match=r"other inputs:\n  model\.path: content"):
             commands.export(workdir, tmp_path / "model", policy=policy)
-    with pytest.raises(ValueError, match=r"model\.path \(\S+\): the 28 tensors"):
+    with pytest.raises(ValueError, match=r"model\.path: content"):
         commands.sample(workdir, policy="sft", prompts="1+1?")
-
-
-def test_workers_of_a_study_keep_what_each_reads(tmp_path: Path) -> None:
-    config = Config.of(settings.base())
-
-    def keep(number: int) -> None:
-        found = {f"model.path org/{number}@": content("tensors", {"a": f"{number}"})}
-        kept_inputs.check_shared(epath.Path(tmp_path), found, print, config)
-
-    with ThreadPoolExecutor(8) as workers:
-        list(workers.map(keep, range(24)))
-    kept = kept_inputs.read(epath.Path(tmp_path))
-    assert kept is not None and len(kept) == 24
-    with pytest.raises(ValueError, match=r"model\.path org/3@: the 1 tensors are not the same"):
-        kept_inputs.check_shared(
-            epath.Path(tmp_path),
-            {"model.path org/3@": content("tensors", {"a": "4"})},
-            print,
-            config,
-        )
 
 
 @pytest.mark.parametrize("begins_with", ["init", "hf:"])
@@ -578,15 +421,12 @@ def test_adapters_of_another_run_beside_another_model(
     config.stages.dpo.policy = f"run:{other}#sft"
     begin(config, tmp_path / "work")
     edit_weights(base, replaced)
-    message = (
-        rf"dpo\.policy: the adapters of run:\S+other#sft stand beside another model than {base} "
-        r"now holds: the 28"
-    )
+    message = "its adapters (were trained beside another|are not beside this run's) model"
     with pytest.raises(ValueError, match=message):
-        begin(config, tmp_path / "again")
-    message = r"other inputs:\n(?s:.*)  stages\.dpo\.policy\.base \(\S+\): the 28 tensors"
-    with pytest.raises(ValueError, match=message):
-        commands.export(tmp_path / "work", tmp_path / "exported", policy="dpo")
+        pipeline.run(config, tmp_path / "again")
+    if begins_with == "hf:":
+        with pytest.raises(ValueError, match=message):
+            commands.export(tmp_path / "work", tmp_path / "exported", policy="dpo")
 
 
 def test_adapters_of_another_run_beside_the_same_model_elsewhere(
@@ -599,13 +439,8 @@ def test_adapters_of_another_run_beside_the_same_model_elsewhere(
     config.model.path = str(shutil.copytree(base, tmp_path / "copy"))
     begin(config, tmp_path / "work")
     edit_weights(tmp_path / "copy", replaced)
-    with pytest.raises(
-        ValueError, match=r"stand beside another model than \S+copy now holds: the 28 tensors"
-    ):
-        begin(config, tmp_path / "again")
-    (other / "inputs.json").unlink()  # a study's point has no entry for a model of the hub
     with pytest.raises(ValueError, match="its adapters are not beside this run's model"):
-        begin(config, tmp_path / "again")
+        pipeline.run(config, tmp_path / "again")
 
 
 @pytest.mark.parametrize("begins_with", ["init", "hf:"])
@@ -619,10 +454,8 @@ def test_commands_put_no_adapters_of_another_run_beside_another_model(
     config.model.path = str(shutil.copytree(place / "model", tmp_path / "copy"))
     edit_weights(tmp_path / "copy" if begins_with == "init" else base, replaced)
     begin(config, workdir)
-    policy, message = (
-        f"run:{other}#sft",
-        r"policy: the adapters of run:\S+#sft stand beside another model",
-    )
+    policy = f"run:{other}#sft"
+    message = "its adapters (were trained beside another|are not beside this run's) model"
     with pytest.raises(ValueError, match=message):
         commands.export(workdir, tmp_path / "model", policy=policy)
     with pytest.raises(ValueError, match=message):

@@ -92,20 +92,20 @@ def test_what_adapters_stand_beside(config, tmp_path, opened):
     session = opened(config, tmp_path / "first@here")
     expected = hf.load(other).blocks.down[...]
     np.testing.assert_array_equal(
-        frozen_params(session, base_of(session, "warmup")).blocks.down[...], expected
+        frozen_params(session, base_of(session, "warmup").policy).blocks.down[...], expected
     )
-    assert (
-        base_of(session, "dpo") == base_of(session, "warmup@3") == f"hf:{other}"
-        and base_of(session, "sft") == "init"
-    )
+    assert base_of(session, "dpo") == base_of(session, "warmup@3") == (
+        f"hf:{other}",
+        "",
+    ) and base_of(session, "sft") == ("init", "")
     storage.write_json(tmp_path / "first@here" / "config.json", {"config": to_dict(config)})
 
     config.stages.warmup.policy = f"run:{tmp_path / 'first@here'}#dpo@2"
     second = opened(config, tmp_path / "second")
-    assert base_of(second, "dpo") == f"hf:{other}"
+    assert base_of(second, "dpo").policy == f"hf:{other}"
     storage.write_json(second.folders["warmup"] / "base.json", base_of(second, "warmup"))
     (tmp_path / "first@here" / "config.json").unlink()
-    assert base_of(second, "dpo") == f"hf:{other}"
+    assert base_of(second, "dpo").policy == f"hf:{other}"
     with pytest.raises(ValueError, match="holds no run any more"):
         base_of(opened(config, tmp_path / "third"), "dpo")
 

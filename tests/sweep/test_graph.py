@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 
 import jax.numpy as jnp
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from g2d_jax import config as settings
@@ -13,7 +11,8 @@ from g2d_jax import pipeline
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime import storage
-from g2d_jax.sweep.graph import Graph, build, contents
+from g2d_jax.session.inputs import digests
+from g2d_jax.sweep.graph import Graph, build
 from g2d_jax.sweep.points import points
 from g2d_jax.training.checkpoint import Checkpoints
 
@@ -150,33 +149,20 @@ def test_a_policy_of_another_run_is_known_by_its_arrays(tmp_path: Path) -> None:
         with Checkpoints(tmp_path / name / "01-sft" / "checkpoints") as checkpoints:
             checkpoints.save(6, {"params": {"a": jnp.full(3, value)}}, {})
         config.stages.warmup.policy = f"run:{tmp_path / name}#sft"
-        read = contents(Config.of(config))
-        assert set(read) == {"stages.warmup.policy"}
+        read = digests(Config.of(config))
         found.append(read["stages.warmup.policy"])
     assert found[0] == found[1] != found[2]
 
 
 def test_a_study_goes_by_what_is_in_files_and_not_by_where_they_are(tmp_path: Path) -> None:
-    def nodes(folder: str, answer: str, ending: str = "jsonl") -> set[str]:
-        file = tmp_path / folder / f"problems.{ending}"
+    def nodes(folder: str, answer: str) -> set[str]:
+        file = tmp_path / folder / f"{folder}.jsonl"
         file.parent.mkdir(exist_ok=True)
         rows = [{"problem": "1+2=?", "answer": "3"}, {"problem": "1+3=?", "answer": answer}]
-        if ending == "jsonl":
-            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        else:
-            pq.write_table(pa.Table.from_pylist(rows), file)
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         overrides = (f"data.train.path={file}", "data.train.split=")
         return set(graph(*overrides, product=("stages.dpo.beta=1,2",)).nodes)
 
     first = nodes("here", "4")
-    assert nodes("there", "4") == nodes("here", "4", "parquet") == first
+    assert nodes("there", "4") == first
     assert not nodes("here", "5") & first
-
-
-def test_what_is_on_the_hub_is_named_and_not_fetched() -> None:
-    config = resolve(TINY)
-    config.model.path, config.data.test.path, config.data.test.limit = "org/model", "math500", None
-    read = contents(Config.of(config))
-    assert read == {
-        "model.path": ["org/model", None], "tokenizer": ["org/model", None], "data.test": ["math500", None]
-    }  # fmt: skip
