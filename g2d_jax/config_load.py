@@ -122,7 +122,7 @@ def _read(spec: str | ConfigDict) -> tuple[Path | str, dict[str, Any]]:
     if isinstance(path, str):
         return path, _recipe(path, arg)
     if path.suffix == ".json":
-        return path, dict(read_settings(epath.Path(path.parent))[0].to_dict())
+        return path, dict(read_settings(epath.Path(path.parent)).to_dict())
     return path, _call(path, arg)
 
 

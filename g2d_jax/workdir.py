@@ -113,9 +113,9 @@ def no_run(workdir: epath.Path) -> ValueError:
     )
 
 
-def read_settings(workdir: epath.Path) -> tuple[ConfigDict, dict[str, str]]:
+def read_settings(workdir: epath.Path) -> ConfigDict:
     """Read the settings that a work directory was started with, without the folders of reward
-    functions, since one from elsewhere must not name code to run; return these by function.
+    functions, since one from elsewhere must not name code to run.
 
     Raises ValueError if it holds no run, or settings of another version.
     """
@@ -132,13 +132,9 @@ def read_settings(workdir: epath.Path) -> tuple[ConfigDict, dict[str, str]]:
             f"{file}, written by version {content.get('version')}: {error}. Use that version, or "
             "another work directory"
         ) from error
-    folders: dict[str, str] = {}
     for section in (config, *config.tasks.values()):
-        reward = section.reward
-        if reward.folder is not None:
-            folders |= dict.fromkeys((reward.function, *reward.functions), reward.folder)
-        reward.folder = None
-    return config, folders
+        section.reward.folder = None
+    return config
 
 
 def claim(
@@ -218,7 +214,7 @@ def require_same_run(
     ended = {}
     for name, others in dependents_of_final(config).items():
         ended[name] = sorted(begun.keys() & set(others))
-    then = identity(read_settings(workdir)[0], content.get("inputs") or {})
+    then = identity(read_settings(workdir), content.get("inputs") or {})
     then |= {
         FROM_PYTHON: content.get("own") or {},
         precision.NAME: content.get(precision.NAME, precision.DEFAULT),
@@ -247,7 +243,7 @@ def stages_to_extend(config: Config, workdir: epath.Path) -> list[epath.Path]:
     begun = stage_folders(workdir) if file.exists() else {}
     if not begun:
         return []
-    longer = with_longer(identity(read_settings(workdir)[0]), identity(config))[1]
+    longer = with_longer(identity(read_settings(workdir)), identity(config))[1]
     return [begun[name] for name in longer if name in begun]
 
 

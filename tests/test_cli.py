@@ -1351,7 +1351,7 @@ def test_a_reward_that_a_work_directory_names_comes_with_the_folder_to_give(tmp_
     config.reward.folder = str(tmp_path / "my code")
     write_settings(Config.of(config), epath.Path(tmp_path))
     assert commands.read_config(epath.Path(tmp_path)).reward.folder is None
-    with pytest.raises(ValueError, match=f"PYTHONPATH='{tmp_path}/my code' g2d "):
+    with pytest.raises(ValueError, match="PYTHONPATH=FOLDER g2d "):
         load_reward("own_reward_of_a_run:exact")
 
 

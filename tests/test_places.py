@@ -217,12 +217,6 @@ def test_a_folder_of_a_hub_id_s_form_is_that_folder_where_it_exists(project: Pat
     )
     base = places.Base(project, "the folder of mine.py")
     assert places.decided("owner/name", "model", base) == "owner/name"
-    config = from_dict({"model": {"path": "owner/name"}})  # decided elsewhere to be a hub id
-    with pytest.raises(
-        ValueError,
-        match=r"model\.path cannot be used: owner/name is the name of a repository on the hub, but",
-    ):
-        assert_there(config)
 
 
 @pytest.mark.parametrize("kind", KINDS)

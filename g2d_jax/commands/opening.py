@@ -15,7 +15,6 @@ from g2d_jax.config import BestCheckpoint, Config, Invalid, Mesh, places
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.mesh import make_mesh, slices
-from g2d_jax.rewards import functions
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime import flags, precision, processes, program_cache, storage
 from g2d_jax.runtime.tracking import Tracker
@@ -29,8 +28,7 @@ def read_config(workdir: epath.Path) -> Config:
 
     Raises ValueError if it holds no run, or settings of another version.
     """
-    config, functions.not_imported = read_settings(workdir)
-    return Config.of(config)
+    return Config.of(read_settings(workdir))
 
 
 def not_at_hand(**_: Any) -> list[float | None]:

@@ -243,8 +243,7 @@ def issues(values: Mapping[str, Any], sections: Collection[str] | None = None) -
 
     values: a config, or its dictionary, whose places are decided. sections: the top-level sections
     to look at, None for all. Folders that are made where there are none, and object stores, are not
-    looked at. A hub id is an error where the working directory has a folder of that name, which the
-    hub's libraries would take instead.
+    looked at.
     """
     stages = tuple(values["stages"])
     for named in walk(values):
@@ -265,20 +264,12 @@ def missing(text: str, kind: str, stages: Collection[str] = ()) -> str:
     found = parts(text, kind, stages)
     if found is None or not storage.is_local(found.place):
         return ""
-    # A path that is sure, or looks like one, was not made absolute; else the text is a hub id, which
-    # the hub's libraries take for a folder where one of that name is at hand.
     if not os.path.isabs(found.place):
-        if found.sure or is_path(found.place):
-            return (
-                f"{found.place} is relative, and a Config's paths are absolute: give it so, or "
-                "run a ConfigDict"
-            )
-        if not os.path.isdir(found.place):
-            return ""
+        if not (found.sure or is_path(found.place)):
+            return ""  # a hub id
         return (
-            f"{found.place} is the name of a repository on the hub, but the working directory has "
-            "a folder of that name, which the hub's libraries would take instead: start from "
-            "another working directory"
+            f"{found.place} is relative, and a Config's paths are absolute: give it so, or run a "
+            "ConfigDict"
         )
     place = Path(found.place)
     if "*" in found.place:  # the folder that its stars are in

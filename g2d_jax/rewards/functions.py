@@ -26,7 +26,6 @@ import importlib.util
 import inspect
 import math
 import os
-import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,9 +53,6 @@ Scorer: TypeAlias = Callable[[Sequence[Problem], Sequence[str], Sequence[np.ndar
 """`scorer(problems, texts, token_ids)`: one Score per response, in order. token_ids: [T] int32
 each."""
 
-
-not_imported: dict[str, str] = {}
-"""reward.function -> the folder that a work directory names for it, which no code is run from."""
 
 _STOPPED = (KeyboardInterrupt, processes.Preempted)
 """What a user's code raises because the run itself is stopped. All else is the code's failure,
@@ -88,9 +84,10 @@ def load_reward(path: str, folder: str | None = None) -> RewardFunction:
             )
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"reward {path!r}: cannot import {module_name!r} ({error}); install it, or give its "
-            f"folder: {_command(path)} (g2d run, plan and sweep find a file beside the config by "
-            "themselves; the other commands run no code that a work directory names)"
+            f"reward {path!r}: cannot import {module_name!r} ({error}); install it, or name its "
+            "folder: PYTHONPATH=FOLDER g2d … (g2d run, plan and sweep find a file beside the config "
+            "by themselves; the other commands run no code that a work directory names, and its "
+            "config.json has the folder as reward.folder)"
         ) from error
     except _STOPPED:
         raise
@@ -106,14 +103,6 @@ def load_reward(path: str, folder: str | None = None) -> RewardFunction:
             f"{', '.join(candidates) or 'none'}"
         )
     return function  # type: ignore[no-any-return]
-
-
-def _command(path: str) -> str:
-    """Return the command under way, with the folder that a work directory names for a reward."""
-    words = shlex.join(sys.argv[1:])
-    if Path(sys.argv[0]).stem not in ("g2d", "__main__"):  # a program of the user's own
-        words = "…"
-    return f"PYTHONPATH={shlex.quote(not_imported.get(path, 'FOLDER'))} g2d {words}"
 
 
 @contextlib.contextmanager

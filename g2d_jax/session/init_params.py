@@ -170,7 +170,7 @@ def _base_elsewhere(config: Config, name: PolicyName, inputs: Mapping[str, str])
             f"policy {str(name)!r}: {other} holds no run any more, and what it trained from is not "
             "known"
         )
-    theirs, read = Config.of(read_settings(other)[0]), read_inputs(other)
+    theirs, read = Config.of(read_settings(other)), read_inputs(other)
     base = base_of(theirs, name.stage, stage_folders(other), read)
     ours = _decides_base(config, base, inputs)
     if config.lora.rank and ours != _decides_base(theirs, base, read):

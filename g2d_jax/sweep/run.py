@@ -239,7 +239,7 @@ def _require_alike(folder: epath.Path, listed: Mapping[str, Any], graph: Graph) 
         if label in given or now is None:
             continue
         content = storage.read_json(folder / label / "config.json")
-        before, _ = read_settings(folder / label)
+        before = read_settings(folder / label)
         multiplied = content.get(precision.NAME, precision.DEFAULT)
         then = _but_seed(before, content["inputs"], multiplied)
         if changed := differences(
