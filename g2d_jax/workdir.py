@@ -154,8 +154,7 @@ def claim(
     nothing. Later a stage that `with_longer` lets go on may have more steps, unless a stage that is
     made from its end has begun.
     """
-    require_same_run(config, workdir, own, inputs)
-    for folder in stages_to_extend(config, workdir):
+    for folder in require_same_run(config, workdir, own, inputs):
         storage.unfinish(folder)
     write_settings(config, workdir, own, inputs)
     return mark_start(workdir)
@@ -195,13 +194,15 @@ def require_same_run(
     workdir: epath.Path,
     own: Mapping[str, str] = MappingProxyType({}),
     inputs: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """Raise ValueError, as `claim`, for a work directory that is not this config's. Writes
-    nothing."""
+) -> list[epath.Path]:
+    """Return the folders of the begun stages that go on past their old end. Writes nothing.
+
+    Raises ValueError, as `claim`, for a work directory that is not this config's.
+    """
     file = workdir / "config.json"
     if not file.exists():
         _require_empty(workdir)
-        return
+        return []
     content = storage.read_json(file)
     if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
         raise ValueError(
@@ -210,10 +211,7 @@ def require_same_run(
     # As long as no stage has begun the settings may be any: nothing rests on them.
     begun = stage_folders(workdir)
     if not begun:
-        return
-    ended = {}
-    for name, others in dependents_of_final(config).items():
-        ended[name] = sorted(begun.keys() & set(others))
+        return []
     then = identity(read_settings(workdir), content.get("inputs") or {})
     then |= {
         FROM_PYTHON: content.get("own") or {},
@@ -221,8 +219,16 @@ def require_same_run(
     }
     now = identity(config, inputs)
     now |= {FROM_PYTHON: dict(own), precision.NAME: precision.of(config.dtype)}
-    if changed := _changes(workdir, then, now, ended):
-        raise ValueError(changed)
+    longer, names = with_longer(then, now)
+    goes_on = [name for name in names if name in begun]
+    ended = {}
+    for name, others in dependents_of_final(config).items():
+        if name in goes_on and (stale := sorted(begun.keys() & set(others))):
+            ended[name] = stale
+    others = differences(longer, now)
+    if ended or others:
+        raise ValueError(_refusal(workdir, differences(then, now), {} if others else ended))
+    return [begun[name] for name in goes_on]
 
 
 FROM_PYTHON = "given from Python"
@@ -236,35 +242,14 @@ def _require_empty(workdir: epath.Path) -> None:
         raise ValueError(f"{workdir} is not empty and holds no run: choose another --workdir")
 
 
-def stages_to_extend(config: Config, workdir: epath.Path) -> list[epath.Path]:
-    """Return the folders of the begun stages that would go on past their old end, in a directory
-    that `require_same_run` takes for this config's."""
-    file = workdir / "config.json"
-    begun = stage_folders(workdir) if file.exists() else {}
-    if not begun:
-        return []
-    longer = with_longer(identity(read_settings(workdir)), identity(config))[1]
-    return [begun[name] for name in longer if name in begun]
-
-
-def _changes(
-    workdir: epath.Path,
-    before: Mapping[str, Any],
-    now: Mapping[str, Any],
-    ended: Mapping[str, Sequence[str]],
+def _refusal(
+    workdir: epath.Path, changed: Sequence[str], ended: Mapping[str, Sequence[str]]
 ) -> str:
-    """Say how a run that has begun would not go on as this config's, and what to do; "" if it
-    would.
+    """Say how a run that has begun would not go on, and what to do.
 
-    before, now: identities. ended: stage -> the begun stages that are made from the policy it ends
-    with.
+    changed: its differences. ended: stage that could go on -> the begun stages that are made from
+    the policy it ended with.
     """
-    longer, names = with_longer(before, now)
-    others = differences(longer, now)
-    stale = [name for name in names if ended.get(name)]
-    if not (stale or others):
-        return ""
-    changed = differences(before, now)
     parts = [
         f"{workdir} was started with other settings, files or models:\n  " + "\n  ".join(changed),
         "Choose another --workdir, or undo the change. A file or model may be elsewhere, with the "
@@ -272,12 +257,11 @@ def _changes(
         "may change: mesh, compute, logging, checkpoint …, and the steps of an online stage that "
         "can go on may be raised",
     ]
-    if not others:
-        for name in stale:
-            parts.append(
-                f"Stage {name} could go on, but {', '.join(ended[name])} began with the policy "
-                "that it ended with: move their folders away and it does"
-            )
+    for name, others in ended.items():
+        parts.append(
+            f"Stage {name} could go on, but {', '.join(others)} began with the policy that it "
+            "ended with: move their folders away and it does"
+        )
     stage = "STAGE"
     for line in changed:
         if re.match(r"stages\.[^.]+\.(steps|epochs):", line):
