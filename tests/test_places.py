@@ -138,7 +138,7 @@ def test_what_a_file_names_is_relative_to_it_and_what_the_command_line_names_to_
     config.tasks.other = settings.task(
         settings.source("math500:data/x.jsonl"), settings.source("gsm8k"), settings.source("hub:./rows@main:test")
     )
-    config.stages.collect = settings.collect(policy="hf:./other", rollouts="dumps/*/step*.jsonl")
+    config.stages.collect = settings.collect(policy="hf:./other", dump={"path": "dumps/*/step*.jsonl"})
     config.stages.dpo = settings.offline(policy="run:runs/a#warmup@3", preferences="pairs")
     config.stages.all = settings.offline(policy="sft", preferences="collect")
     """,
@@ -163,7 +163,7 @@ def test_what_a_file_names_is_relative_to_it_and_what_the_command_line_names_to_
     assert other.train.path == str(here / "mine.parquet")  # of the command line
     assert (other.dev.path, other.test.path) == ("gsm8k", f"hub:{project}/rows@main:test")
     assert config.stages.collect.policy == f"hf:{project}/other"
-    assert config.stages.collect.rollouts == f"{project}/dumps/*/step*.jsonl"
+    assert config.stages.collect.dump.path == f"{project}/dumps/*/step*.jsonl"
     assert config.stages.dpo.policy == f"run:{project}/runs/a#warmup@3"
     assert config.stages.dpo.preferences == str(project / "pairs")
     assert (config.stages["all"].preferences, config.stages["all"].policy) == (

@@ -112,7 +112,12 @@ def test_a_row_has_the_papers_numbers(spec: str, model: str) -> None:
         "cosine",
         0.2,
     )
-    assert (stage.num_iterations, stage.importance_cap, adam.warmup_steps, adam.learning_rate) == (
+    assert (
+        stage.num_iterations,
+        stage.clip.importance_cap,
+        adam.warmup_steps,
+        adam.learning_rate,
+    ) == (
         1,
         0.0,
         0,
@@ -125,7 +130,7 @@ def test_a_row_has_the_papers_numbers(spec: str, model: str) -> None:
         adam.max_grad_norm,
     )
     assert (stage.sampling.temperature, stage.sampling.top_p) == (1.0, 1.0)
-    assert stage.dynamic_sampling == stage.drop_solved == 0
+    assert stage.filter.dynamic_sampling == stage.filter.drop_solved == 0
     for name in ("best", "evaluate"):
         drawn = config.stages[name].sampling
         assert (drawn.temperature, drawn.top_p, drawn.max_new_tokens) == (0.6, 0.9, size[0])

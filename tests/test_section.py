@@ -138,7 +138,8 @@ def test_every_setting_that_may_name_a_file_is_found():
     }
     stages |= {
         "stages.sft.data.path",
-        "stages.online.rollouts",
+        "stages.online.dump.path",
+        "stages.collect.dump.path",
         "stages.collect.rollouts",
         "stages.dpo.preferences",
     }

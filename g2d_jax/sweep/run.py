@@ -413,7 +413,7 @@ def _state(node: Node, folder: epath.Path) -> str:
     if manifest is None:
         return OPEN
     stage = node.config.stages_of(Online).get(node.name)
-    if stage is None or stage.stop != "steps":
+    if stage is None or stage.budget.amount:
         return DONE
     reached = manifest["counts"]["steps"]
     if missing := _passed(folder, stage.keep):

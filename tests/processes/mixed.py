@@ -45,6 +45,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.stages.group = settings.online(
         policy="best", loss="group_dpo", grpo_coef=0.5, optimizer=optimizer
     )
-    config.stages.group.update(draws, importance_cap=2.0, num_iterations=2)
-    config.stages.outside = settings.collect(policy="best", rollouts=str(folder / "outside.jsonl"))
+    config.stages.group.update(draws, clip={"importance_cap": 2.0}, num_iterations=2)
+    config.stages.outside = settings.collect(
+        policy="best", dump={"path": str(folder / "outside.jsonl")}
+    )
     return config

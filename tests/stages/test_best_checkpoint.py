@@ -247,7 +247,7 @@ def test_what_cannot_work_is_refused(config, stage, field, value, message):
 
 
 def test_steps_of_a_stage_that_may_end_by_itself_are_not_named(config):
-    config.stages.train.update(stop="budget")
+    config.stages.train.update(budget={"amount": 1.0})
     config.stages.train.budget.amount = 1.0
     pipeline.checked(config)
     config.stages.best.steps = (1,)

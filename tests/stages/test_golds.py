@@ -11,6 +11,7 @@ import pytest
 from worlds import only
 
 from g2d_jax import config as settings
+from g2d_jax.config import Dump
 from g2d_jax.records import Verdict
 from g2d_jax.rollouts import external as external_rollouts
 from g2d_jax.runtime import processes, storage
@@ -195,14 +196,14 @@ def test_rollouts_of_a_problem_that_is_left_out_are_left_out_too(asking, tmp_pat
         tmp_path / "rows.jsonl", [*rows, {"prompt": "3+1=?", "completion": "4", "reward": 1}]
     )
     session = opened(asking, tmp_path / "work", None)
-    ((kept,),) = external_rollouts.read(session, path)
+    ((kept,),) = external_rollouts.read(session, Dump(path=path))
     assert kept.text == r"\boxed{1}"
     assert "rows.jsonl: 2 responses are left out: so are their problems" in said(capsys)
     held_out = lines(
         tmp_path / "held.jsonl", [{"prompt": "40+1=?", "completion": "41", "reward": 1}]
     )
     with pytest.raises(ValueError, match=r"its prompt is in data\.dev or data\.test"):
-        external_rollouts.read(session, held_out)
+        external_rollouts.read(session, Dump(path=held_out))
 
 
 def test_a_split_of_such_problems_alone_is_refused(asking, tmp_path, opened):

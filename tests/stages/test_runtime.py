@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from g2d_jax import config as settings
 from g2d_jax import dryrun, run_stages
-from g2d_jax.config import Collect, Offline, Online, Optimizer, Sft
+from g2d_jax.config import Collect, Dump, Offline, Online, Optimizer, Sft
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import decoder, hf
@@ -284,7 +284,9 @@ def test_rollouts_from_elsewhere_are_graded_behind_the_thought_that_the_template
     rows = [{"prompt": "1+1=?", "completion": text, "answer": "2"} for text in completions]
     session = opened(config, tmp_path / "work", None)
     _, (group,) = external_groups(
-        session, write(tmp_path / "rows.jsonl", *rows), session.workdir / "rollouts.parquet"
+        session,
+        Dump(path=write(tmp_path / "rows.jsonl", *rows)),
+        session.workdir / "rollouts.parquet",
     )
     assert [row.score.verdict for row in group] == [
         Verdict.NO_ANSWER,
@@ -316,7 +318,9 @@ def test_dumps_behind_a_template_whose_bos_begins_every_turn(config, tmp_path, o
     shown = f"{bos}user\n{problem.prompt}{eos}\n{bos}assistant\n"
     rows = [{"rendered_prompt": shown, "completion": text, "reward": 1.0} for text in ("12", "3")]
     draws, _ = external_groups(
-        session, write(tmp_path / "rows.jsonl", *rows), session.workdir / "rollouts.parquet"
+        session,
+        Dump(path=write(tmp_path / "rows.jsonl", *rows)),
+        session.workdir / "rollouts.parquet",
     )
     assert draws == [(problem, 0)]
 

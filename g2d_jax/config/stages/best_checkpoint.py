@@ -67,7 +67,7 @@ class BestCheckpoint(Stage):
         if unknown:
             listed = ", ".join(map(str, kept)) or "its last step alone"
             yield error("steps", f"has {unknown[0]}, but {self.policy} keeps {listed}")
-        if self.steps and isinstance(source, Online) and source.stop != "steps":
+        if self.steps and isinstance(source, Online) and source.budget.amount:
             yield error(
                 "steps",
                 f"is {self.steps}, but {self.policy} may end before",
