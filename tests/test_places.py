@@ -41,7 +41,7 @@ def get_config(arg=""):
     config.data.test = settings.source("data/test.jsonl")
     config.data.max_prompt_length = 16
     config.logging.tensorboard = False
-    config.compute.update(max_num_seqs=8, chunk=4, prefill_rows=8)
+    config.compute.update(max_num_seqs=8, chunk=4)
     config.stages.sft = settings.sft(
         data=settings.source("data/sft.jsonl"), steps=1, batch_size=8, max_length=64,
         optimizer=settings.optimizer(1e-3),

@@ -31,7 +31,7 @@ def get_config(arg: str = "") -> ConfigDict:
         config.data[split] = settings.source("procedural:chains", split, count)
     config.data.max_prompt_length = 16
     config.reward.function = "tiny:even"  # the tests put this folder on the path
-    config.compute.update(max_num_seqs=32, chunk=4, prefill_rows=8, row_length=64)
+    config.compute.update(max_num_seqs=32, chunk=4, row_length=64)
     config.checkpoint.every = 2
     drawn = settings.sampling(8)
     config.stages.sft = settings.sft(

@@ -139,7 +139,7 @@ def shrink(config: ConfigDict) -> None:
     config.logging.tensorboard = False
     config.data.max_prompt_length = 96
     config.compute.update(
-        row_length=384, microbatch_tokens=384, max_num_seqs=4, chunk=4, prefill_rows=2, remat="none"
+        row_length=384, microbatch_tokens=384, max_num_seqs=4, chunk=4, remat="none"
     )
     for section in (config.data, *config.tasks.values()):
         section.train.limit, section.dev.limit, section.test.limit = 24, 4, 5

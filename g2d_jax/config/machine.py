@@ -53,7 +53,6 @@ class Compute(Section):
     offload_optimizer: bool = False  # its state lies in the host's memory but for the update itself
     max_num_seqs: Positive | None = None  # rows decoded together; unset: what memory allows
     chunk: Positive = 16  # decode steps between two checks for finished rows
-    prefill_rows: Positive = 32  # prompts of one prefill, at most
     # devices that share one copy of the weights in sampling; 0: as few as hold it
     sampling_tensor: NonNegative = 0
     # of one call of the sampler, which is written when it is done
@@ -80,7 +79,6 @@ class Logging(Section):
 
     tensorboard: bool = True
     wandb: str | None = None
-    samples: NonNegative = 8
     every: Positive = 1
     profile: str | None = None  # updates under JAX's profiler, as STAGE:START-STOP
 

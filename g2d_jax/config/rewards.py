@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 from g2d_jax.config.section import (
     Bounds,
-    Dtype,
     FilePath,
     Issue,
     ModelPath,
@@ -48,7 +47,6 @@ class Data(Section):
     train: Source = Source()
     dev: Source = Source()
     test: Source = Source()
-    seed: int = 0
     max_prompt_length: Positive = 256
     weight: NotNegativeFloat = 1.0  # of these problems, beside those of `tasks`
 
@@ -61,7 +59,6 @@ class RewardModel(Section):
     # tokens of prompt and response; longer ones are unscorable, never cut
     max_length: Positive = 4096
     batch_tokens: Positive = 16_384  # of one forward pass, over all devices
-    dtype: Dtype = "bfloat16"
 
 
 class Reward(Section):
@@ -96,12 +93,6 @@ class Reward(Section):
             why="seconds of one answer; one that hangs the verifier takes them all",
         ),
     ] = 5.0
-    memory_mb: Annotated[
-        int,
-        Bounds(
-            least=512, most=1 << 20, why="MB of one answer, of which sympy itself takes about 300"
-        ),
-    ] = 2048
     workers: Annotated[int, Bounds(least=1, most=1024, why="each is a process of this machine")] = 1
     decimal_places: Annotated[
         int,

@@ -68,7 +68,7 @@ class Devices:
         size = 0
         for path, model in self.config.reward_models.items():
             shape = hf.read_config(hf.resolve(path, revision=model.revision))
-            lying = reward_model.abstract_on(shape, self.mesh, jnp.dtype(model.dtype))
+            lying = reward_model.abstract_on(shape, self.mesh, jnp.dtype(self.config.dtype))
             size += meshes.device_bytes(lying)
         return size
 

@@ -251,7 +251,7 @@ def _of_source(config: Config, stage: Stage, source: Source, setting: str) -> Re
     if path == stage.examples_path():
         of_source = json.dumps(source.to_dict())
         stamp = _stamp(path, "problems")
-        read = functools.partial(_examples, of_source, config.data.seed, stamp)
+        read = functools.partial(_examples, of_source, stamp)
     return {setting: Reader(path, "problems", read, source.revision)}
 
 
@@ -343,9 +343,7 @@ def of_config(config: Config) -> dict[str, Content]:
 
     def problems(setting: str) -> Content:
         source, how = sources[setting]
-        return _problems(
-            json.dumps(source.to_dict()), config.data.seed, how, _stamp(source.path, "problems")
-        )
+        return _problems(json.dumps(source.to_dict()), how, _stamp(source.path, "problems"))
 
     def tokenizer() -> PromptTokenizer:
         return _tokenizer(
@@ -376,18 +374,18 @@ def on_hub(config: Config) -> dict[str, list[str | None]]:
 
 
 @functools.lru_cache(maxsize=64)
-def _problems(source: str, seed: int, how: Reading, stamp: Stamp) -> Content:
+def _problems(source: str, how: Reading, stamp: Stamp) -> Content:
     """Read a source of problems, given as JSON. stamp: of its file, so that it is read again when
     that changes."""
-    return read_source(Source(**json.loads(source)), seed, how)[2]
+    return read_source(Source(**json.loads(source)), how)[2]
 
 
 @functools.lru_cache(maxsize=64)
-def _examples(source: str, seed: int, stamp: Stamp) -> Content:
+def _examples(source: str, stamp: Stamp) -> Content:
     """Read a source of examples, as `_problems`."""
     from g2d_jax.data.examples import load_examples
 
-    return contents.records(load_examples(Source(**json.loads(source)), seed)[0])
+    return contents.records(load_examples(Source(**json.loads(source)))[0])
 
 
 @functools.lru_cache(maxsize=8)

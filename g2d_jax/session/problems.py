@@ -218,14 +218,12 @@ def reading(reward: Reward, own: bool = False) -> Reading:
     return Reading(reward.function == "verify" and not own, bool(reward.user_functions) or own)
 
 
-def read_source(
-    source: Source, seed: int, how: Reading
-) -> tuple[list[Problem], LoadReport, Content]:
+def read_source(source: Source, how: Reading) -> tuple[list[Problem], LoadReport, Content]:
     """Read a source of problems, before any is left out for its answer, length or other splits.
 
     Returns its problems, what became of its rows, and its content. Raises as `load_problems`.
     """
-    problems, report = load_problems(source, seed, verified=how.verified)
+    problems, report = load_problems(source, verified=how.verified)
     content = records(problems, columns=how.columns)
     return problems, report, replace(content, place=source.path)
 
@@ -249,9 +247,7 @@ def _of_task(
         source: Source = getattr(task, split)
         if not source.path or split not in splits:
             continue
-        problems, report, contents[setting_of(name, split)] = read_source(
-            source, config.data.seed, how
-        )
+        problems, report, contents[setting_of(name, split)] = read_source(source, how)
         tell(f"{prefix}{split}", report, say, tokenizer.template)
         if how.verified:
             problems = _answered(problems, f"{prefix}{split}", say)

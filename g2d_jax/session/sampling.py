@@ -124,7 +124,7 @@ class RunSampling:
     @cached_property
     def sampler(self) -> Sampler:
         """The sampler, one for the run."""
-        names = ("chunk", "prefill_rows", "attention", "decode_attention", "max_num_seqs")
+        names = ("chunk", "attention", "decode_attention", "max_num_seqs")
         settings = chosen(self.config.compute, names)
         settings["decode_attention"] = self._decode_attention()
         sampler = self.programs.get_or_make(

@@ -164,9 +164,7 @@ def test_never_synchronised_is_collect_and_offline_dpo(train, tmp_path, opened):
         train.stages.collect = settings.collect(
             policy="train", rollouts="archive", pairs_per_prompt=1
         )
-        train.stages.dpo = settings.offline(
-            policy="init", batch_size=4, diagnose=False, optimizer=online.optimizer
-        )
+        train.stages.dpo = settings.offline(policy="init", batch_size=4, optimizer=online.optimizer)
     session = opened(train, tmp_path)
     for name in ("train", "collect"):
         run(session, name)
@@ -372,10 +370,6 @@ def test_two_tasks_with_rewards_of_their_own(train, tmp_path, opened):
             "paid for already",
         ),
         ({"filter": {"drop_solved": 2}, "sync_every": 0}, "before any is seen"),
-        (
-            {"loss": "dpo", "dpo": {"loss_type": "ipo", "label_smoothing": 0.1}},
-            "leave it at 0 with 'ipo'",
-        ),
         ({"clip": {"epsilon": -1.0}}, "clip.epsilon must be at least 0"),
         ({"entropy_coef": float("nan")}, "entropy_coef must be at least 0 .*, got nan"),
         (

@@ -69,7 +69,7 @@ def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compil
     config.stages.sft.optimizer.learning_rate = 1e-5
     config.compute.update(row_length=128, microbatch_tokens=256)
     config.checkpoint.every = 100
-    config.stages.dpo.diagnose, config.stages.dpo.batch_size = False, 2
+    config.stages.dpo.batch_size = 2
     session, order = opened(config, tmp_path), graph.plan(Config.of(config))
     with Marking(compiled_by) as session.tracker:
         for name in ("sft", "warmup", "collect", "dpo"):
@@ -179,7 +179,7 @@ def test_every_kind_of_stage_gives_the_programs_that_it_runs(
         stages.select = settings.best_checkpoint(
             policy="warmup", num_generations=2, sampling=settings.sampling(8)
         )
-    stages.dpo.update(policy="select", diagnose=True, batch_size=4)
+    stages.dpo.update(policy="select", batch_size=4)
     config.dtype = "bfloat16"
     # two widths of the cache, and responses that need the second
     stages.evaluate.sampling.max_new_tokens = 272

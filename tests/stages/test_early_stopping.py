@@ -32,7 +32,6 @@ def early() -> ConfigDict:
     config.stages.warmup.update(policy="init", steps=8, keep=())
     config.stages.warmup.optimizer.learning_rate = 1e-2
     config.stages.collect.pairs_per_prompt = 1
-    config.stages.dpo.diagnose = False
     return config
 
 

@@ -187,7 +187,6 @@ def test_an_offline_stage_alone_trains_on_a_set(small, tmp_path, opened, capsys)
         preferences=written(tmp_path / "set.jsonl", pairs(16)),
         batch_size=4,
         epochs=2,
-        diagnose=False,
     )
     dryrun.show(small)
     shown = capsys.readouterr().out

@@ -146,7 +146,7 @@ def test_what_was_found_out_holds_for_the_run_and_asks_no_worker_again(asking, t
     (score,) = again.scorer([problem], [r"\boxed{42}"], [np.zeros(1, np.int32)])
     assert score.verdict is Verdict.UNSCORABLE
     assert not again.scorer.verifier("main").workers
-    asking.reward.cpu_seconds = 4.0  # other limits, before a stage has begun: found out anew
+    asking.reward.cpu_seconds = 4.0  # another limit, before a stage has begun: found out anew
     assert answers(opened(asking, tmp_path / "work", None)) == left
     file.write_text("[]\n")
     with pytest.raises(ValueError, match=r"golds/read\.jsonl is damaged: .* Put back a copy"):

@@ -141,9 +141,7 @@ def found_in(config: ConfigDict) -> dict[str, Content]:
 
     def read_problems(setting: str) -> Content:
         source = getattr(settings.data, setting.partition(".")[2])
-        return problems.read_source(source, settings.data.seed, problems.reading(settings.reward))[
-            2
-        ]
+        return problems.read_source(source, problems.reading(settings.reward))[2]
 
     def tokenizer() -> PromptTokenizer:
         template = TemplateSettings(chat=settings.tokenizer.chat)

@@ -127,7 +127,6 @@ def test_a_restart_measures_the_same(small, tmp_path, opened):
 def test_diagnosis_is_paid_apart_and_changes_nothing(small, tmp_path, opened):
     diagnosed = opened(small, tmp_path / "with")
     one = run(diagnosed)
-    small.stages.dpo.diagnose = False
     plain = opened(small, tmp_path / "without")
     other = run(plain)
     assert "result" not in other and "diagnosis" not in other
@@ -189,7 +188,7 @@ def test_one_pair_is_measured(small, tmp_path, opened):
 
 
 def test_simpo_has_no_reference_to_score(small, tmp_path, opened):
-    small.stages.dpo.update(loss_type="simpo", beta=2.0, diagnose=False)
+    small.stages.dpo.update(loss_type="simpo", beta=2.0)
     manifest = run(opened(small, tmp_path))
     assert manifest["tokens"]["scored"] == 0 and not list((tmp_path / "01-dpo").glob("reference-*"))
     steps = [row["metrics"] for row in read_metrics(tmp_path) if "loss" in row["metrics"]]

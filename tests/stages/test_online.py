@@ -281,7 +281,6 @@ def test_with_a_reference_kl_is_zero_at_the_first_step_only(warmup, tmp_path, op
 @pytest.mark.slow
 def test_sampler_and_trainer_have_the_same_log_probabilities(warmup, tmp_path, opened):
     """Of tokens that were sampled, over those that the loss counts: rollout_corr/kl."""
-    warmup.model.init_std = 0.3
     warmup.stages.warmup.update(clip={"importance_cap": 2.0}, steps=1)
     run(opened(warmup, tmp_path))
     metrics = read_metrics(tmp_path)[-1]["metrics"]
