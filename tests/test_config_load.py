@@ -496,7 +496,7 @@ def test_identity_leaves_out_what_may_change_and_is_the_same_from_the_file_on_di
     session = [
         "mesh.data=2",
         "compute.max_num_seqs=8",
-        "logging.every=2",
+        "logging.tensorboard=no",
         "checkpoint.every=1",
         "reward.workers=9",
     ]

@@ -275,7 +275,7 @@ def test_runtime_settings_may_change_and_others_are_refused(
     config.update_from_flattened_dict(
         {
             "compute.microbatch_tokens": 128,
-            "logging.every": 5,
+            "logging.wandb": "mine",
             "mesh.tensor": 2,
             "reward.workers": 2,
             "name": "other",

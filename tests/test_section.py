@@ -143,7 +143,7 @@ def test_every_setting_that_may_name_a_file_is_found():
         "stages.collect.rollouts",
         "stages.dpo.preferences",
     }
-    single = {"model.path", "tokenizer.path", "engine.folder", "compute.compilation_cache"}
+    single = {"model.path", "tokenizer.path", "engine.folder"}
     assert set(found) == reward | sources | stages | single
 
 

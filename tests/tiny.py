@@ -31,7 +31,7 @@ def get_config(arg: str = "") -> ConfigDict:
         config.data[split] = settings.source("procedural:chains", split, count)
     config.data.max_prompt_length = 16
     config.reward.function = "tiny:even"  # the tests put this folder on the path
-    config.compute.update(max_num_seqs=32, chunk=4, row_length=64)
+    config.compute.update(max_num_seqs=32, row_length=64)
     config.checkpoint.every = 2
     drawn = settings.sampling(8)
     config.stages.sft = settings.sft(
@@ -49,7 +49,7 @@ def get_config(arg: str = "") -> ConfigDict:
         sampling=drawn,
         optimizer=settings.optimizer(1e-3),
     )
-    config.stages.collect = settings.collect(prompts=8, part=4, num_generations=4, sampling=drawn)
+    config.stages.collect = settings.collect(prompts=8, num_generations=4, sampling=drawn)
     config.stages.dpo = settings.offline(batch_size=8, optimizer=settings.optimizer(1e-3))
     config.stages.evaluate = settings.evaluate(num_generations=2, pass_at=(1, 2), sampling=drawn)
     return config

@@ -22,7 +22,6 @@ from g2d_jax.config.machine import (
     Checkpoint,
     Compute,
     DecodeKernel,
-    DecodeSetting,
     Engine,
     Faults,
     Logging,

@@ -92,10 +92,8 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
                 buffer.record_if_new(train_batch)
                 metrics = {**_describe(train_batch), **buffer.staleness(train_batch)}
                 metrics |= train_batch.batch.metrics
-                # of the window, with the first of its updates that is logged
-                if trainer.logs(trainer.step + 1):
-                    metrics |= generation
-                    generation = {}
+                metrics |= generation  # of the window, with the first of its updates
+                generation = {}
                 if not trainer.step and stage.policy == INIT and external is None:
                     _show_first(session, train_batch)
                 # Launches this update, and logs the one before, whose metrics are ready by now.

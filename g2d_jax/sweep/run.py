@@ -66,7 +66,7 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
     limits = config.faults
     with (
         watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout),
-        program_cache.cached(config.compute.compilation_cache),
+        program_cache.cached(),
         Tracker(root, tensorboard=False) as tracker,
     ):
         graph = _claim(config, studied, root, tracker.say)

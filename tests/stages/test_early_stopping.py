@@ -110,7 +110,6 @@ def test_a_budget_ends_with_the_step_that_reaches_it(early, tmp_path, opened):
 def test_what_follows_goes_on_from_where_the_budget_ended_it(early, tmp_path, opened):
     budgeted = changed(early, steps=5, budget={"measure": "device_seconds", "amount": 1e-6})
     budgeted.stages.collect.rollouts = "archive"
-    budgeted.logging.every = 2
     session = opened(budgeted, tmp_path, None)
     pipeline.checked(budgeted)
     found = run_until(session)

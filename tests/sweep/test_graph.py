@@ -110,7 +110,7 @@ def test_a_schedule_with_an_end_is_not_shared() -> None:
         ("stages.collect.num_generations=3,4", {"sft", "warmup"}),
         ("stages.dpo.beta=0.1,0.2", {"sft", "warmup", "collect"}),
         ("compute.microbatch_tokens=64,128", {"sft", "warmup", "collect", "dpo", "evaluate"}),
-        ("logging.every=1,2", {"sft", "warmup", "collect", "dpo", "evaluate"}),
+        ("checkpoint.keep=1,2", {"sft", "warmup", "collect", "dpo", "evaluate"}),
     ],
 )
 def test_a_stage_is_shared_by_points_that_decide_it_alike(field: str, shared: set[str]) -> None:

@@ -28,13 +28,18 @@ class Collect(PassRates, Stage):
     rollouts: Rollouts = "sample"
     dump: Dump = Dump()
     prompts: Positive = 1024
-    part: Positive = 128  # prompts of a file
     num_generations: Positive = 8
     sampling: Sampling = Sampling()
     pairs_per_prompt: Positive = 4
     # which pairs to keep when max_pairs is set
     select: Literal["all", "random", "uncertain", "confident"] = "all"
     max_pairs: Positive | None = None  # unset: all pairs
+
+    @property
+    def part(self) -> int:
+        """The prompts of a file: at most half of all, so that a small collection is continued
+        too."""
+        return min(max(self.prompts // 2, 1), 128)
 
     @property
     def samples(self) -> bool:
