@@ -168,7 +168,7 @@ def demo(seed: int) -> ConfigDict:
     """The demo up to its cold policy."""
     config = resolve(f"demo:seed={seed}")
     config.logging.tensorboard = False
-    config.model.update(num_attention_heads=2, num_key_value_heads=1, head_dim=32)  # vLLM's least
+    config.model.update(num_attention_heads=2, num_key_value_heads=1)  # vLLM's least
     config.unlock()
     config.stages = ConfigDict({"sft": config.stages.sft})
     return config.lock()

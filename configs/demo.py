@@ -17,7 +17,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config = settings.base()
     config.name = "demo"
     config.seed = chosen.seed
-    config.model.update(hidden_size=64, head_dim=16, intermediate_size=176)
+    config.model.update(hidden_size=64, intermediate_size=176)
     config.data.train = settings.source("procedural:slips", "train", 20_000)
     config.data.dev = settings.source("procedural:slips", "dev", 256)
     config.data.test = settings.source("procedural:slips", "test", 512)

@@ -572,7 +572,6 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
             ["--config.model.path=MODEL", "--config.tokenizer.path=procedural:slips"],
             "holds only pickled weights",
         ),
-        (["--config.compute.row_length=8"], "compute.row_length is 8 but a group can need"),
         (["--config.stages.dpo.preferences=MODEL"], "MODEL"),
         (["--config.stages.collect.dump.path=MODEL/mine.jsonl"], "mine.jsonl, line 1: "),
         (

@@ -266,7 +266,7 @@ def test_an_error_of_the_files_own_code_names_file_and_line(write, line, message
         ("config.data = 'x.jsonl'", r"data is a section .*config\.data\.train, \.dev and \.test"),
         (
             "config.model = 'Qwen/Qwen2.5-0.5B'",
-            r"model is a section .*config\.model\.path = … \(of family, head_dim, ",
+            r"model is a section .*config\.model\.path = … \(of family, hidden_size, ",
         ),
         ("config.reward = print", r"reward is a section .*settings\.reward\("),
         ("config.compute = 8", r"compute is a section .*set its fields one by one"),

@@ -418,7 +418,7 @@ def test_one_process_at_a_time_works_in_a_folder(config: ConfigDict, tmp_path: P
         ("compute.attention=cudnn", "computes in bfloat16 only: set dtype to bfloat16"),
         ("reward.function=nosuch.module:f", "cannot import 'nosuch"),
         ("model.family=gpt2", "model.family is one of qwen2, qwen3, .*, got 'gpt2'"),
-        ("model.head_dim=15", "model.head_dim must be even"),
+        ("model.hidden_size=30", "model.head_dim must be even"),
         ("model.num_hidden_layers=0", "model.num_hidden_layers must be at least 1, got 0"),
     ],
 )

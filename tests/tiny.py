@@ -24,14 +24,13 @@ def get_config(arg: str = "") -> ConfigDict:
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=16,
         intermediate_size=64,
     )
     for split, count in (("train", 40), ("dev", 8), ("test", 16)):
         config.data[split] = settings.source("procedural:chains", split, count)
     config.data.max_prompt_length = 16
     config.reward.function = "tiny:even"  # the tests put this folder on the path
-    config.compute.update(max_num_seqs=32, row_length=64)
+    config.compute.update(max_num_seqs=32)
     config.checkpoint.every = 2
     drawn = settings.sampling(8)
     config.stages.sft = settings.sft(

@@ -40,7 +40,6 @@ class Mesh(Section):
 class Compute(Section):
     """Settings of the programs; nothing here changes a result beyond rounding."""
 
-    row_length: NonNegative = 0  # tokens of a packed training row; 0 fits the stage's longest group
     # tokens of one forward and backward pass, over all devices; unset: what memory allows
     microbatch_tokens: Positive | None = None
     remat: RematSetting = "auto"  # what the backward pass recomputes; "auto": what memory asks for

@@ -28,7 +28,6 @@ class Model(Section):
     num_hidden_layers: Positive = 3
     num_attention_heads: Positive = 4
     num_key_value_heads: Positive = 2
-    head_dim: Positive = 24
     intermediate_size: Positive = 256
 
 

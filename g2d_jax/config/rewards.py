@@ -41,14 +41,19 @@ class Source(Section):
     on_error: OnError = "raise"
 
 
-class Data(Section):
-    """The problems of the task "main". A split without a path has no problems."""
+class Splits(Section):
+    """The problems of a task, and its share of every batch. A split without a path has none."""
 
     train: Source = Source()
     dev: Source = Source()
     test: Source = Source()
+    weight: NotNegativeFloat = 1.0
+
+
+class Data(Splits):
+    """The problems of the task "main"."""
+
     max_prompt_length: Positive = 256
-    weight: NotNegativeFloat = 1.0  # of these problems, beside those of `tasks`
 
 
 class RewardModel(Section):
@@ -179,11 +184,7 @@ class Reward(Section):
                 return
 
 
-class Task(Section):
-    """A task: its problems, its share of every batch, and its reward."""
+class Task(Splits):
+    """A task: its problems, and its reward."""
 
-    train: Source = Source()
-    dev: Source = Source()
-    test: Source = Source()
-    weight: NotNegativeFloat = 1.0
     reward: Reward = Reward()

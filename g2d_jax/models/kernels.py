@@ -109,18 +109,12 @@ def _obstacle(
         if head_dim % 8:
             return f"it needs a head_dim that is a multiple of 8, and this model's is {head_dim}:"
         if length % LANES:
-            return (
-                f"it needs rows of a multiple of {LANES} tokens, not {length}: set "
-                "compute.row_length to one, or"
-            )
+            return f"it needs rows of a multiple of {LANES} tokens, not {length}:"
         return ""
     if obstacle := _too_old(capability):
         return obstacle
     if layout == "packed" and length % 2:
-        return (
-            f"its gradient needs rows of an even number of tokens, not {length}: set "
-            "compute.row_length to one, or"
-        )
+        return f"its gradient needs rows of an even number of tokens, not {length}:"
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"it computes in bfloat16, not in {dtype.name}: set dtype to bfloat16, or"
     if head_dim % 8 or head_dim > 128:

@@ -135,7 +135,7 @@ class Devices:
                 self.model,
                 state=self.state_bytes(stage) + gradients / ways,
                 parameters=floats / ways,
-                row=max(row, compute.row_length),
+                row=row,
                 itemsize=self.itemsize,
                 tensor=tensor,
             )

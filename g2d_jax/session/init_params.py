@@ -43,6 +43,7 @@ def shape(settings: Model, vocab_size: int, adapters: Mapping[str, Any]) -> Mode
     sizes = settings.to_dict()
     for name in ("path", "revision"):
         del sizes[name]
+    sizes["head_dim"] = settings.hidden_size // settings.num_attention_heads
     try:
         return ModelConfig(**sizes, vocab_size=vocab_size, tie_word_embeddings=True, **adapters)
     except ValueError as error:

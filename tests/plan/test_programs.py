@@ -420,14 +420,13 @@ def test_the_sampler_on_a_tpu_of_four_hosts(tensor, attention):
     key heads."""
     shape = [
         "model.num_hidden_layers=16",
-        "model.head_dim=64",
+        "model.hidden_size=512",
         "model.num_key_value_heads=4",
         "dtype=bfloat16",
     ]
     lengths = [
         "stages.warmup.sampling.max_new_tokens=2000",
         "stages.warmup.policy=init",
-        "compute.row_length=0",
     ]
     rows = [
         "model.num_attention_heads=8",

@@ -199,7 +199,6 @@ def test_a_synchronised_reference_is_the_policy_at_the_start_of_each_interval(
     train, tmp_path, opened
 ):
     train.stages.train.update(loss="dpo", sync_every=2, reference_sync=True)
-    train.compute.row_length = 0
     run(opened(train, tmp_path))
     losses = [metrics["loss"] for metrics in metrics_of(tmp_path)]
     for first in (0, 2):
@@ -241,7 +240,6 @@ CASES = {
 )
 def test_a_stage_that_goes_on_after_any_checkpoint_ends_the_same(train, tmp_path, opened, case):
     train.stages.train.update(CASES[case])
-    train.compute.row_length = 0
     train.checkpoint.update(every=1, keep=10)
     session = opened(train, tmp_path)
     whole, folder = run(session), session.folders["train"]
@@ -337,7 +335,6 @@ def test_two_tasks_with_rewards_of_their_own(train, tmp_path, opened):
     file.write_text("".join(json.dumps({"prompt": f"{a}+{a}"}) + "\n" for a in range(16)), "utf-8")
     train.data.max_prompt_length = 64
     train.data.weight = 3.0
-    train.compute.row_length = 0
     with train.unlocked():
         parts = [settings.source(str(file), split) for split in ("train", "dev", "test")]
         train.tasks.chat = settings.task(

@@ -67,7 +67,7 @@ def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compil
     config.stages.warmup.sampling.max_new_tokens = 96
     # it stays random: responses end early and late
     config.stages.sft.optimizer.learning_rate = 1e-5
-    config.compute.update(row_length=128, microbatch_tokens=256)
+    config.compute.update(microbatch_tokens=256)
     config.checkpoint.every = 100
     config.stages.dpo.batch_size = 2
     session, order = opened(config, tmp_path), graph.plan(Config.of(config))

@@ -135,7 +135,7 @@ def test_what_was_found_out_holds_for_the_run_and_asks_no_worker_again(asking, t
     file = tmp_path / "work" / "golds" / "read.jsonl"
     found = dict(map(json.loads, file.read_text().splitlines()))
     assert len(found) == 10 and sum(found.values()) == 7  # by gold: PROSE stands in two splits
-    key = storage.fingerprint(["42", 5.0, 2048])
+    key = storage.fingerprint(["42", 5.0])
     assert found[key] is True
     file.write_text(
         "".join(json.dumps([name, name != key and read]) + "\n" for name, read in found.items())
@@ -175,7 +175,7 @@ def test_what_was_found_out_before_a_stop_is_kept(asking, tmp_path, opened, monk
     finally:
         stopping.join()
         processes.reset_stop()
-    assert json.loads(file.read_text()) == [storage.fingerprint(["x+1", 300.0, 2048]), True]
+    assert json.loads(file.read_text()) == [storage.fingerprint(["x+1", 300.0]), True]
 
 
 def test_a_points_golds_are_those_of_its_study(asking, tmp_path, opened):

@@ -31,7 +31,6 @@ def several(config: ConfigDict, tmp_path: Path) -> ConfigDict:
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     config.tokenizer.path = str(tmp_path / "tokenizer")
     config.data.max_prompt_length = 64
-    config.compute.row_length = 0
     config.reward.function = "verify"
     problems = [{"problem": f"{n}+{n}=?", "answer": str(2 * n)} for n in range(8)]
     holes = [{"problem": "9+9=?", "answer": "nan"}, {"problem": "8+9=?", "answer": "TBD"}]
