@@ -199,7 +199,7 @@ def test_computed_columns_are_those_that_pack_fills(row_length):
     [
         (
             make([(10, [15])]),
-            "prompt of 10 and a response of 15 tokens do not fit a row of 24: raise compute.row_",
+            "prompt of 10 and a response of 15 tokens do not fit a row of 24: lower the",
         ),
         (
             make([(10, [8, 8])], keep_together=True),

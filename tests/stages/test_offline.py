@@ -103,7 +103,7 @@ def test_what_is_measured_is_what_the_table_holds(small, tmp_path, opened):
     for policy, found in (("init", before), ("dpo", after)):
         scorer = Scorer(session, RowShape(64, len(examples)))
         scored = offline.score(scorer, load_policy(session, policy), examples, Cost())
-        np.testing.assert_array_equal(found, scored, err_msg=policy)
+        np.testing.assert_allclose(found, scored, rtol=1e-6, err_msg=policy)
     result = manifest["result"]
     assert result["before"] == informativeness.pair_summary(*before.T, *lengths)
     assert result["after"] == informativeness.pair_summary(*after.T, *lengths)

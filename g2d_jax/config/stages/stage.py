@@ -184,16 +184,6 @@ class TrainingStage(Stage):
             )
 
 
-def one_answer(count: int, sampling: Sampling) -> Iterator[Issue]:
-    """Warn of several greedy answers to a problem, which are all the same."""
-    if sampling.answers(count) < count:
-        yield warning(
-            "num_generations",
-            f"is {count}, and sampling.temperature is 0, at which all answers to a problem are the "
-            "same: one is sampled",
-        )
-
-
 def unread(path: str, setting: str) -> Issue:
     """Warn of a setting that another one, such as "loss='dpo'", leaves without effect."""
     return warning(path, f"is set, and {setting} does not read it")
