@@ -61,8 +61,8 @@ def test_answers_in_both_formats(work: Path, capsys: pytest.CaptureFixture[str])
     texts = [row["messages"][1]["content"]["answer"] for row in answers]
     assert texts == [row["output"] for row in rows[:2]]
     assert all(0 < row["metadata"]["token_len"] <= 6 for row in answers)
-    chunk = json.loads(Path("other/run/config.json").read_text())["config"]["compute"]["chunk"]
-    assert chunk == 2
+    compute = json.loads(Path("other/run/config.json").read_text())["config"]["compute"]
+    assert compute["max_num_seqs"] == 8
 
 
 def test_mistakes_are_named(work: Path) -> None:

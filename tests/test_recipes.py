@@ -106,7 +106,6 @@ def test_a_row_has_the_papers_numbers(spec: str, model: str) -> None:
         "seq-mean-token-sum",
         "group",
         1e-6,
-        0.9,
         0.95,
         0.1,
         "cosine",

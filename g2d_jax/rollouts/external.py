@@ -97,7 +97,7 @@ def external_batches(session: Session, name: str, stage: Online) -> ExternalBatc
 
     Rows of the same prompt and step are a group. Raises ValueError naming file and line of what the
     stage cannot train on, if there are too few groups for its steps, if log-probabilities are there
-    that importance_cap=0 would leave unused, and if only some rows have them.
+    that clip.importance_cap=0 would leave unused, and if only some rows have them.
     """
     if stage.samples:
         return None
@@ -306,7 +306,7 @@ def _unweighed(name: str, stage: Online, groups: ExternalGroups) -> int:
     none has log-probabilities.
 
     Raises ValueError where some have them and others not, and where all have them and
-    importance_cap is 0: the rule is that of a server and of int8.
+    clip.importance_cap is 0: the rule is that of a server and of int8.
     """
     rows = list(itertools.chain.from_iterable(groups))
     without = [row.dumped.where for row in rows if row.dumped.logprobs is None]
@@ -314,15 +314,15 @@ def _unweighed(name: str, stage: Online, groups: ExternalGroups) -> int:
     if without and (stage.clip.importance_cap or (stage.has_ratio and count)):
         raise ValueError(
             f"{without[0]}: it has no logprobs, and {count} of the {len(rows)} responses have: a "
-            "GRPO loss weighs all by them (importance_cap) or none. Give all rows logprobs, or "
-            "none and importance_cap=0"
+            "GRPO loss weighs all by them (clip.importance_cap) or none. Give all rows logprobs, or "
+            "none and clip.importance_cap=0"
         )
     if not stage.has_ratio or stage.clip.importance_cap:
         return 0
     if not without:
         raise ValueError(
             f"{stage.dump.path} has the logprobs of the policy that wrote it, and with "
-            "importance_cap=0 a GRPO loss would train on its responses as if the policy here had "
+            "clip.importance_cap=0 a GRPO loss would train on its responses as if the policy here had "
             f"sampled them: set stages.{name}.clip.importance_cap, to 2 say, which weighs each token by "
             "the ratio of the two; rollout_corr/kl then shows how far apart they are"
         )

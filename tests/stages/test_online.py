@@ -158,7 +158,7 @@ def test_pairs_of_a_dump_without_logprobs(warmup, tmp_path, opened):
     stage.update(loss="grpo", clip={"importance_cap": 2.0})
     with pytest.raises(
         ValueError,
-        match=r"rows\.jsonl, line 1: it has no logprobs, and 0 of the 16 .* importance_cap=0",
+        match=r"rows\.jsonl, line 1: it has no logprobs, and 0 of the 16 .* clip.importance_cap=0",
     ):
         run(opened(warmup, tmp_path / "cap"))
     path.write_text(json.dumps({"prompt": "0+0=?", "completion": "1", "reward": 1}) + "\n")
