@@ -101,7 +101,7 @@ def timed(url: str, ahead: int) -> ConfigDict:
     )
     config.stages.train = settings.online(
         policy="init", steps=EVERY * WINDOWS, sync_every=EVERY, prompts_per_step=PROMPTS,
-        num_generations=SAMPLES, importance_cap=2.0, sampling=settings.sampling(RESPONSE),
+        num_generations=SAMPLES, clip={"importance_cap": 2.0}, sampling=settings.sampling(RESPONSE),
         optimizer=settings.optimizer(1e-5),
     )  # fmt: skip
     return config
@@ -168,7 +168,7 @@ def demo(seed: int) -> ConfigDict:
     """The demo up to its cold policy."""
     config = resolve(f"demo:seed={seed}")
     config.logging.tensorboard = False
-    config.model.update(num_attention_heads=2, num_key_value_heads=1, head_dim=32)  # vLLM's least
+    config.model.update(num_attention_heads=2, num_key_value_heads=1)  # vLLM's least
     config.unlock()
     config.stages = ConfigDict({"sft": config.stages.sft})
     return config.lock()
@@ -183,7 +183,7 @@ def trained(seed: int, cold: Path, url: str, ahead: int, updates: int, every: in
     config.unlock()
     config.stages = ConfigDict()
     config.stages.train = settings.online(
-        policy=f"run:{cold}#sft", steps=updates, sync_every=every, importance_cap=2.0,
+        policy=f"run:{cold}#sft", steps=updates, sync_every=every, clip={"importance_cap": 2.0},
         sampling=drawn, optimizer=settings.optimizer(1e-4),
     )  # fmt: skip
     config.stages.evaluate = settings.evaluate(

@@ -34,7 +34,6 @@ def get_config(arg: str = "") -> ConfigDict:
             num_hidden_layers=4,
             num_attention_heads=8,
             num_key_value_heads=4,
-            head_dim=32,
             intermediate_size=768,
         )
         config.data.dev.limit, config.data.test.limit = 256, 512

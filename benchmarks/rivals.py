@@ -203,7 +203,6 @@ def _add_offline_stages(config: ConfigDict) -> None:
     for name in ("evaluate", "collect", "dpo"):
         del stages[name]
     dpo.optimizer.update(schedule="constant", warmup_steps=0)
-    dpo.diagnose = False
     stages.warmup.keep = ()
     for name in NAMES:
         for first, policy in (("", "warmup"), ("again_", f"{name}_dpo")):

@@ -54,7 +54,6 @@ OVERRIDES = (
     "config.stages.sft.optimizer.learning_rate=0.003",
     "config.stages.warmup.steps=6",
     "config.stages.collect.prompts=32",
-    "config.stages.collect.part=16",
     "config.checkpoint.every=4",
     "config.faults.peer_timeout=10",
 )

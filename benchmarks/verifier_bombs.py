@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--bombs", type=float, default=0.05, help="share of the answers")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--cpu-seconds", type=float, default=default.cpu_seconds)
-    parser.add_argument("--memory-mb", type=int, default=default.memory_mb)
+    parser.add_argument("--memory-mb", type=int, default=2048)
     options = parser.parse_args()
     mixed = mixture(options.answers, options.bombs)
     with VerifierPool(

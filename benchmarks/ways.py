@@ -400,7 +400,7 @@ def sampled(config: ModelConfig, model: Any, options: Namespace, decode: str, ch
     prompts, longest, mean = (4, 64, 20) if is_tiny(config) else (64, 2048, 600)
     rows = 8 if is_tiny(config) else options.rows
     mesh = meshes.sampling(one_mesh(), 1, config.num_key_value_heads)
-    sizes: Any = {"max_num_seqs": rows, "chunk": chunk, "decode_attention": decode}
+    sizes: Any = {"max_num_seqs": rows, "chunk": chunk, "decode_kernel": decode}
     sampler = Sampler(config, mesh, seed=0, dtype=jnp.dtype(jnp.bfloat16), **sizes)
     # A random model says each of its words about as often: so many of them end a response.
     stops = tuple(range(1, 1 + config.vocab_size // mean))

@@ -17,12 +17,11 @@ def get_config(arg: str = "") -> ConfigDict:
     config = settings.base()
     config.name = "demo"
     config.seed = chosen.seed
-    config.model.update(hidden_size=64, head_dim=16, intermediate_size=176)
+    config.model.update(hidden_size=64, intermediate_size=176)
     config.data.train = settings.source("procedural:slips", "train", 20_000)
     config.data.dev = settings.source("procedural:slips", "dev", 256)
     config.data.test = settings.source("procedural:slips", "test", 512)
     config.data.max_prompt_length = 16
-    config.compute.chunk = 8
     drawn = settings.sampling(48)
     config.stages.sft = settings.sft(
         data=settings.source("procedural:slips", limit=40_000),
@@ -57,7 +56,6 @@ def _shrink(config: ConfigDict) -> None:
     config.stages.warmup.steps = 3
     config.stages.warmup.prompts_per_step = 8
     config.stages.collect.prompts = 64
-    config.stages.collect.part = 32
     config.stages.dpo.batch_size = 4
     config.stages.dpo.optimizer.warmup_steps = 1
     config.stages.evaluate.num_generations = 2

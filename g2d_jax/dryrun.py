@@ -120,7 +120,7 @@ def _look_ahead(session: Session) -> None:
         found = stage_modules.of_kind(stage.kind).alerts_ahead(session, name, stage)
         alerts.say(session, name, 0, list(found), [])
         ahead = bool(session.config.engine.ahead)
-        if ahead and isinstance(stage, Online) and stage.rollouts == "sample":
+        if ahead and isinstance(stage, Online) and stage.samples:
             session.tracker.say(schedule(name, stage))
         if stage.samplings():
             _ = session.sampling.sampler
@@ -249,7 +249,7 @@ def _warn_of_short(session: Session, texts: Sequence[str]) -> None:
         return
     least = min(lengths)
     for name, stage in session.config.stages.items():
-        draws = getattr(stage, "rollouts", "sample") == "sample" and getattr(stage, "steps", 1)
+        draws = getattr(stage, "samples", True) and getattr(stage, "steps", 1)
         for sampling in stage.samplings():
             if draws and sampling.max_new_tokens < least:
                 session.tracker.say(

@@ -137,7 +137,7 @@ def open_session(
         watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout),
         _locked(folder),
         precision.used(config.dtype),
-        program_cache.cached(config.compute.compilation_cache, folder / PROGRAMS),
+        program_cache.cached(folder / PROGRAMS),
     ):
         own_functions = _own(reward, objectives)
         found = _inputs(config)

@@ -87,7 +87,7 @@ MISTAKES = {
     "stages.warmup.num_generations=1": "stages.warmup.num_generations",
     "stages.warmup.sampling.temperature=0.0": "stages.warmup.sampling.temperature",
     "stages.warmup.sampling.top_p=0.9": "stages.warmup.sampling.top_p",
-    "stages.warmup.budget.amount=1e9": "stages.warmup.budget.amount",
+    "stages.warmup.grpo_coef=0.5": "stages.warmup.grpo_coef",
     "stages.warmup.steps=ten": "stages.warmup.steps",
     "stages.dpo.policy=warmp": "stages.dpo",
     "stages.dpo.beta=-0.1": "stages.dpo.beta",
@@ -128,7 +128,6 @@ def test_two_mistakes_are_reported_at_once(pair: tuple[str, str]) -> None:
         (["stages.warmup.sync_every=0"], ""),
         (
             [
-                "stages.warmup.stop=budget",
                 "stages.warmup.budget.amount=1e12",
                 "stages.warmup.optimizer.schedule=cosine",
             ],
@@ -137,7 +136,7 @@ def test_two_mistakes_are_reported_at_once(pair: tuple[str, str]) -> None:
         (["stages.dpo.loss_type=simpo", "stages.dpo.beta=0.1"], "dpo.beta is 0.1"),
         (["stages.dpo.loss_type=simpo", "stages.dpo.beta=2.0"], ""),
         (["reward.correct_above=0.9"], "reward.correct_above is set, and the verifier"),
-        (["stages.warmup.budget.measure=seconds"], "warmup.budget.measure is set, and stop='st"),
+        (["stages.warmup.budget.measure=seconds"], "warmup.budget.measure is set, and budget.amou"),
         (["stages.warmup.scale_rewards_eps=1e-6"], "scale_rewards_eps is set, and scale_rewards="),
         (["stages.evaluate.sampling.temperature=0.0", "stages.evaluate.pass_at=1"], "same: one is"),
     ],
@@ -155,12 +154,12 @@ def test_settings_that_hardly_anyone_wants_are_warned_of(overrides: list[str], w
         ("stages.warmup.optimizer.min_lr_ratio=0.2", "the learning rate is constant: set schedule"),
         ("stages.sft.optimizer.kind=adafactor", ""),
         ("stages.warmup.reference_sync=yes", "the loss has no reference"),
-        ("stages.warmup.drop_solved=2", ""),
+        ("stages.warmup.filter.drop_solved=2", ""),
         ("stages.evaluate.policies=", "is empty"),
         ("stages.evaluate.policies=init,init", "names a policy twice"),
         ("lora.alpha=8.0", "lora.rank is 0"),
         ("engine.sync=folder", "kind is 'sampler'"),
-        ("stages.warmup.rollouts=gone.jsonl", "the path of a dump that exists"),
+        ("stages.warmup.dump.path=gone.jsonl", "the path of a dump that exists"),
     ],
 )
 def test_what_does_not_go_together_is_named_with_a_remedy(override: str, found: str) -> None:

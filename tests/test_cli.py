@@ -572,11 +572,10 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
             ["--config.model.path=MODEL", "--config.tokenizer.path=procedural:slips"],
             "holds only pickled weights",
         ),
-        (["--config.compute.row_length=8"], "compute.row_length is 8 but a group can need"),
         (["--config.stages.dpo.preferences=MODEL"], "MODEL"),
-        (["--config.stages.collect.rollouts=MODEL/mine.jsonl"], "mine.jsonl, line 1: "),
+        (["--config.stages.collect.dump.path=MODEL/mine.jsonl"], "mine.jsonl, line 1: "),
         (
-            ["--config.stages.collect.rollouts=MODEL/single.jsonl"],
+            ["--config.stages.collect.dump.path=MODEL/single.jsonl"],
             "has one response to each of its 2 prompts, and a pref",
         ),
         (["--config.data.train.path=."], "is a folder: give a file in it that ends in .jsonl"),

@@ -53,14 +53,16 @@ def test_answers_in_both_formats(work: Path, capsys: pytest.CaptureFixture[str])
     assert rows[0]["output"] == rows[2]["output"] != rows[1]["output"]
     assert all(row["output"] for row in rows)
 
-    answer("arena_hard", "q.jsonl", "init.jsonl", "--work", "other", "--config.compute.chunk=2")
+    answer(
+        "arena_hard", "q.jsonl", "init.jsonl", "--work", "other", "--config.compute.max_num_seqs=8"
+    )
     answers = [json.loads(line) for line in Path("init.jsonl").read_text().splitlines()]
     assert [(row["uid"], row["model"]) for row in answers] == [("u1", "init"), ("u2", "init")]
     texts = [row["messages"][1]["content"]["answer"] for row in answers]
     assert texts == [row["output"] for row in rows[:2]]
     assert all(0 < row["metadata"]["token_len"] <= 6 for row in answers)
-    chunk = json.loads(Path("other/run/config.json").read_text())["config"]["compute"]["chunk"]
-    assert chunk == 2
+    compute = json.loads(Path("other/run/config.json").read_text())["config"]["compute"]
+    assert compute["max_num_seqs"] == 8
 
 
 def test_mistakes_are_named(work: Path) -> None:

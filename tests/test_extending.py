@@ -42,7 +42,7 @@ def get_config(arg=""):
     for name in ("sft", "warmup", "evaluate"):
         del config.stages[name]
     config.stages.collect.update(policy="init", prompts=16, num_generations=8, max_pairs=8)
-    config.stages.dpo.update(policy="init", epochs=12, diagnose=False)
+    config.stages.dpo.update(policy="init", epochs=12)
     return config
 """
 

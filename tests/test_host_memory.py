@@ -39,7 +39,7 @@ def test_a_large_model_needs_its_state_and_gradients_and_is_warned_of(config, ca
     config.model.update(
         hidden_size=8192, num_hidden_layers=96, num_attention_heads=64, num_key_value_heads=8
     )
-    config.model.update(head_dim=128, intermediate_size=28672)
+    config.model.update(intermediate_size=28672)
     found, said = told(config, capsys)
     # 8192 * (8192 * 2 + 1024 * 2 + 3 * 28672) numbers a layer: 80 billion, and 20 bytes of each in
     # a train step.

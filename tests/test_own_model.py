@@ -30,7 +30,6 @@ FEW = (
     "--config.data.max_prompt_length=96",
     "--config.data.test.limit=3",
     "--config.compute.max_num_seqs=16",
-    "--config.compute.chunk=4",
     "--config.compute.remat=none",
     "--config.reward.workers=1",
     "--config.logging.tensorboard=False",

@@ -41,7 +41,7 @@ def get_config(arg=""):
     config.data.test = settings.source("data/test.jsonl")
     config.data.max_prompt_length = 16
     config.logging.tensorboard = False
-    config.compute.update(max_num_seqs=8, chunk=4, prefill_rows=8)
+    config.compute.update(max_num_seqs=8)
     config.stages.sft = settings.sft(
         data=settings.source("data/sft.jsonl"), steps=1, batch_size=8, max_length=64,
         optimizer=settings.optimizer(1e-3),
@@ -133,12 +133,11 @@ def test_what_a_file_names_is_relative_to_it_and_what_the_command_line_names_to_
     config.tokenizer.path = "../tokenizer"
     config.reward.model.path = "~/rewards/model"
     config.reward.folder = "rewards"
-    config.compute.compilation_cache = "programs"
     config.engine.folder = "./engine"
     config.tasks.other = settings.task(
         settings.source("math500:data/x.jsonl"), settings.source("gsm8k"), settings.source("hub:./rows@main:test")
     )
-    config.stages.collect = settings.collect(policy="hf:./other", rollouts="dumps/*/step*.jsonl")
+    config.stages.collect = settings.collect(policy="hf:./other", dump={"path": "dumps/*/step*.jsonl"})
     config.stages.dpo = settings.offline(policy="run:runs/a#warmup@3", preferences="pairs")
     config.stages.all = settings.offline(policy="sft", preferences="collect")
     """,
@@ -158,12 +157,11 @@ def test_what_a_file_names_is_relative_to_it_and_what_the_command_line_names_to_
         str(project / "rewards"),
         str(project / "engine"),
     )
-    assert config.compute.compilation_cache == str(project / "programs")
     other = config.tasks.other
     assert other.train.path == str(here / "mine.parquet")  # of the command line
     assert (other.dev.path, other.test.path) == ("gsm8k", f"hub:{project}/rows@main:test")
     assert config.stages.collect.policy == f"hf:{project}/other"
-    assert config.stages.collect.rollouts == f"{project}/dumps/*/step*.jsonl"
+    assert config.stages.collect.dump.path == f"{project}/dumps/*/step*.jsonl"
     assert config.stages.dpo.policy == f"run:{project}/runs/a#warmup@3"
     assert config.stages.dpo.preferences == str(project / "pairs")
     assert (config.stages["all"].preferences, config.stages["all"].policy) == (

@@ -152,11 +152,10 @@ def test_hyper_parameters(model: str, method: str, lora: int, rate: float) -> No
         adam = stage.optimizer
         assert (adam.kind, adam.schedule, adam.moment_dtype) == ("adamw", "constant", "float32")
         assert adam.learning_rate == rate
-        assert (adam.eps, adam.max_grad_norm, adam.weight_decay, adam.b1, adam.b2) == (
+        assert (adam.eps, adam.max_grad_norm, adam.weight_decay, adam.b2) == (
             1e-4,
             1.0,
             0.0,
-            0.9,
             0.999,
         )
     evaluate = config.stages.evaluate
@@ -402,7 +401,7 @@ def test_a_recipe_runs(
     first, *others, _ = METHODS["g2d" if "g2d" in spec else "grpo"]
     config.stages[first].prompts_per_step = 3
     if others:
-        config.stages.collect.update(prompts=6, part=6)
+        config.stages.collect.update(prompts=6)
         config.stages.dpo.update(batch_size=2)
         config.stages.dpo.optimizer.learning_rate = 1e-2
     manifests = process.submit(pipeline.run, config, str(tmp_path / "run")).result()

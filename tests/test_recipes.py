@@ -88,7 +88,7 @@ def published(stage: ConfigDict) -> tuple[object, ...]:
     """Normalisers and optimiser, of which the paper's table says nothing."""
     losses = (stage.dpo.normalizer, stage.loss_type, stage.scale_rewards, stage.scale_rewards_eps)
     adam = stage.optimizer
-    return (*losses, adam.b1, adam.b2, adam.weight_decay, adam.schedule, adam.min_lr_ratio)
+    return (*losses, adam.b2, adam.weight_decay, adam.schedule, adam.min_lr_ratio)
 
 
 @pytest.mark.parametrize("spec", ROWS)
@@ -106,26 +106,30 @@ def test_a_row_has_the_papers_numbers(spec: str, model: str) -> None:
         "seq-mean-token-sum",
         "group",
         1e-6,
-        0.9,
         0.95,
         0.1,
         "cosine",
         0.2,
     )
-    assert (stage.num_iterations, stage.importance_cap, adam.warmup_steps, adam.learning_rate) == (
+    assert (
+        stage.num_iterations,
+        stage.clip.importance_cap,
+        adam.warmup_steps,
+        adam.learning_rate,
+    ) == (
         1,
         0.0,
         0,
         1e-6,
     )
     printed = resolve(f"{spec},model={model},recipe=paper").stages.train
-    assert published(printed) == ("pairs", "sum", "none", 1e-4, 0.9, 0.999, 0.0, "constant", 0.0)
+    assert published(printed) == ("pairs", "sum", "none", 1e-4, 0.999, 0.0, "constant", 0.0)
     assert (printed.optimizer.eps, printed.optimizer.max_grad_norm) == (
         adam.eps,
         adam.max_grad_norm,
     )
     assert (stage.sampling.temperature, stage.sampling.top_p) == (1.0, 1.0)
-    assert stage.dynamic_sampling == stage.drop_solved == 0
+    assert stage.filter.dynamic_sampling == stage.filter.drop_solved == 0
     for name in ("best", "evaluate"):
         drawn = config.stages[name].sampling
         assert (drawn.temperature, drawn.top_p, drawn.max_new_tokens) == (0.6, 0.9, size[0])
@@ -150,7 +154,7 @@ def test_what_else_sets_the_rows_apart() -> None:
         train("bridging-math:method=combined").grpo_coef,
     ) == (0.001, 0.001, 0.01)
     nll = train("bridging-math:method=nll").dpo
-    assert (nll.nll_coef, nll.nll_length_normalization) == (1.0, True)
+    assert nll.nll_coef == 1.0
     found = [
         train(f"bridging-math:method=entropy{more}").entropy_coef for more in ("", ",entropy=1e-4")
     ]

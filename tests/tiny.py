@@ -24,14 +24,13 @@ def get_config(arg: str = "") -> ConfigDict:
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=16,
         intermediate_size=64,
     )
     for split, count in (("train", 40), ("dev", 8), ("test", 16)):
         config.data[split] = settings.source("procedural:chains", split, count)
     config.data.max_prompt_length = 16
     config.reward.function = "tiny:even"  # the tests put this folder on the path
-    config.compute.update(max_num_seqs=32, chunk=4, prefill_rows=8, row_length=64)
+    config.compute.update(max_num_seqs=32)
     config.checkpoint.every = 2
     drawn = settings.sampling(8)
     config.stages.sft = settings.sft(
@@ -49,7 +48,7 @@ def get_config(arg: str = "") -> ConfigDict:
         sampling=drawn,
         optimizer=settings.optimizer(1e-3),
     )
-    config.stages.collect = settings.collect(prompts=8, part=4, num_generations=4, sampling=drawn)
+    config.stages.collect = settings.collect(prompts=8, num_generations=4, sampling=drawn)
     config.stages.dpo = settings.offline(batch_size=8, optimizer=settings.optimizer(1e-3))
     config.stages.evaluate = settings.evaluate(num_generations=2, pass_at=(1, 2), sampling=drawn)
     return config

@@ -138,9 +138,7 @@ def shrink(config: ConfigDict) -> None:
     config.dtype = "float32"
     config.logging.tensorboard = False
     config.data.max_prompt_length = 96
-    config.compute.update(
-        row_length=384, microbatch_tokens=384, max_num_seqs=4, chunk=4, prefill_rows=2, remat="none"
-    )
+    config.compute.update(microbatch_tokens=384, max_num_seqs=4, remat="none")
     for section in (config.data, *config.tasks.values()):
         section.train.limit, section.dev.limit, section.test.limit = 24, 4, 5
     for rewards in (config.reward, *(task.reward for task in config.tasks.values())):

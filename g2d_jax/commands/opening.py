@@ -78,7 +78,7 @@ def opened(
     with (
         Tracker(shown, tensorboard=False) as tracker,
         precision.used(config.dtype),
-        program_cache.cached(config.compute.compilation_cache),
+        program_cache.cached(),
     ):
         folders = {**plan(config).folders(folder), **stage_folders(folder)}
         session = Session(

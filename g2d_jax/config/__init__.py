@@ -22,7 +22,6 @@ from g2d_jax.config.machine import (
     Checkpoint,
     Compute,
     DecodeKernel,
-    DecodeSetting,
     Engine,
     Faults,
     Logging,
@@ -47,10 +46,12 @@ from g2d_jax.config.settings import RESERVED, RUNTIME, Config, prefix_of, settin
 from g2d_jax.config.stages.best_checkpoint import BestCheckpoint, best_checkpoint
 from g2d_jax.config.stages.collect import Collect, collect
 from g2d_jax.config.stages.dpo import DPOLoss, OnlineDPO
+from g2d_jax.config.stages.dump import Dump
 from g2d_jax.config.stages.evaluate import Evaluate, evaluate
 from g2d_jax.config.stages.offline import Offline, offline
 from g2d_jax.config.stages.online import (
-    Difficulty,
+    Clip,
+    Filter,
     GRPOLossType,
     Online,
     ScaleRewards,

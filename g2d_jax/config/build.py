@@ -35,7 +35,7 @@ def stage_of(kind: Callable[P, Stage]) -> Callable[P, Any]:
 
     @_parameters_of(kind)
     def build(**changes: Any) -> ConfigDict:
-        return _filled(editable(kind()), changes)  # type: ignore[call-arg]
+        return _filled(kind(), changes)  # type: ignore[call-arg]
 
     name = str(getattr(kind, "kind", ""))
     build.__name__ = build.__qualname__ = name
@@ -76,7 +76,7 @@ def source(
 @_parameters_of(Reward)
 def reward(**changes: Any) -> ConfigDict:
     """Return the scoring of responses: see `Reward`."""
-    return _filled(editable(Reward()), changes)
+    return _filled(Reward(), changes)
 
 
 def task(
@@ -92,13 +92,13 @@ def task(
 @_parameters_of(Optimizer)
 def optimizer(learning_rate: float, **changes: Any) -> ConfigDict:
     """Return an optimiser's settings: see `Optimizer`."""
-    return _filled(editable(Optimizer()), {"learning_rate": learning_rate, **changes})
+    return _filled(Optimizer(), {"learning_rate": learning_rate, **changes})
 
 
 @_parameters_of(Sampling)
 def sampling(max_new_tokens: int, **changes: Any) -> ConfigDict:
     """Return settings of sampling: see `Sampling`."""
-    return _filled(editable(Sampling()), {"max_new_tokens": max_new_tokens, **changes})
+    return _filled(Sampling(), {"max_new_tokens": max_new_tokens, **changes})
 
 
 def sweep(**changes: Any) -> ConfigDict:
@@ -108,7 +108,7 @@ def sweep(**changes: Any) -> ConfigDict:
     folder: what the paths in arms are relative to; reading a config file sets it, "" is the working
     directory.
     """
-    return _filled(ConfigDict({"seeds": (), "arms": {}, "folder": ""}), changes)
+    return _set(ConfigDict({"seeds": (), "arms": {}, "folder": ""}), changes)
 
 
 def arm(**changes: Any) -> ConfigDict:
@@ -118,12 +118,22 @@ def arm(**changes: Any) -> ConfigDict:
     "field=value,value,…"; a value with commas stands in brackets. zip: fields that go together,
     value by value. stages: those the points keep, () for all.
     """
-    return _filled(ConfigDict({"fixed": (), "product": (), "zip": (), "stages": ()}), changes)
+    return _set(ConfigDict({"fixed": (), "product": (), "zip": (), "stages": ()}), changes)
 
 
-def _filled(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
-    """Return a section with other values. Raises AttributeError for a field that it does not
-    have."""
+def _filled(section: Section, changes: Mapping[str, Any]) -> ConfigDict:
+    """Return a section with other values, those of a section within it in a dictionary perhaps.
+    Raises AttributeError for a field that it does not have."""
+    rest = dict(changes)
+    groups = {}
+    for name, value in changes.items():
+        within = getattr(section, name, None)
+        if isinstance(within, Section) and type(value) is dict:
+            groups[name] = _filled(within, rest.pop(name))
+    return _set(editable(section), {**rest, **groups})
+
+
+def _set(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
     config.lock()
     for name, value in changes.items():
         setattr(config, name, value)

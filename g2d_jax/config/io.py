@@ -285,7 +285,7 @@ def begins_more(stage: Mapping[str, Any]) -> bool:
         return False
     return bool(
         stage["optimizer"]["schedule"] == "constant"
-        and stage["stop"] == "steps"
+        and not stage["budget"]["amount"]
         and stage["sync_every"] == 1
     )
 

@@ -27,7 +27,6 @@ Remat = Literal["none", "dots", "attention", "full"]
 RematSetting = Literal["auto", Remat]
 AttentionSetting = Literal["auto", "xla", "splash", "cudnn"]
 DecodeKernel = Literal["xla", "pallas"]
-DecodeSetting = Literal["auto", DecodeKernel]
 
 
 class Mesh(Section):
@@ -41,25 +40,17 @@ class Mesh(Section):
 class Compute(Section):
     """Settings of the programs; nothing here changes a result beyond rounding."""
 
-    row_length: NonNegative = 0  # tokens of a packed training row; 0 fits the stage's longest group
     # tokens of one forward and backward pass, over all devices; unset: what memory allows
     microbatch_tokens: Positive | None = None
     remat: RematSetting = "auto"  # what the backward pass recomputes; "auto": what memory asks for
-    # its kernel: "xla", "splash" (TPU), "cudnn" (GPU); "auto": the platform's own
+    # its kernel: "xla", in decode steps too, "splash" (TPU), "cudnn" (GPU); "auto": the platform's own
     attention: AttentionSetting = "auto"
-    # its kernel in decode steps: "xla", "pallas" (TPU and GPU: models/decode_kernel*.py, compiled
-    # only, not run); "auto": the platform's own
-    decode_attention: DecodeSetting = "auto"
     offload_optimizer: bool = False  # its state lies in the host's memory but for the update itself
     max_num_seqs: Positive | None = None  # rows decoded together; unset: what memory allows
-    chunk: Positive = 16  # decode steps between two checks for finished rows
-    prefill_rows: Positive = 32  # prompts of one prefill, at most
     # devices that share one copy of the weights in sampling; 0: as few as hold it
     sampling_tensor: NonNegative = 0
     # of one call of the sampler, which is written when it is done
     generation_batch_size: Positive = 16_384
-    # a folder; "" is none; unset: JAX's own setting, else the user's
-    compilation_cache: FilePath | None = None
 
 
 @dataclass(frozen=True)
@@ -80,8 +71,6 @@ class Logging(Section):
 
     tensorboard: bool = True
     wandb: str | None = None
-    samples: NonNegative = 8
-    every: Positive = 1
     profile: str | None = None  # updates under JAX's profiler, as STAGE:START-STOP
 
     def wandb_options(self, **options: str) -> dict[str, str] | None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Literal
 
 from g2d_jax.config.section import (
-    Bounds,
     Dtype,
     Issue,
     ModelPath,
@@ -30,11 +28,7 @@ class Model(Section):
     num_hidden_layers: Positive = 3
     num_attention_heads: Positive = 4
     num_key_value_heads: Positive = 2
-    head_dim: Positive = 24
     intermediate_size: Positive = 256
-    tie_word_embeddings: bool = True
-    rope_theta: Annotated[float, Bounds(above=0, below=math.inf, words="positive")] = 10_000.0
-    init_std: Annotated[float, Bounds(above=0, below=math.inf, words="positive")] = 0.02
 
 
 class Lora(Section):

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 from g2d_jax.config.section import (
     Bounds,
-    Dtype,
     FilePath,
     Issue,
     ModelPath,
@@ -42,15 +41,19 @@ class Source(Section):
     on_error: OnError = "raise"
 
 
-class Data(Section):
-    """The problems of the task "main". A split without a path has no problems."""
+class Splits(Section):
+    """The problems of a task, and its share of every batch. A split without a path has none."""
 
     train: Source = Source()
     dev: Source = Source()
     test: Source = Source()
-    seed: int = 0
+    weight: NotNegativeFloat = 1.0
+
+
+class Data(Splits):
+    """The problems of the task "main"."""
+
     max_prompt_length: Positive = 256
-    weight: NotNegativeFloat = 1.0  # of these problems, beside those of `tasks`
 
 
 class RewardModel(Section):
@@ -61,7 +64,6 @@ class RewardModel(Section):
     # tokens of prompt and response; longer ones are unscorable, never cut
     max_length: Positive = 4096
     batch_tokens: Positive = 16_384  # of one forward pass, over all devices
-    dtype: Dtype = "bfloat16"
 
 
 class Reward(Section):
@@ -96,12 +98,6 @@ class Reward(Section):
             why="seconds of one answer; one that hangs the verifier takes them all",
         ),
     ] = 5.0
-    memory_mb: Annotated[
-        int,
-        Bounds(
-            least=512, most=1 << 20, why="MB of one answer, of which sympy itself takes about 300"
-        ),
-    ] = 2048
     workers: Annotated[int, Bounds(least=1, most=1024, why="each is a process of this machine")] = 1
     decimal_places: Annotated[
         int,
@@ -188,11 +184,7 @@ class Reward(Section):
                 return
 
 
-class Task(Section):
-    """A task: its problems, its share of every batch, and its reward."""
+class Task(Splits):
+    """A task: its problems, and its reward."""
 
-    train: Source = Source()
-    dev: Source = Source()
-    test: Source = Source()
-    weight: NotNegativeFloat = 1.0
     reward: Reward = Reward()

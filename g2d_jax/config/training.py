@@ -29,7 +29,7 @@ class Optimizer(Section):
     """The optimiser, AdamW or Adafactor. schedule: "constant", or "linear" or "cosine" decay over
     the updates after warmup_steps."""
 
-    # "adafactor" has no use for moment_dtype, b1, b2 and eps
+    # "adafactor" has no use for moment_dtype, b2 and eps
     kind: Literal["adamw", "adafactor"] = "adamw"
     moment_dtype: Dtype = "float32"  # of AdamW's moments
     learning_rate: Annotated[float, Bounds(least=0, below=math.inf)] = field(
@@ -38,7 +38,6 @@ class Optimizer(Section):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NonNegative = 0
     min_lr_ratio: Fraction = 0.0  # what a decay ends at, of the learning rate
-    b1: Annotated[float, Bounds(least=0, below=1)] = 0.9
     b2: Annotated[float, Bounds(least=0, below=1)] = 0.999
     eps: NotNegativeFloat = 1e-8
     weight_decay: NotNegativeFloat = 0.0

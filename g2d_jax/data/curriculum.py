@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from g2d_jax import keys
-from g2d_jax.config import Difficulty
+from g2d_jax.config import Filter
 from g2d_jax.data.order import Draw, Mixture, Order
 from g2d_jax.records import differ
 
@@ -52,10 +52,10 @@ class PromptStats:
         """Tell whether it is left out: after so many groups with the same one reward, 0: never."""
         return 0 < drop_solved <= self.times
 
-    def is_out_of_window(self, difficulty: Difficulty) -> bool:
+    def is_out_of_window(self, window: tuple[float, float]) -> bool:
         """Tell whether its pass rate lies outside the window; an end at 0 below or at 1 above
         bounds nothing."""
-        low, high = difficulty.window
+        low, high = window
         rate = self.pass_rate
         return rate is not None and ((low != 0 and rate < low) or (high != 1 and rate > high))
 
@@ -126,15 +126,13 @@ def draw(
     cursor: int,
     wanted: int,
     history: History,
-    drop_solved: int,
-    difficulty: Difficulty,
+    chosen_by: Filter,
     seed: int,
 ) -> Draws:
     """Draw the next `wanted` of an order from position `cursor`, less those that are skipped.
 
-    drop_solved: skip prompts whose last so many groups, or more, all got one same reward (0: skip
-    none).
-    difficulty.window: of running pass rates; a prompt outside is drawn with probability 0.1, by a
+    chosen_by.drop_solved: skip prompts whose last so many groups, or more, all got one same reward
+    (0: skip none). Its window: of running pass rates; a prompt outside is drawn with probability 0.1, by a
     key of (seed, index, visit). Prompts never drawn are always drawn.
 
     Walks at most one epoch, order.count positions, or `wanted` if that is more. If these do not
@@ -151,10 +149,10 @@ def draw(
         index, visit = order[cursor]
         cursor += 1
         seen = history.seen.get(index, PromptStats())
-        if seen.is_dropped(drop_solved):
+        if seen.is_dropped(chosen_by.drop_solved):
             retired.append((index, visit))
         elif (
-            seen.is_out_of_window(difficulty)
+            seen.is_out_of_window(chosen_by.window)
             and keys.rng(seed, "difficulty", index, visit).random() >= _OUTSIDE
         ):
             beyond.append((index, visit))

@@ -168,7 +168,7 @@ def _trl_reward(values: Values) -> str:
         listed = ", ".join(map(repr, numeric)) or "none"
         raise BrokenRow(
             f"a completions table of TRL needs one column of rewards, this has {listed}: name the "
-            'one that counts (columns={"reward": …} in the settings, --columns reward=… on the '
+            'one that counts (dump.columns={"reward": …} in the settings, --columns reward=… on the '
             "command line)"
         )
     return numeric[0]

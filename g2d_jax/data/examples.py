@@ -33,13 +33,13 @@ from g2d_jax.records import Example
 _NAMES = ("messages", "prompt", "completion")
 
 
-def load_examples(source: Source, seed: int = 0) -> tuple[list[Example], LoadReport]:
+def load_examples(source: Source) -> tuple[list[Example], LoadReport]:
     """Load the distinct examples of a source in its order, and what became of its rows.
 
     An example's id is that of its prompt, so `drop_overlap` takes out those of an evaluation set;
     examples that share a prompt and differ in the completion are all kept. Arguments and errors are
     those of `load_problems`; source.fields maps messages, or prompt and completion.
-    "procedural:slips" gives demonstrations 0 … limit - 1 of its sequence `seed`, which are all from
+    "procedural:slips" gives demonstrations 0 … limit - 1, which are all from
     the train split and may recur.
     """
     check_fields(source.fields, _NAMES)
@@ -50,7 +50,7 @@ def load_examples(source: Source, seed: int = 0) -> tuple[list[Example], LoadRep
                 f"{source.split!r}"
             )
         task, count = procedural(source)
-        examples = [arithmetic.example(task, seed, index) for index in range(count)]
+        examples = [arithmetic.example(task, 0, index) for index in range(count)]
         return examples, LoadReport(source.path, rows=len(examples), kept=len(examples))
     _, rows = open_rows(source.path, source.revision)
     return collect(

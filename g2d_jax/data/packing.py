@@ -203,14 +203,14 @@ def _units(index: int, group: Group, row_length: int, max_responses_per_row: int
         if prompt + length > row_length:
             raise ValueError(
                 f"a prompt of {prompt} and a response of {length} tokens do not fit a row of "
-                f"{row_length}: raise compute.row_length or lower the maximal lengths"
+                f"{row_length}: lower the maximal lengths"
             )
         if size + length > row_length or i - first == most:
             if group.keep_together:
                 raise ValueError(
                     f"a prompt of {prompt} tokens and its {len(group.responses)} responses must "
                     f"share a row of {row_length} tokens and {max_responses_per_row} responses: "
-                    "raise compute.row_length"
+                    "make rows longer"
                 )
             own = group.responses[first:i]
             units.append(_Unit(index, first, group.prompt_ids, own, size))

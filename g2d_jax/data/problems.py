@@ -83,14 +83,12 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w.-]+)?(:[\w.-]+)?")
 _FILE = re.compile(r"\.[a-z]{2,5}$")  # not the end of Qwen2.5
 
 
-def load_problems(
-    source: Source, seed: int = 0, *, verified: bool = True
-) -> tuple[list[Problem], LoadReport]:
+def load_problems(source: Source, *, verified: bool = True) -> tuple[list[Problem], LoadReport]:
     """Load the distinct problems of a source in its order, and what became of its rows.
 
     source.fields: names of the row's fields for prompt (or "problem"), answer, solution and subset,
     where the usual names do not fit. source.on_error: "skip" leaves broken rows out and counts
-    them. A procedural source needs a limit; its sequence is `seed`. verified: answers are for the
+    them. A procedural source needs a limit. verified: answers are for the
     verifier, and the list that stands around some is taken off (`plain_answer`); a function of the
     user's gets them as the data set has them, of a worked solution what it ends with.
 
@@ -101,7 +99,7 @@ def load_problems(
     check_fields(fields, ("problem", *FIELDS))
     if source.path.startswith("procedural:"):
         task, count = procedural(source)
-        problems = arithmetic.problems(task, seed, count, source.split)
+        problems = arithmetic.problems(task, 0, count, source.split)
         return problems, LoadReport(source.path, rows=len(problems), kept=len(problems))
     label, rows = open_rows(source.path, source.revision)
     read = _READ.get(source.path.partition(":")[0], to_problem)

@@ -15,7 +15,6 @@ from g2d_jax.losses.grpo import (
     ScaleRewards,
     group_advantages,
     grpo_loss,
-    overlong_penalty,
     token_weights,
 )
 from g2d_jax.losses.logprobs import (

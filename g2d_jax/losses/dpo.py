@@ -40,7 +40,7 @@ PER_TOKEN = ("sigmoid_norm", "ipo", "simpo")
 """The losses whose log-ratios, or with SimPO log-probabilities, are means over a response's
 tokens."""
 
-NUMBERS = ("beta", "label_smoothing", "simpo_gamma", "nll_coef")
+NUMBERS = ("beta", "simpo_gamma", "nll_coef")
 """The settings that are numbers of the loss: a program may take them as arguments."""
 
 
@@ -55,16 +55,6 @@ def dpo_weights(num_pairs: int, num_prompts: int | None = None) -> np.ndarray:
     return np.full(
         (num_pairs,), 1.0 / max(num_pairs if num_prompts is None else num_prompts, 1), np.float32
     )
-
-
-def sigmoid_loss(margins: Array, label_smoothing: Number = 0.0) -> Array:
-    """Compute equation 3 per pair, -log sigmoid(margin), with a share label_smoothing of the labels
-    taken as flipped.
-
-    margins: any shape, beta * (log-ratio of chosen - log-ratio of rejected). Same shape, float32.
-    """
-    as_labelled, flipped = jax.nn.log_sigmoid(margins), jax.nn.log_sigmoid(-margins)
-    return -(1.0 - label_smoothing) * as_labelled - label_smoothing * flipped
 
 
 def ipo_loss(gaps: Array, beta: Number) -> Array:
@@ -96,11 +86,8 @@ def dpo_loss(
     have one shape, which may be any. settings.loss_type: "sigmoid" is equation 3; "sigmoid_norm"
     and "ipo" divide each log-ratio by its response's length in tokens first, as TRL does, and
     "simpo" each log-probability; its margins are to exceed simpo_gamma. They need chosen_lengths
-    and rejected_lengths [N]. settings.label_smoothing: not with "ipo"; with it the loss is
-    conservative DPO's (TRL's "sigmoid" has none). settings.nll_coef: times the chosen response's
-    negative log-likelihood, the mean over its tokens, which needs chosen_lengths; with
-    nll_length_normalization False the sum over them, T times as much for a response of T tokens.
-    settings.normalizer is that of the weights.
+    and rejected_lengths [N]. settings.nll_coef: times the chosen response's negative
+    log-likelihood, the mean over its tokens, which needs chosen_lengths. settings.normalizer is that of the weights.
     numbers: of NUMBERS, in place of those of the settings; they may be arguments of a program.
 
     Returns (loss, sums), scalars in float32. Sums under TRL's names, each over active pairs:
@@ -117,9 +104,7 @@ def dpo_loss(
     Raises ValueError for differing shapes, and without the reference or the lengths where the
     settings need them; AssertionError for a loss_type that has no formula here.
     """
-    beta, label_smoothing, simpo_gamma, nll_coef = (
-        numbers.get(name, getattr(settings, name)) for name in NUMBERS
-    )
+    beta, simpo_gamma, nll_coef = (numbers.get(name, getattr(settings, name)) for name in NUMBERS)
     loss_type = settings.loss_type
     has_nll = not is_off(nll_coef)
     _check_lengths(settings, has_nll, chosen_lengths, rejected_lengths)
@@ -158,9 +143,9 @@ def dpo_loss(
         case "ipo":
             pair_loss = ipo_loss(gaps, beta)
         case "simpo":
-            pair_loss = sigmoid_loss(beta * gaps - simpo_gamma, label_smoothing)
+            pair_loss = -jax.nn.log_sigmoid(beta * gaps - simpo_gamma)
         case "sigmoid" | "sigmoid_norm":
-            pair_loss = sigmoid_loss(beta * gaps, label_smoothing)
+            pair_loss = -jax.nn.log_sigmoid(beta * gaps)
         case _:
             assert_never(loss_type)
     if loss_type == "simpo":
@@ -181,9 +166,7 @@ def dpo_loss(
         "logps/rejected": policy_rejected,
     }
     if has_nll:
-        nll = -policy_chosen
-        if settings.nll_length_normalization:
-            nll = _per_token(nll, chosen_lengths)
+        nll = _per_token(-policy_chosen, chosen_lengths)
         pair_loss = pair_loss + nll_coef * nll
         metrics["nll_loss"] = nll
     sums = {name: active_sum(x, weights) for name, x in metrics.items()}
@@ -201,11 +184,8 @@ def _check_lengths(
             f"loss_type {settings.loss_type!r} averages log-probabilities: pass chosen_lengths and "
             "rejected_lengths"
         )
-    if has_nll and settings.nll_length_normalization and chosen_lengths is None:
-        raise ValueError(
-            "the NLL term is a mean over tokens: pass chosen_lengths, or "
-            "nll_length_normalization=False"
-        )
+    if has_nll and chosen_lengths is None:
+        raise ValueError("the NLL term is a mean over tokens: pass chosen_lengths")
 
 
 def _per_token(total: Array, lengths: Array | None) -> Array:

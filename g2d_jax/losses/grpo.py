@@ -163,24 +163,6 @@ def token_weights(
     return np.where(included, shares, 0.0).astype(np.float32)
 
 
-def overlong_penalty(lengths: ArrayLike, max_new_tokens: int, buffer: int) -> np.ndarray:
-    """Compute DAPO's soft overlong punishment (arXiv 2503.14476, equation 13), to be added to each
-    response's reward.
-
-    0 for at most max_new_tokens - buffer tokens, from there down in a straight line to -1 at
-    max_new_tokens.
-    lengths: any shape, tokens of each response. Returns the same shape, float32. Host side.
-    Raises ValueError unless 1 <= buffer <= max_new_tokens.
-    """
-    if not 1 <= buffer <= max_new_tokens:
-        raise ValueError(
-            f"the overlong buffer must be in [1, max_new_tokens {max_new_tokens}], got {buffer}"
-        )
-    over = np.asarray(lengths, np.float64) - (max_new_tokens - buffer)
-    # 0 - x and not -x: a short response gets 0, never -0.
-    return (0.0 - np.clip(over / buffer, 0.0, 1.0)).astype(np.float32)
-
-
 def k3(logprobs: Array, ref_logprobs: Array) -> Array:
     """Compute the k3 estimate of KL(policy || reference) per sampled token: r - 1 - log r with r = reference / policy.
 

@@ -106,7 +106,7 @@ def _attend(
         raise ValueError(
             f"a layer's keys of {batch} rows have {keys.size:,} numbers, and a GPU's kernel of "
             "decode steps counts to 2**31: lower compute.max_num_seqs, or set "
-            "compute.decode_attention to xla"
+            "compute.attention to xla"
         )
     block = block_columns(width, dim, values.dtype.itemsize)
     parts = shares(batch, kv_heads, width, block)

@@ -110,7 +110,7 @@ def init(config: ModelConfig, key: Array, std: float = 0.02) -> Decoder:
     return build(config, lambda name, row: fresh(name, row, key, std))
 
 
-def fresh(name: str, row: Param, key: Array, std: float) -> Array:
+def fresh(name: str, row: Param, key: Array, std: float = 0.02) -> Array:
     """Draw one random array, float32. normal(0, std), norms one, biases and adapters' B zero, their
     A as PEFT has it, uniform within 1 / sqrt(inputs). Each array's key is its name's."""
     shape, own = row.full_shape, jax.random.fold_in(key, zlib.crc32(name.encode()))

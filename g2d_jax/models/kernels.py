@@ -42,7 +42,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
-from g2d_jax.config import AttentionSetting, DecodeKernel, DecodeSetting, Remat, RematSetting
+from g2d_jax.config import AttentionSetting, DecodeKernel, Remat, RematSetting
 from g2d_jax.models.attention import CPU_BLOCK, SAVED, Segments, Windowed, packed_attention, visible
 
 Kernel = Literal["xla", "splash", "cudnn"]
@@ -61,9 +61,6 @@ XLA_BLOCK = 512
 matrix unit busy."""
 
 _OF_PLATFORM: dict[str, Kernel] = {"tpu": "splash", "gpu": "cudnn", "cuda": "cudnn", "cpu": "xla"}
-
-_DECODE_OF_PLATFORM: dict[str, DecodeKernel] = {"tpu": "pallas", "gpu": "pallas", "cuda": "pallas"}
-"""Names the kernel of decode steps by platform; elsewhere it is XLA."""
 
 
 def choose(
@@ -112,18 +109,12 @@ def _obstacle(
         if head_dim % 8:
             return f"it needs a head_dim that is a multiple of 8, and this model's is {head_dim}:"
         if length % LANES:
-            return (
-                f"it needs rows of a multiple of {LANES} tokens, not {length}: set "
-                "compute.row_length to one, or"
-            )
+            return f"it needs rows of a multiple of {LANES} tokens, not {length}:"
         return ""
     if obstacle := _too_old(capability):
         return obstacle
     if layout == "packed" and length % 2:
-        return (
-            f"its gradient needs rows of an even number of tokens, not {length}: set "
-            "compute.row_length to one, or"
-        )
+        return f"its gradient needs rows of an even number of tokens, not {length}:"
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"it computes in bfloat16, not in {dtype.name}: set dtype to bfloat16, or"
     if head_dim % 8 or head_dim > 128:
@@ -141,50 +132,19 @@ def piece_columns(width: int) -> int:
 
 
 def choose_decode(
-    setting: DecodeSetting,
-    *,
-    device: jax.Device,
-    dtype: jnp.dtype,
-    head_dim: int,
-    kv_heads: int,
+    *, device: jax.Device, dtype: jnp.dtype, head_dim: int, kv_heads: int
 ) -> DecodeKernel:
-    """Choose the kernel of decode steps, as `choose` does that of whole rows.
+    """Choose the kernel of decode steps: the platform's where it can serve, else XLA's.
 
-    setting: compute.decode_attention. device: any of the mesh. dtype: of activations and cache.
-    kv_heads: of a device. "auto" takes the platform's kernel where it can serve and XLA elsewhere.
-    Raises ValueError, which says what to change, where a kernel is asked for that cannot serve.
+    device: any of the mesh. dtype: of activations and cache. kv_heads: of a device.
     """
-    kernel = _DECODE_OF_PLATFORM.get(device.platform, "xla") if setting == "auto" else setting
-    if kernel == "xla":
-        return "xla"
-    obstacle = _decode_obstacle(device, jnp.dtype(dtype), head_dim, kv_heads)
-    if obstacle and setting != "auto":
-        raise ValueError(
-            f"compute.decode_attention is {setting!r}, but {obstacle} set it to auto or xla"
-        )
-    return "xla" if obstacle else kernel
-
-
-def _decode_obstacle(device: jax.Device, dtype: jnp.dtype, head_dim: int, kv_heads: int) -> str:
-    """Explain why the kernel of decode steps cannot serve, as `_obstacle` does."""
     capability = _capability(device)
-    is_nvidia = bool(capability)
-    if device.platform != "tpu" and not is_nvidia:
-        return (
-            "that kernel needs a TPU or an NVIDIA GPU and these devices are "
-            f"{device.device_kind!r}: run there, or"
-        )
-    if obstacle := _too_old(capability):
-        return obstacle
-    if head_dim % 8 or (is_nvidia and head_dim > 256):
-        most = " and at most 256" * is_nvidia
-        return f"it needs a head_dim that is a multiple of 8{most}, and this model's is {head_dim}:"
-    if not is_nvidia and kv_heads * head_dim * LANES * dtype.itemsize > PIECE_BYTES:
-        return (
-            f"its memory is too small for {kv_heads} key heads of {head_dim} on a device: raise "
-            "compute.sampling_tensor, or"
-        )
-    return ""
+    if device.platform != "tpu" and (not capability or _too_old(capability)):
+        return "xla"
+    if head_dim % 8 or (capability and head_dim > 256):
+        return "xla"
+    piece = kv_heads * head_dim * LANES * jnp.dtype(dtype).itemsize
+    return "xla" if not capability and piece > PIECE_BYTES else "pallas"
 
 
 def capability_of(mesh: Mesh) -> str:

@@ -53,7 +53,7 @@ def scorings(config: Config, mesh: Mesh) -> Iterator[Scoring]:
     total = sum(task.weight for task in config.all_tasks.values())
     for path, settings in config.reward_models.items():
         share = weights[path] / total
-        dtype, length = jnp.dtype(settings.dtype), columns(settings.max_length)
+        dtype, length = jnp.dtype(config.dtype), columns(settings.max_length)
         rows = full_rows(mesh, length, settings.batch_tokens)
         tokens = meshes.abstract_rows(mesh, (rows, length))
         lengths = meshes.abstract_rows(mesh, (rows,))

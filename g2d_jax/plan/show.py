@@ -175,7 +175,7 @@ def assumptions(plan: Plan) -> list[str]:
         if task.train.path and not task.train.limit:
             unlimited.append(setting_of(name, "train"))
     for name, collect in config.stages_of(Collect).items():
-        if unlimited and name in plan.stages and collect.rollouts == "sample":
+        if unlimited and name in plan.stages and collect.samples:
             lines.append(
                 f"{name}: {collect.prompts:,} prompts are assumed to be there: "
                 f"{', '.join(unlimited)} is not read and has no limit: set how many there are with "

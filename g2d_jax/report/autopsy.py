@@ -102,7 +102,7 @@ def get_config(arg: str = "") -> ConfigDict:
         config.data[split] = settings.source(path)
     config.tokenizer.chat = {chat}  # False: prompts are texts as they are; None: the chat template if there is one
     config.reward.update(function="autopsy_dpo:reward", verifiable={verifiable}, correct_above={above!r})
-    config.stages.collect = settings.collect(policy="init", rollouts={rollouts!r}, columns={columns!r})
+    config.stages.collect = settings.collect(policy="init", dump={{"path": {rollouts!r}, "columns": {columns!r}}})
     config.stages.dpo = settings.offline(policy="init", beta=recipes.DPO_BETA, optimizer=recipes.adam())
     return config
 '''

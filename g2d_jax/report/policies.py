@@ -136,7 +136,7 @@ class Policy:
     def stop(self) -> Manifest:
         """Why the last online stage ended, of one that may end by itself (a manifest's "stop"); {}
         of any other."""
-        if not self.online or self._section(self.online[0]).get("stop", "steps") == "steps":
+        if not self.online or not number(self._section(self.online[0]), "budget", "amount") > 0:
             return {}
         return self._manifest(self.online[0]).get("stop", {})
 

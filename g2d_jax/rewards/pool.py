@@ -326,8 +326,8 @@ class VerifierPool:
                 raise RuntimeError(
                     "the machine ended a verifier worker twice, or got no reply from it for "
                     f"{self.wall_seconds:.0f} s, while it read reference answers such as "
-                    f"{left[0]!r:.80}. Is there too little memory? Lower reward.memory_mb or "
-                    "reward.workers, or take a larger machine"
+                    f"{left[0]!r:.80}. Is there too little memory? Lower reward.workers, or "
+                    "take a larger machine"
                 )
             # Not told of at all is only a gold that had the limits for itself: it exceeds them.
             for gold, read in zip(left, told or [False], strict=False):

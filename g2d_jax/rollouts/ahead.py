@@ -15,10 +15,10 @@ With s = sync_every, and W(k) the weights before update k:
   Its row says by which policy it is, "STAGE@STEP"; the metric `staleness` says how old it is.
 - **What it is corrected by.** Old log-probabilities, and a reference that follows
   (`reference_sync`), are of W(ns) for window n, computed when it begins, as without `ahead`:
-  a GRPO loss clips around them, and `importance_cap` weighs each token by their ratio to the
+  a GRPO loss clips around them, and `clip.importance_cap` weighs each token by their ratio to the
   server's, which are of the policy that drew it.
 - **Which prompts.** Those of window n + 1 are drawn at update ns, by what prompts got up to there:
-  `drop_solved` and `difficulty` know a window less. Further rounds of `dynamic_sampling` are drawn
+  `filter` knows a window less. Further rounds of dynamic sampling are drawn
   when window n + 1 begins, with what is known then, from the same weights, which the server still
   has: nothing trains meanwhile.
 - **In what order.** All of it is decided by numbers of updates. Responses are asked for in the

@@ -23,11 +23,10 @@ from g2d_jax.losses import (
     dpo_weights,
     group_advantages,
     group_dpo_weights,
-    overlong_penalty,
     raft_weights,
     token_weights,
 )
-from g2d_jax.records import Problem, ScoredRollout, differ, exceeds, indices_by_task, pick
+from g2d_jax.records import Problem, ScoredRollout, exceeds, indices_by_task, pick
 from g2d_jax.rollouts.generate import Draws, Groups, by_response, lengths, problems_of, rewards
 
 # indices of the chosen and of the rejected responses of a group
@@ -53,16 +52,15 @@ def make(
 ) -> Batch:
     """Make one update's batch from all that was sampled for it. verifiable: by task.
 
-    A prompt has a signal if it has a pair, with GRPO two different rewards (`records.differ`) before
-    any penalty of length, with RAFT a right response. With
-    stage.dynamic_sampling the first prompts_per_step prompts with a signal are kept, or as many as
-    there are (without any the first ones); else all are. Raises AssertionError for a loss that has
-    no batch here.
+    A prompt has a signal if it has a pair, with GRPO two different rewards (`records.differ`), with
+    RAFT a right response. With stage.filter.dynamic_sampling the first prompts_per_step prompts with
+    a signal are kept, or as many as there are (without any the first ones); else all are. Raises
+    AssertionError for a loss that has no batch here.
     """
     signal = np.zeros(len(groups), bool)
     pairs = [NO_PAIR] * len(groups)
     if stage.has_ratio:
-        apart = _normalised(stage, draws, rewards(groups)) != 0
+        apart = advantages(stage, draws, groups) != 0
         signal |= (apart & _counted(stage, groups)).any(axis=1)
     if stage.is_preference_loss:
         for i, (draw, group) in enumerate(zip(draws, groups, strict=True)):
@@ -71,7 +69,7 @@ def make(
     if stage.loss == "raft":
         signal |= _kept(stage, draws, groups, verifiable).any(axis=1)
     rows = np.arange(len(groups))
-    if stage.dynamic_sampling:
+    if stage.filter.dynamic_sampling:
         rows = (rows[signal] if signal.any() else rows)[: stage.prompts_per_step]
     draws = pick(draws, rows)
     trained = pick(groups, rows)
@@ -111,34 +109,13 @@ def _mean_length(group: Sequence[ScoredRollout], indices: Sequence[int]) -> floa
 
 def advantages(stage: Online, draws: Draws, groups: Groups) -> np.ndarray:
     """Compute advantages, float32 [N, G]; the rewards of each task are normalised by themselves."""
-    return _normalised(stage, draws, shaped_rewards(stage, groups))
-
-
-def _normalised(stage: Online, draws: Draws, values: np.ndarray) -> np.ndarray:
-    """Compute the advantages of some rewards, [N, G]."""
+    values = rewards(groups)
     normalised = np.zeros(values.shape, np.float32)
     for rows in indices_by_task(problems_of(draws)).values():
         normalised[rows] = group_advantages(
             values[rows], stage.scale_rewards, stage.scale_rewards_eps
         )
     return normalised
-
-
-def shaped_rewards(stage: Online, groups: Groups) -> np.ndarray:
-    """Return rewards less the penalty of too long responses, float64 [N, G], NaN where there is
-    none.
-
-    As in DAPO (arXiv 2503.14476, equation 11) dynamic sampling goes by the rewards alone, and
-    groups that it filters out are not penalised either.
-    """
-    values = rewards(groups)
-    if not stage.overlong_buffer:
-        return values
-    longest = stage.sampling.max_new_tokens
-    shaped = values + overlong_penalty(lengths(groups), longest, stage.overlong_buffer)
-    if stage.dynamic_sampling:
-        return np.where(differ(values)[:, None], shaped, values)
-    return shaped
 
 
 def _counted(stage: Online, groups: Groups) -> np.ndarray:
@@ -226,7 +203,7 @@ def _grpo_tokens(stage: Online, draws: Draws, groups: Groups) -> list[list[dict[
     """Return GRPO's inputs for each response's tokens; normalisers count every response of a full
     batch."""
     values = advantages(stage, draws, groups)
-    has_logprobs = stage.rollouts == "sample" or stage.importance_cap  # a dump may lack them
+    has_logprobs = stage.samples or stage.clip.importance_cap  # a dump may lack them
     prompts = _prompts(stage, groups)
     absent = (prompts - len(groups)) * values.shape[1]
     weights = token_weights(

@@ -192,7 +192,7 @@ class RolloutBuffer:
         self.state = trainer.extra_state
         self.folder = self.session.folders[self.name]
         train = self.session.problems.train
-        self.order = train_order(self.session.config, train, stage.stream or f"online/{self.name}")
+        self.order = train_order(self.session.config, train, f"online/{self.name}")
         self.index_of = {problem.id: index for index, problem in enumerate(train)}
         # Both of the window's first MAX_BATCHES_IN_MEMORY batches, if this start saw it begin.
         self.rounds: dict[int, list[Sampled]] = {}
@@ -267,7 +267,7 @@ class RolloutBuffer:
         costs: list[Mapping[str, float]] = []
         missing = dict.fromkeys(window.batch_numbers, stage.prompts_per_step)
         # With dynamic sampling further rounds draw prompts in place of those without a signal.
-        for extra in range(1 + stage.dynamic_sampling):
+        for extra in range(1 + stage.filter.dynamic_sampling):
             if extra:
                 missing = {number: self._lacking(number, extra) for number in window.batch_numbers}
             if not any(missing.values()):
@@ -368,7 +368,7 @@ class RolloutBuffer:
                 "skipped": int(metrics["pairs/skipped"]),
             }
         state.counts = {name: state.counts.get(name, 0) + number for name, number in counts.items()}
-        if self.stage.targeted:
+        if self.stage.filter.targets:
             outcomes = zip(
                 train_batch.draws,
                 rewards(train_batch.groups),
@@ -384,7 +384,7 @@ class RolloutBuffer:
         if self.stage.is_preference_loss:
             names += ["pairs", "skipped"]
         counts = {**dict.fromkeys(names, 0), **self.state.counts}
-        if self.stage.targeted:
+        if self.stage.filter.targets:
             counts["left_out"] = self.state.after.skipped
         rollouts = counts["prompts"] * self.stage.num_generations
         return {"rollouts": rollouts, **counts, "train_problems": len(self.index_of)}
@@ -452,10 +452,12 @@ class RolloutBuffer:
     def _curriculum_metrics(self, cursor: Cursor) -> dict[str, float]:
         """Return metrics of the choice of prompts, where a stage chooses any."""
         stage, history = self.stage, self.state.history
-        if not stage.targeted:
+        if not stage.filter.targets:
             return {}
         return {
-            "curriculum/retired": history.share_retired(stage.drop_solved, len(self.index_of)),
+            "curriculum/retired": history.share_retired(
+                stage.filter.drop_solved, len(self.index_of)
+            ),
             "curriculum/skipped": float(cursor.skipped),
             "curriculum/saved": cursor.skipped / (cursor.drawn + cursor.skipped),
         }
@@ -468,8 +470,7 @@ class RolloutBuffer:
             cursor.position,
             count,
             self.state.history,
-            stage.drop_solved,
-            stage.difficulty,
+            stage.filter,
             seed,
         )
         cursor.position = drawn.cursor

@@ -8,14 +8,14 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from etils import epath
 
-from g2d_jax.config import Online
+from g2d_jax.config import Dump, Online
 from g2d_jax.data.distinct import LoadReport
 from g2d_jax.data.dumps import DumpRow, by_step, read_dump
 from g2d_jax.data.fields import BrokenRow
@@ -93,17 +93,17 @@ class ExternalBatches:
 
 
 def external_batches(session: Session, name: str, stage: Online) -> ExternalBatches | None:
-    """Read the batches of an online stage from stage.rollouts; None if it samples its own.
+    """Read the batches of an online stage from stage.dump; None if it samples its own.
 
     Rows of the same prompt and step are a group. Raises ValueError naming file and line of what the
     stage cannot train on, if there are too few groups for its steps, if log-probabilities are there
-    that importance_cap=0 would leave unused, and if only some rows have them.
+    that clip.importance_cap=0 would leave unused, and if only some rows have them.
     """
-    if stage.rollouts == "sample":
+    if stage.samples:
         return None
     groups: ExternalGroups = []
     size = stage.num_generations
-    for same in read(session, stage.rollouts, stage.columns, stage.on_error):
+    for same in read(session, stage.dump):
         _refuse_unfit(session, stage, same)
         if len(same) % size:
             raise ValueError(
@@ -120,7 +120,7 @@ def external_batches(session: Session, name: str, stage: Online) -> ExternalBatc
         draws.append((problem, visits[problem.id]))
         visits[problem.id] += 1
     updates = len(groups) // stage.prompts_per_step * stage.num_iterations
-    fed = f"{stage.rollouts} has {len(groups)} groups, which feed {updates} updates"
+    fed = f"{stage.dump.path} has {len(groups)} groups, which feed {updates} updates"
     if updates < stage.steps:
         raise ValueError(
             f"{fed} of prompts_per_step={stage.prompts_per_step}: set stages.{name}.steps to "
@@ -130,55 +130,38 @@ def external_batches(session: Session, name: str, stage: Online) -> ExternalBatc
     return ExternalBatches(session, draws, groups, stage.prompts_per_step, unweighed)
 
 
-def external_groups(
-    session: Session,
-    path: str,
-    shard: epath.Path,
-    columns: Mapping[str, str] | None = None,
-    on_error: str = "raise",
-) -> tuple[Draws, Groups]:
+def external_groups(session: Session, dump: Dump, shard: epath.Path) -> tuple[Draws, Groups]:
     """Read and score files of responses, grouped by prompt; verdicts are kept like our own.
-    columns: as of `read_dump`. on_error: as of `LoadReport`.
 
     A row's reward counts as given (null: unscorable). Without one the response is scored against
     the row's answer, or the answer of the same problem in data.train. Prompts of dev and test are
     refused. Log-probabilities are NaN where a row has none. Raises ValueError naming file and
     line of a broken row.
     """
-    groups = read_groups(session, path, columns, on_error)
+    groups = read_groups(session, dump)
     draws = draw_once(group[0].problem for group in groups)
     return draws, _stored(session, draws, groups, shard).groups
 
 
-def read_groups(
-    session: Session,
-    path: str,
-    columns: Mapping[str, str] | None = None,
-    on_error: str = "raise",
-) -> ExternalGroups:
+def read_groups(session: Session, dump: Dump) -> ExternalGroups:
     """Read rows by prompt, those of all steps together, to make pairs of.
 
     Raises ValueError as `read`, and where no prompt has two responses.
     """
     by_prompt: dict[str, list[ExternalRow]] = {}
-    for group in read(session, path, columns, on_error):
+    for group in read(session, dump):
         by_prompt.setdefault(group[0].problem.id, []).extend(group)
     if max(map(len, by_prompt.values())) < 2:
         raise ValueError(
-            f"{path} has one response to each of its {len(by_prompt)} prompts, and a preference "
+            f"{dump.path} has one response to each of its {len(by_prompt)} prompts, and a preference "
             "pair takes two, one better than the other: take rollouts with several responses to "
             "a prompt"
         )
     return list(by_prompt.values())
 
 
-def read(
-    session: Session,
-    path: str,
-    columns: Mapping[str, str] | None = None,
-    on_error: str = "raise",
-) -> ExternalGroups:
-    """Read rows grouped by step and prompt, see `by_step`. on_error: as of `LoadReport`.
+def read(session: Session, dump: Dump) -> ExternalGroups:
+    """Read rows grouped by step and prompt, see `by_step`.
 
     Raises ValueError naming file and line of a broken row.
 
@@ -190,15 +173,15 @@ def read(
     firsts: dict[str, ExternalRow] = {}
     counts: Counter[str] = Counter()
     groups: ExternalGroups = []
-    report = LoadReport(path, on_error)
-    rows = by_step(read_dump(path, columns, report))
+    report = LoadReport(dump.path, dump.on_error)
+    rows = by_step(read_dump(dump.path, dump.columns, report))
     report.require_usable(rows)
     tell("rollouts", report, session.say_once, session.tokenizer.template)
     for same in rows:
         group = []
         for dumped in same:
             try:
-                problem = _problem(session, path, dumped, by_text)
+                problem = _problem(session, dump.path, dumped, by_text)
                 if problem.id in left_out:
                     counts[LEFT_OUT] += 1
                     continue
@@ -211,14 +194,14 @@ def read(
             groups.append(group)
     if 0 < counts["compared"] == counts[OTHER_TEXT]:
         raise ValueError(
-            f"{path}: no completion is the text of its completion_ids: they are of another "
+            f"{dump.path}: no completion is the text of its completion_ids: they are of another "
             "tokenizer"
         )
     for what in (LEFT_OUT, OTHER_IDS, OTHER_TEXT):
         if counts[what]:
-            session.say_once(f"{path}: {counts[what]} responses {what}")
+            session.say_once(f"{dump.path}: {counts[what]} responses {what}")
     if not groups:
-        raise ValueError(f"{path} has no responses to train on")
+        raise ValueError(f"{dump.path} has no responses to train on")
     return groups
 
 
@@ -323,24 +306,24 @@ def _unweighed(name: str, stage: Online, groups: ExternalGroups) -> int:
     none has log-probabilities.
 
     Raises ValueError where some have them and others not, and where all have them and
-    importance_cap is 0: the rule is that of a server and of int8.
+    clip.importance_cap is 0: the rule is that of a server and of int8.
     """
     rows = list(itertools.chain.from_iterable(groups))
     without = [row.dumped.where for row in rows if row.dumped.logprobs is None]
     count = len(rows) - len(without)
-    if without and (stage.importance_cap or (stage.has_ratio and count)):
+    if without and (stage.clip.importance_cap or (stage.has_ratio and count)):
         raise ValueError(
             f"{without[0]}: it has no logprobs, and {count} of the {len(rows)} responses have: a "
-            "GRPO loss weighs all by them (importance_cap) or none. Give all rows logprobs, or "
-            "none and importance_cap=0"
+            "GRPO loss weighs all by them (clip.importance_cap) or none. Give all rows logprobs, or "
+            "none and clip.importance_cap=0"
         )
-    if not stage.has_ratio or stage.importance_cap:
+    if not stage.has_ratio or stage.clip.importance_cap:
         return 0
     if not without:
         raise ValueError(
-            f"{stage.rollouts} has the logprobs of the policy that wrote it, and with "
-            "importance_cap=0 a GRPO loss would train on its responses as if the policy here had "
-            f"sampled them: set stages.{name}.importance_cap, to 2 say, which weighs each token by "
+            f"{stage.dump.path} has the logprobs of the policy that wrote it, and with "
+            "clip.importance_cap=0 a GRPO loss would train on its responses as if the policy here had "
+            f"sampled them: set stages.{name}.clip.importance_cap, to 2 say, which weighs each token by "
             "the ratio of the two; rollout_corr/kl then shows how far apart they are"
         )
     return len(without)

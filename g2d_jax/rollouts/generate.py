@@ -25,6 +25,8 @@ from g2d_jax.runtime.tracking import Progress
 from g2d_jax.session.cost import Cost
 from g2d_jax.session.session import Session, StopRun
 
+LOGGED = 8  # responses of an update that are kept for reading
+
 Draws = list[tuple[Problem, int]]
 """Problems, each with its visit: how often it came before."""
 
@@ -660,9 +662,9 @@ def describe(groups: Groups) -> dict[str, float]:
 def log_samples(
     session: Session, name: str, step: int, draws: Draws, groups: Groups, **columns: str
 ) -> None:
-    """Log the first response to each of the first logging.samples draws, for people to read, and
+    """Log the first response to each of the first LOGGED draws, for people to read, and
     the prompt as the policy saw it. columns: further ones."""
-    shown = list(zip(draws, groups, strict=True))[: session.config.logging.samples]
+    shown = list(zip(draws, groups, strict=True))[:LOGGED]
     rows = []
     for (problem, _), (first, *_) in shown:
         rows.append(

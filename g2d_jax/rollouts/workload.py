@@ -92,14 +92,14 @@ def workload_of(
         samples,
         params,
     )
-    stream, calls = stage.stream or f"{stage.kind}/{name}", -(-prompts // together)
+    calls = -(-prompts // together)
     return Workload(
         params,
         samples,
         shapes,
-        stream,
+        f"{stage.kind}/{name}",
         prompts,
         calls,
         response,
-        needs_logprobs=isinstance(stage, Online) and bool(stage.importance_cap),
+        needs_logprobs=isinstance(stage, Online) and bool(stage.clip.importance_cap),
     )

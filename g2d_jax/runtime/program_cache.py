@@ -2,7 +2,7 @@
 
     Jitted, CompileAhead   ─► other threads compile what comes next; the first call waits for what is under way
     Programs        ─► what is made from equal settings is compiled once in a process
-    cached(setting) ─► JAX's persistent compilation cache, in a folder of the user's own unless told otherwise
+    cached(shared)  ─► JAX's persistent compilation cache, in a folder of the user's own unless told otherwise
 
 A program that is read back gives the bits of the one that was compiled, also on another number of
 cores: seen on CPU with training and scoring. A CPU's programs hold its instructions: there a folder
@@ -119,23 +119,20 @@ class Programs:
 
 
 @contextmanager
-def cached(setting: str | None, shared: epath.Path | None = None) -> Iterator[None]:
+def cached(shared: epath.Path | None = None) -> Iterator[None]:
     """Keep the programs compiled in this block, and take those kept before. Touches the devices.
 
-    setting: compute.compilation_cache, a folder; "": none; None: JAX's own setting if there is one
-    (the environment's JAX_COMPILATION_CACHE_DIR), else g2d_jax/compiled in XDG_CACHE_HOME, or in
-    ~/.cache. Of several processes only the first writes, and GPUs agree on kernels while all
-    compile, which one would not that need not: they need a folder that all of them see, and have
-    `shared`, or none. Raises OSError for a folder that was asked for and cannot be made; for the
-    user's own it warns.
+    The folder is JAX's own setting if there is one (the environment's JAX_COMPILATION_CACHE_DIR),
+    else g2d_jax/compiled in XDG_CACHE_HOME, or in ~/.cache. Of several processes only the first
+    writes, and GPUs agree on kernels while all compile, which one would not that need not: they need
+    a folder that all of them see, and have `shared`, or none. Warns of a folder that cannot be made.
     """
-    before = getattr(jax.config, CACHE)
-    if setting is None and before:
-        folder = before
-    elif setting is None and jax.process_count() > 1:
-        folder = _folder(os.fspath(shared or ""))
-    else:
-        folder = _folder(setting)
+    before = folder = getattr(jax.config, CACHE)
+    if not before and jax.process_count() > 1:
+        folder = shared and _made(shared)
+    elif not before:
+        home = epath.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        folder = _made(home / "g2d_jax" / "compiled")
     try:
         with private.programs_compressed_by_zlib():
             _use(folder)
@@ -170,23 +167,18 @@ def _cpu() -> list[str]:
     ]
 
 
-def _folder(setting: str | None) -> str | None:
-    """Make the folder to use, and return it; None for none."""
-    if setting == "":
-        return None
-    own = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "g2d_jax", "compiled")
-    folder = epath.Path(setting or own).expanduser() / machine()
+def _made(folder: epath.Path) -> str | None:
+    """Make this machine's part of a folder, and return it; None where it cannot be made."""
+    part = folder / machine()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        part.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        if setting:
-            raise
         warnings.warn(
-            f"compiled programs are not kept: {error}; compute.compilation_cache names a folder",
+            f"compiled programs are not kept: {error}; JAX_COMPILATION_CACHE_DIR names a folder",
             stacklevel=2,
         )
         return None
-    return os.fspath(folder)
+    return os.fspath(part)
 
 
 def _use(folder: str | None) -> None:

@@ -33,7 +33,6 @@ from g2d_jax.models.kernels import (
     LANES,
     AttentionSetting,
     DecodeKernel,
-    DecodeSetting,
     capability_of,
     choose,
     choose_decode,
@@ -107,8 +106,8 @@ class Sampler:
     """A sampler of one model's shape over all devices of a `meshes.sampling` mesh.
 
     max_num_seqs: rows decoded together at most. chunk: decode steps between two looks at the rows.
-    prefill_rows: prompts of one prefill. dtype: of activations and cache. attention: of prompts,
-    and decode_attention: of decode steps, see models/kernels.py. policy_mesh: where the models lie
+    prefill_rows: prompts of one prefill. dtype: of activations and cache. attention: of prompts, see
+    models/kernels.py. decode_kernel: of decode steps, None for the platform's. policy_mesh: where the models lie
     that it is given, if that has the devices in another order. decode: ids to text,
     which requests with stop strings need. programs: where another sampler's of the same settings,
     such as another point's of a sweep, may lie; the attribute has them by name. Samples of one key
@@ -126,7 +125,7 @@ class Sampler:
         prefill_rows: int = 32,
         dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
         attention: AttentionSetting = "auto",
-        decode_attention: DecodeSetting = "auto",
+        decode_kernel: DecodeKernel | None = None,
         policy_mesh: Mesh | None = None,
         decode: Decode | None = None,
         programs: Programs | None = None,
@@ -161,8 +160,7 @@ class Sampler:
         )
         self._programs = programs or Programs()
         heads = (config.num_key_value_heads,)
-        self.decode_kernel = choose_decode(
-            decode_attention,
+        self.decode_kernel = decode_kernel or choose_decode(
             device=mesh.devices.flat[0],
             dtype=dtype,
             head_dim=config.head_dim,

@@ -1,6 +1,6 @@
 """Scores of responses by a reward model, with its own tokenizer and template.
 
-scores = RewardModel(config.reward.model, mesh).score(prompts, responses)
+scores = RewardModel(config.reward.model, mesh, config.dtype).score(prompts, responses)
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from g2d_jax.config import Dtype
 from g2d_jax.config import RewardModel as Settings
 from g2d_jax.data.template import DEFAULT_SYSTEM, TemplateSettings
 from g2d_jax.data.tokenizer import Ids, PromptTokenizer, load_tokenizer
@@ -32,14 +33,15 @@ class RewardModel:
     the work of the model so far; read it before and after a call.
     """
 
-    def __init__(self, settings: Settings, mesh: Mesh) -> None:
-        dtype = jnp.dtype(settings.dtype)
+    def __init__(self, settings: Settings, mesh: Mesh, dtype: Dtype) -> None:
         self.conversations = conversations_of(settings)
         self.max_length = settings.max_length
         folder = hf.resolve(settings.path, revision=settings.revision)
-        model = reward_model.load(folder, mesh=mesh, dtype=dtype)
+        model = reward_model.load(folder, mesh=mesh, dtype=jnp.dtype(dtype))
         self.read_out = model.read_out
-        self.scorer = BatchScorer(model, mesh, batch_tokens=settings.batch_tokens, dtype=dtype)
+        self.scorer = BatchScorer(
+            model, mesh, batch_tokens=settings.batch_tokens, dtype=jnp.dtype(dtype)
+        )
         self.usage = self.scorer.usage
 
     def score(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:

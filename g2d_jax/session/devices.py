@@ -68,7 +68,7 @@ class Devices:
         size = 0
         for path, model in self.config.reward_models.items():
             shape = hf.read_config(hf.resolve(path, revision=model.revision))
-            lying = reward_model.abstract_on(shape, self.mesh, jnp.dtype(model.dtype))
+            lying = reward_model.abstract_on(shape, self.mesh, jnp.dtype(self.config.dtype))
             size += meshes.device_bytes(lying)
         return size
 
@@ -135,7 +135,7 @@ class Devices:
                 self.model,
                 state=self.state_bytes(stage) + gradients / ways,
                 parameters=floats / ways,
-                row=max(row, compute.row_length),
+                row=row,
                 itemsize=self.itemsize,
                 tensor=tensor,
             )

@@ -109,8 +109,8 @@ def _answers(
 
 
 def _key(problem: Problem, reward: Reward) -> str:
-    """Name a gold, with the limits that it was read under."""
-    return storage.fingerprint([problem.answer, reward.cpu_seconds, reward.memory_mb])
+    """Name a gold, with the limit that it was read under."""
+    return storage.fingerprint([problem.answer, reward.cpu_seconds])
 
 
 def _home(workdir: epath.Path) -> epath.Path:

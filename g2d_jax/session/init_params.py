@@ -41,10 +41,11 @@ def shape(settings: Model, vocab_size: int, adapters: Mapping[str, Any]) -> Mode
     """Return the shape that the section model.* describes, for random parameters, with `adapters`.
     Raises ValueError naming its field."""
     sizes = settings.to_dict()
-    for name in ("path", "revision", "init_std"):
+    for name in ("path", "revision"):
         del sizes[name]
+    sizes["head_dim"] = settings.hidden_size // settings.num_attention_heads
     try:
-        return ModelConfig(**sizes, vocab_size=vocab_size, **adapters)
+        return ModelConfig(**sizes, vocab_size=vocab_size, tie_word_embeddings=True, **adapters)
     except ValueError as error:
         raise ValueError(f"model.{error}") from error
 
@@ -80,12 +81,12 @@ def base(
 
 def random(config: Config, shape: ModelConfig, mesh: Mesh) -> Decoder:
     """Draw random parameters on the mesh; of a shape with adapters the frozen part."""
-    key, std, dtype = keys.key(config.seed, "init"), config.model.init_std, base_dtype(config)
+    key, dtype = keys.key(config.seed, "init"), base_dtype(config)
     if not shape.quantise:
         draw = jax.jit(
-            _parameters, static_argnums=(1, 2, 3), out_shardings=decoder.shardings(shape.base, mesh)
+            _parameters, static_argnums=(1, 2), out_shardings=decoder.shardings(shape.base, mesh)
         )
-        model = draw(key, shape.base, std, dtype)
+        model = draw(key, shape.base, dtype)
         return lora.frozen(model, shape) if shape.lora else model
     where = decoder.shardings(shape, mesh)
 
@@ -93,9 +94,9 @@ def random(config: Config, shape: ModelConfig, mesh: Mesh) -> Decoder:
         if row.adapter:
             return None
         draw = jax.jit(
-            _parameter, static_argnums=(1, 2, 3, 4), out_shardings=decoder.parameter(where, name)
+            _parameter, static_argnums=(1, 2, 3), out_shardings=decoder.parameter(where, name)
         )
-        return draw(key, name, row, std, dtype)
+        return draw(key, name, row, dtype)
 
     return decoder.build(shape, make)
 
@@ -103,12 +104,12 @@ def random(config: Config, shape: ModelConfig, mesh: Mesh) -> Decoder:
 # Functions of the module, so that a policy that is loaded again compiles nothing.
 
 
-def _parameters(key: jax.Array, shape: ModelConfig, std: float, dtype: jnp.dtype) -> Decoder:
-    return decoder.cast(decoder.init(shape, key, std), dtype)
+def _parameters(key: jax.Array, shape: ModelConfig, dtype: jnp.dtype) -> Decoder:
+    return decoder.cast(decoder.init(shape, key), dtype)
 
 
-def _parameter(key: jax.Array, name: str, row: Param, std: float, dtype: jnp.dtype) -> Any:
-    weight = decoder.fresh(name, row, key, std)
+def _parameter(key: jax.Array, name: str, row: Param, dtype: jnp.dtype) -> Any:
+    weight = decoder.fresh(name, row, key)
     weight = weight if row.exact else weight.astype(dtype)
     return quantise.encode(row, weight) if row.quantised else weight
 

@@ -231,7 +231,7 @@ def _of_task(
         source: Source = getattr(task, split)
         if not source.path or split not in splits:
             continue
-        problems, report = load_problems(source, config.data.seed, verified=how.verified)
+        problems, report = load_problems(source, verified=how.verified)
         tell(f"{prefix}{split}", report, say, tokenizer.template)
         if how.verified:
             problems = _answered(problems, f"{prefix}{split}", say)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jax.sharding import Mesh
 
-from g2d_jax.config import Reward
+from g2d_jax.config import Dtype, Reward
 from g2d_jax.records import Problem, Score, Verdict, indices_by_task, pick
 from g2d_jax.rewards.functions import (
     RewardFunction,
@@ -49,7 +49,7 @@ def shares(problems: Sequence[Problem], count: int) -> list[list[int]]:
 @dataclass
 class RewardManager:
     """The rewards of all tasks. rewards: task -> its reward section. own: a caller's function in
-    place of the main task's reward.
+    place of the main task's reward. dtype: of reward models.
 
     Pools and reward models start when they are first needed.
     """
@@ -57,6 +57,7 @@ class RewardManager:
     rewards: Mapping[str, Reward]
     mesh: Callable[[], Mesh]
     own: RewardFunction | None = None
+    dtype: Dtype = "float32"
     _made: dict[str, Scorer] = field(default_factory=dict)
     _further: dict[str, dict[str, RewardFunction]] = field(default_factory=dict)
     _pools: list[VerifierPool] = field(default_factory=list)
@@ -264,7 +265,6 @@ class RewardManager:
             pool = VerifierPool(
                 reward.workers,
                 cpu_seconds=reward.cpu_seconds,
-                memory_mb=reward.memory_mb,
                 decimal_places=reward.decimal_places,
             )
             self._pools.append(pool)
@@ -272,7 +272,7 @@ class RewardManager:
         if reward.function == "model":
             from g2d_jax.scoring.reward_model import RewardModel
 
-            model = RewardModel(reward.model, self.mesh())
+            model = RewardModel(reward.model, self.mesh(), self.dtype)
             self._models.append(model)
             return lambda problems, texts, _: model.score(
                 [problem.prompt for problem in problems], texts

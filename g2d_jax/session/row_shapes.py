@@ -37,19 +37,12 @@ def choose_row_length(
     *,
     max_responses_per_row: int = 16,
 ) -> int:
-    """Choose the columns of a packed row: compute.row_length, or the length that leaves the fewest
-    positions empty.
+    """Choose the columns of a packed row: those that leave the fewest positions empty.
 
     At least `longest`, at most a device's micro-batch. batches: such as the stage will have, by
     which it is chosen; without any it is what holds `longest` tokens. Of equals the shortest is
-    taken. Raises ValueError for a compute.row_length that is too short.
+    taken.
     """
-    chosen = session.config.compute.row_length
-    if chosen and chosen < longest:
-        raise ValueError(
-            f"compute.row_length is {chosen} but a group can need {longest} tokens: raise it, or "
-            "set 0"
-        )
     step = kernels.LANES if _kernel(session, kernels.LANES) == "splash" else 16
     shortest = round_up(longest, step)
     most = max(shortest, _microbatch_tokens(session, 0) // meshes.row_ways(session.mesh))
@@ -61,7 +54,7 @@ def choose_row_length(
             for groups, rows in zip(batches, shapes, strict=True)
         )
 
-    length = chosen or min(range(shortest, most + 1, step), key=columns)
+    length = min(range(shortest, most + 1, step), key=columns)
     session.kernels[f"packed rows of {length} tokens"] = _kernel(session, length)
     return length
 

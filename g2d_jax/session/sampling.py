@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from g2d_jax import mesh as meshes
-from g2d_jax.config import Config, DecodeSetting, Stage
+from g2d_jax.config import Config, DecodeKernel, Stage
 from g2d_jax.data.stops import Decode
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import hf
@@ -124,9 +124,8 @@ class RunSampling:
     @cached_property
     def sampler(self) -> Sampler:
         """The sampler, one for the run."""
-        names = ("chunk", "prefill_rows", "attention", "decode_attention", "max_num_seqs")
-        settings = chosen(self.config.compute, names)
-        settings["decode_attention"] = self._decode_attention()
+        settings = chosen(self.config.compute, ("attention", "max_num_seqs"))
+        settings |= {"chunk": self._chunk(), "decode_kernel": self._decode_kernel()}
         sampler = self.programs.get_or_make(
             Sampler,
             self.devices.model,
@@ -142,15 +141,26 @@ class RunSampling:
         self.kernels["decode"] = sampler.decode_kernel
         return sampler
 
-    def _decode_attention(self) -> DecodeSetting:
-        """Return compute.decode_attention, and "xla" in place of "auto" where the kernel fails a
-        trial on this run's devices. All processes make the call. Raises ValueError where it was
-        asked for and fails."""
-        setting = self.config.compute.decode_attention
+    def _chunk(self) -> int:
+        """Return the decode steps between two looks at the rows, 4 to 16: a response that has ended
+        waits for the next one, and short ones would wait longest."""
+        longest = 1
+        for stage in self.config.stages.values():
+            for sampling in stage.samplings():
+                longest = max(longest, sampling.max_new_tokens)
+        quarter = (1 << longest.bit_length()) // 8
+        return min(max(quarter, 4), 16)
+
+    def _decode_kernel(self) -> DecodeKernel | None:
+        """Return the kernel of decode steps, None for the platform's: "xla" where
+        compute.attention is, and where the platform's fails a trial on this run's devices. All
+        processes make the call."""
+        if self.config.compute.attention == "xla":
+            return "xla"
         mesh, model = self.devices.for_sampling, self.devices.model
         device = mesh.devices.flat[0]
-        if setting == "xla" or device.platform == "cpu" or device not in jax.devices():
-            return setting
+        if device.platform == "cpu" or device not in jax.devices():
+            return None
         parts = mesh.shape["tensor"]
         kv_heads = max(model.num_key_value_heads // parts, 1)
         sizes: dict[str, Any] = {
@@ -158,15 +168,13 @@ class RunSampling:
             "kv_heads": kv_heads,
             "dtype": jnp.dtype(self.config.dtype),
         }
-        if choose_decode(setting, device=device, **sizes) == "xla":
-            return setting
+        if choose_decode(device=device, **sizes) == "xla":
+            return "xla"
         repeats = model.num_attention_heads // model.num_key_value_heads
         mine = trial(jax.local_devices()[0], repeats * kv_heads, **sizes)
         failed = next(filter(None, processes.gather(mine)), "")
         if not failed:
-            return setting
-        if setting != "auto":
-            raise ValueError(f"compute.decode_attention is {setting!r}, but that kernel {failed}")
+            return None
         self.say(f"decode steps use XLA's attention, for their kernel {failed}")
         return "xla"
 

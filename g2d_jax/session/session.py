@@ -178,7 +178,7 @@ class Session:
     @cached_property
     def scorer(self) -> RewardManager:
         """The scorer of responses."""
-        return RewardManager(self.config.rewards, lambda: self.mesh, self.reward)
+        return RewardManager(self.config.rewards, lambda: self.mesh, self.reward, self.config.dtype)
 
     @cached_property
     def sampling(self) -> RunSampling:

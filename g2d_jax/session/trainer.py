@@ -155,15 +155,8 @@ class Trainer:
         metrics |= {"loss": loss, "grad_norm": norm, **mean_metrics(values, self.training.per)}
         metrics["skipped_updates"] = float(self.extra_state.skipped_updates)
         self._last_metrics = metrics
-        if self.logs(step):
-            self.session.tracker.log(self.name, step, metrics)
+        self.session.tracker.log(self.name, step, metrics)
         self.bar.update(step, metrics)
-
-    def logs(self, step: int) -> bool:
-        """Return whether the metrics of a step are logged: of every so many, and of the last,
-        where a budget may end the stage too."""
-        is_last = step == self.total or self.extra_state.ended is not None
-        return is_last or step % self.session.config.logging.every == 0
 
     def _time_spent(self) -> dict[str, float]:
         """Return the seconds from update to update, or since the stage began to train, and their

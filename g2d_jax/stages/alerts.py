@@ -127,7 +127,7 @@ def watch(
         if len(values) >= WINDOW:
             latest[name] = statistics.fmean(values[-WINDOW:])
     limit: int | None = stage.sampling.max_new_tokens
-    if stage.rollouts != "sample":
+    if not stage.samples:
         limit = None  # a dump's is its writer's
     report(trainer, [*collapse(series, stage), *sampled(latest, limit, cause)])
 
@@ -206,7 +206,7 @@ def unweighed(rows: int) -> list[Alert]:
         f"the dump's {rows} responses have no logprobs: how far the policy that wrote "
         "them is from this one cannot be told, and GRPO takes them for its own, at a ratio of 1. "
         "To try: rollouts with logprobs and "
-        'importance_cap=2, loss="dpo", which needs none'
+        'clip.importance_cap=2, loss="dpo", which needs none'
     )
     return [Alert("unweighed", text, {"responses": rows})]
 

@@ -88,10 +88,11 @@ def run(session: Session, name: str, stage: Collect) -> dict[str, Any]:
     if template:  # other libraries render the pairs' messages with it as the policy saw them
         processes.on_leader(lambda: storage.write_bytes(folder / CHAT_TEMPLATE, template.encode()))
     warnings: list[dict[str, Any]] = []
-    if stage.rollouts == "sample":
-        found = _sampling_alerts(session, stage)
-    else:
-        found = _position_alerts(session, rows_of(groups))
+    found = (
+        _sampling_alerts(session, stage)
+        if stage.samples
+        else _position_alerts(session, rows_of(groups))
+    )
     alerts.say(session, name, 0, [*found, *alerts.few_pairs(counts, cause), *of_samples], warnings)
     logged = dict(described)
     for key, value in counts.items():
@@ -109,12 +110,12 @@ def run(session: Session, name: str, stage: Collect) -> dict[str, Any]:
 def alerts_ahead(session: Session, name: str, stage: Collect) -> list[alerts.Alert]:
     """Return what may be wrong with the settings and a dump. Raises ValueError as the run would for
     one."""
-    if stage.rollouts == "sample":
+    if stage.samples:
         return _sampling_alerts(session, stage)
-    if stage.rollouts in ("archive", *session.config.stages):
+    if not stage.dump.path:
         return []
-    groups = read_groups(session, stage.rollouts, stage.columns, stage.on_error)
-    show_rollout(session, name, stage.rollouts, groups)
+    groups = read_groups(session, stage.dump)
+    show_rollout(session, name, stage.dump.path, groups)
     return _position_alerts(session, itertools.chain.from_iterable(groups))
 
 
@@ -145,7 +146,7 @@ def programs(
 ) -> Iterator[Program]:
     """Yield the stage's programs in the order of their runs. response: mean tokens of a response,
     None: the most."""
-    if stage.rollouts == "sample":
+    if stage.samples:
         yield from sampling_programs(session, name, workload_of(session, name, stage, response))
 
 
@@ -161,10 +162,8 @@ def rollouts_of(session: Session, name: str, cost: Cost) -> tuple[Draws, Groups]
     folder = session.folders[origin] / "rollouts"
     if stage.rollouts == "archive":
         return _archive(session, stage)
-    if stage.rollouts != "sample":
-        return external_groups(
-            session, stage.rollouts, folder / "external.parquet", stage.columns, stage.on_error
-        )
+    if stage.dump.path:
+        return external_groups(session, stage.dump, folder / "external.parquet")
     if origin == name and not storage.finished(session.folders[name]):
         return _sample(session, name, stage, cost)
     draws = _draws(session, origin, stage)
@@ -175,7 +174,7 @@ def _draws(session: Session, name: str, stage: Collect) -> Draws:
     """Draw the first stage.prompts of a seeded order of the training problems, or as many as there
     are."""
     train = session.problems.train
-    order = train_order(session.config, train, stage.stream or f"collect/{name}")
+    order = train_order(session.config, train, f"collect/{name}")
     most = count_drawn(session.config, train)
     return [(train[index], visit) for index, visit in draw(order, 0, min(stage.prompts, most))]
 
@@ -228,16 +227,17 @@ def sampler_settings(session: Session, name: str) -> dict[str, Any]:
     """Return the settings that the rollouts were sampled with; of a dump only its path is known."""
     config = session.config
     source = rollout_origin(name, config.stages)
-    stage: Collect | Online = config.stage(source, Collect)
-    if stage.rollouts == "archive":
+    collect = config.stage(source, Collect)
+    stage: Collect | Online = collect
+    if collect.rollouts == "archive":
         source = PolicyName.parse(stage.policy).stage
         stage = config.stage(source, Online)
-    if stage.rollouts != "sample":
-        return {"file": stage.rollouts}
+    if stage.dump.path:
+        return {"file": stage.dump.path}
     return {
         **stage.sampling.to_dict(),
         "num_generations": stage.num_generations,
-        "purpose": stage.stream or f"{stage.kind}/{source}",
+        "purpose": f"{stage.kind}/{source}",
     }
 
 
@@ -427,8 +427,7 @@ def _cause(
             "most prompts are outside the window of pass rates",
             "a wider window: min_pass_rate, max_pass_rate",
         )
-    sampled = stage.rollouts == "sample"
-    return cause_of(problems_of(draws), groups, session.config.all_tasks, sampled)
+    return cause_of(problems_of(draws), groups, session.config.all_tasks, stage.samples)
 
 
 def _no_pairs(name: str, counts: dict[str, int], groups: Groups, cause: Cause) -> str:

@@ -16,7 +16,7 @@ def ends(trainer: Trainer, stage: Online) -> bool:
     stays.
     """
     state, step = trainer.extra_state, trainer.step
-    if state.ended or stage.stop == "steps":
+    if state.ended or not stage.budget.amount:
         return state.ended is not None
     spent = accounting.cost(trainer.cost.manifest())[stage.budget.measure]
     spent = processes.on_leader(lambda: spent)  # seconds differ from one process to the next

@@ -50,7 +50,7 @@ SCORED_AT_ONCE = 256  # pairs of one scoring call
 def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
     """Train stage.epochs over the pairs; return the manifest's fields.
 
-    With stage.diagnose, the pairs are measured under the policy before and after training: `result`
+    The pairs are measured under the policy before and after training: `result`
     has the figures, `diagnosis` their cost, which no other field counts, and pairs.parquet each
     pair's log-probabilities.
     before, after: `pair_summary` of the log-probabilities. margins: `margin_summary` after
@@ -67,14 +67,10 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
     steps, batch_size = training.total, training.rows.most_rows
     unused = count * stage.epochs - steps * batch_size
     compile_programs(session.ahead, _programs(training, scorer, stage, count, None))
-    references = np.zeros((len(examples), 2), np.float32)
-    scoring = Cost()
-    if stage.compares or stage.diagnose:
-        references, scoring = reference_logprobs(scorer, name, stage, examples)
+    references, scoring = reference_logprobs(scorer, name, stage, examples)
     lengths = _lengths(pairs)
-    before: dict[str, float] = {}
-    if stage.diagnose:  # now, for it refuses responses without tokens
-        before = informativeness.pair_summary(references[:, 0], references[:, 1], *lengths)
+    # now, for it refuses responses without tokens
+    before = informativeness.pair_summary(references[:, 0], references[:, 1], *lengths)
     order = problem_order(session.config, count, f"offline/{name}")
     with open_trainer(training) as trainer:
         if trainer.step == 0 and stage.compares:
@@ -86,8 +82,6 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
                 trainer.update(batch(pick(pairs, drawn), references[drawn]), {})
             trainer.checkpoint_if_due()
         fields = trainer.finish({"pairs": count, "steps": steps, "unused": unused})
-        if not stage.diagnose:
-            return fields
         # Without a reference the first scoring was for the measurement alone.
         diagnosis = Cost() if stage.compares else scoring
         with session.track_cost(diagnosis):
@@ -204,10 +198,8 @@ def _programs(
     def examples(count: int) -> list[Group]:
         return batch([pair] * count, np.zeros((count, 2), np.float32))
 
-    times = stage.compares + stage.diagnose
-    if times:
-        scored = scorer.rows.most_rows
-        yield scorer.program(name, examples(scored), times * pairs / scored * share)
+    scored, times = scorer.rows.most_rows, stage.compares + 1
+    yield scorer.program(name, examples(scored), times * pairs / scored * share)
     yield from training.programs(examples(rows.most_rows), training.total * share)
 
 

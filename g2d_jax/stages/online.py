@@ -58,6 +58,8 @@ from g2d_jax.stages.collect import show_rollout
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective
 
+PATIENCE = 50  # steps in a row without any reward signal, after which a stage stops
+
 
 def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
     """Do stage.steps updates; return the manifest's fields."""
@@ -90,10 +92,8 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
                 buffer.record_if_new(train_batch)
                 metrics = {**_describe(train_batch), **buffer.staleness(train_batch)}
                 metrics |= train_batch.batch.metrics
-                # of the window, with the first of its updates that is logged
-                if trainer.logs(trainer.step + 1):
-                    metrics |= generation
-                    generation = {}
+                metrics |= generation  # of the window, with the first of its updates
+                generation = {}
                 if not trainer.step and stage.policy == INIT and external is None:
                     _show_first(session, train_batch)
                 # Launches this update, and logs the one before, whose metrics are ready by now.
@@ -122,7 +122,7 @@ def alerts_ahead(session: Session, name: str, stage: Online) -> list[alerts.Aler
     train_order(session.config, session.problems.train, name)
     external = external_batches(session, name, stage)
     if external is not None:
-        show_rollout(session, name, stage.rollouts, external.groups)
+        show_rollout(session, name, stage.dump.path, external.groups)
     return _alerts_of_inputs(session, name, stage, external)
 
 
@@ -156,7 +156,7 @@ def programs(
     if FIXED in policies:  # all policies of a run share the frozen parameters
         reference = lora.partition(reference_shapes(session))[:1]
     workload = workload_of(session, name, stage, response)
-    if stage.rollouts == "sample":
+    if stage.samples:
         yield from sampling_programs(
             session,
             name,
@@ -222,8 +222,7 @@ def _longest_batch(session: Session, stage: Online) -> tuple[list[Group], list[G
 
 def objective_of(compute: Compute, stage: Online) -> Objective:
     """Return the stage's loss. Raises AssertionError for a loss without an objective."""
-    ratios = ("epsilon", "epsilon_high", "importance_sampling_level", "importance_cap")
-    settings = {name: getattr(stage, name) for name in (*ratios, "entropy_coef")}
+    settings = {**stage.clip.to_dict(), "entropy_coef": stage.entropy_coef}
     settings["cispo"] = stage.loss_type == "cispo"
     match stage.loss:
         case "grpo":
@@ -328,7 +327,7 @@ def _stop_without_signal(trainer: Trainer, stage: Online, train_batch: TrainBatc
         state.without_signal = 0
         return
     state.without_signal += 1
-    if state.without_signal < stage.patience:
+    if state.without_signal < PATIENCE:
         return
     trainer.save_and_pin()
     _log_samples(trainer, train_batch)
@@ -350,5 +349,5 @@ def _cause(trainer: Trainer, stage: Online, train_batch: TrainBatch) -> Cause:
         problems_of(train_batch.draws),
         train_batch.groups,
         trainer.session.config.all_tasks,
-        stage.rollouts == "sample",
+        stage.samples,
     )

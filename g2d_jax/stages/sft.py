@@ -99,7 +99,7 @@ def examples(
     limit = data.limit or (
         stage.steps * stage.batch_size if data.path.startswith("procedural:") else None
     )
-    loaded, report = load_examples(replace(data, limit=limit), session.config.data.seed)
+    loaded, report = load_examples(replace(data, limit=limit))
     tell(f"stages.{name}.data", report, session.tracker.say, tokenizer.template)
     distinct, overlap = drop_overlap(loaded, session.problems.held_out_names)
     fits: list[Encoded] = []

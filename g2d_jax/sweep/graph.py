@@ -29,7 +29,7 @@ from g2d_jax.runtime import precision, storage
 from g2d_jax.session.inputs import digests
 from g2d_jax.sweep.points import Point
 
-ENDING = ("steps", "keep", "stop", "budget")
+ENDING = ("steps", "keep", "budget")
 """Settings of an online stage that say where it ends, not what it does."""
 
 

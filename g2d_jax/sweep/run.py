@@ -74,7 +74,7 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
     limits = config.faults
     with (
         watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout),
-        program_cache.cached(config.compute.compilation_cache),
+        program_cache.cached(),
         Tracker(root, tensorboard=False) as tracker,
     ):
         graph = _claim(config, studied, root, tracker.say)
@@ -424,7 +424,7 @@ def _state(node: Node, folder: epath.Path) -> str:
     if manifest is None:
         return OPEN
     stage = node.config.stages_of(Online).get(node.name)
-    if stage is None or stage.stop != "steps":
+    if stage is None or stage.budget.amount:
         return DONE
     reached = manifest["counts"]["steps"]
     if missing := _passed(folder, stage.keep):

@@ -310,7 +310,7 @@ def _split_dpo(settings: OnlineDPO) -> tuple[OnlineDPO, dict[str, float]]:
     # The weights that come in hold the normaliser: of one and the other the program is the same.
     others = {name: getattr(defaults, name) for name in (*NUMBERS, "normalizer")}
     structure = replace(settings, **others)
-    coefficients = _on(label_smoothing=settings.label_smoothing, nll_coef=settings.nll_coef)
+    coefficients = _on(nll_coef=settings.nll_coef)
     return structure, {"beta": settings.beta, "simpo_gamma": settings.simpo_gamma, **coefficients}
 
 

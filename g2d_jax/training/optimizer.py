@@ -80,7 +80,7 @@ def make_optimizer(
     in moment_dtype (see moments.py for "bfloat16"). "adafactor" (Shazeer and Stern 2018, algorithm
     4 without its relative step size, in the steps of optax) has u = g / √v with the decay 1 -
     t^-0.8, v of a matrix factored where both sides are at least 128, and u at most 1 in root mean
-    square over each array, all layers together; b1, b2 and eps are AdamW's alone.
+    square over each array, all layers together; b2 and eps are AdamW's alone.
     total_steps: updates of the whole stage, not of what is left after a resume: the count lives in
     the state, and from it an update has its rate. State in float32 has the parameters' dtype: keep
     them so.
@@ -90,15 +90,15 @@ def make_optimizer(
     """
     numbers = _schedule_numbers(settings, total_steps)
     numbers |= {name: np.float32(getattr(settings, name)) for name in _OTHERS}
-    # b1 and b2 stay constants of the program: in float32 1 - b2 is off by 1e-5 of itself for the
+    # b2 stays a constant of the program: in float32 1 - b2 is off by 1e-5 of itself for the
     # usual 0.999.
-    structure = (settings.kind, settings.moment_dtype, settings.b1, settings.b2, settings.schedule)
+    structure = (settings.kind, settings.moment_dtype, settings.b2, settings.schedule)
     return _optimizer(*structure, settings.max_grad_norm > 0, settings.weight_decay != 0), numbers
 
 
 @cache
 def _optimizer(
-    kind: str, moment_dtype: str, b1: float, b2: float, schedule: str, clips: bool, decays: bool
+    kind: str, moment_dtype: str, b2: float, schedule: str, clips: bool, decays: bool
 ) -> optax.GradientTransformationExtraArgs:
     """Return the optimiser of `make_optimizer` without its numbers."""
 
@@ -112,7 +112,7 @@ def _optimizer(
             scaled = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
         else:
             adam = scale_by_adam_bfloat16 if moment_dtype == "bfloat16" else optax.scale_by_adam
-            scaled = adam(b1=b1, b2=b2, eps=numbers["eps"])
+            scaled = adam(b1=0.9, b2=b2, eps=numbers["eps"])
         rate = partial(_rate, schedule, numbers)
         return optax.chain(clip, _promoting(scaled), decay, optax.scale_by_learning_rate(rate))
 

@@ -6,7 +6,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax.config import Difficulty
+from g2d_jax.config import Filter
 from g2d_jax.data import curriculum
 from g2d_jax.data.curriculum import History
 from g2d_jax.data.order import Mixture, Order
@@ -31,8 +31,9 @@ def update(history, index, rewards):
 
 
 def draw(*arguments, drop_solved=0, window=(0.0, 1.0), seed=0):
-    difficulty = Difficulty(min_pass_rate=window[0], max_pass_rate=window[1])
-    return curriculum.draw(*arguments, drop_solved, difficulty, seed)
+    low, high = window
+    chosen_by = Filter(drop_solved=drop_solved, min_pass_rate=low, max_pass_rate=high)
+    return curriculum.draw(*arguments, chosen_by, seed)
 
 
 def indices(drawn):

@@ -68,7 +68,7 @@ def test_examples_of_one_prompt_stay_apart(jsonl):
 
 
 def test_procedural_demonstrations():
-    examples, _ = load_examples("procedural:slips", limit=4, seed=3)
-    assert examples == [arithmetic.example(arithmetic.SLIPS, 3, index) for index in range(4)]
+    examples, _ = load_examples("procedural:slips", limit=4)
+    assert examples == [arithmetic.example(arithmetic.SLIPS, 0, index) for index in range(4)]
     with pytest.raises(ValueError, match="train split only"):
         load_examples("procedural:slips", limit=4, split="test")

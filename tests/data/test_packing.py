@@ -199,13 +199,13 @@ def test_computed_columns_are_those_that_pack_fills(row_length):
     [
         (
             make([(10, [15])]),
-            "prompt of 10 and a response of 15 tokens do not fit a row of 24: raise compute.row_",
+            "prompt of 10 and a response of 15 tokens do not fit a row of 24: lower the",
         ),
         (
             make([(10, [8, 8])], keep_together=True),
             "prompt of 10 tokens and its 2 responses must share a row of 24 tokens",
         ),
-        (make([(1, [1, 1, 1])], keep_together=True), "2 responses: raise compute.row_length"),
+        (make([(1, [1, 1, 1])], keep_together=True), "2 responses: make rows longer"),
         (make([(0, [3])]), "prompt has no tokens"),
     ],
 )

@@ -69,7 +69,7 @@ def test_splits_and_limit(jsonl):
         assert problems and report.rows == 60 == report.kept + report.other_split
         assert load_problems(path, split=split, limit=3)[0] == problems[:3]
     assert not everything
-    assert len(load_problems("procedural:slips", split="test", limit=5, seed=1)[0]) == 5
+    assert len(load_problems("procedural:slips", split="test", limit=5)[0]) == 5
     for options in ({"limit": 0}, {"on_error": "ignore"}, {"split": "valid"}):
         with pytest.raises(ValueError, match=next(iter(options))):
             load_problems(path, **options)

@@ -15,7 +15,7 @@ from fuzz.hostile import DEEP, ODD, VALUES, accepted, as_json, changed, damaged,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax.config import Config, graph
+from g2d_jax.config import Config, Dump, graph
 from g2d_jax.config_load import resolve
 from g2d_jax.rollouts.external import external_groups
 from g2d_jax.runtime.tracking import Tracker
@@ -63,7 +63,7 @@ def check(session: Session, path: Path) -> int:
     """How many responses were taken."""
     shard = epath.Path(path.parent / "shard" / "part.parquet")
     shutil.rmtree(shard.parent, ignore_errors=True)
-    found = accepted(lambda: external_groups(session, str(path), shard), path.name)
+    found = accepted(lambda: external_groups(session, Dump(path=str(path)), shard), path.name)
     if found is None:
         assert not shard.exists()  # refused before anything is written
         return 0
@@ -82,7 +82,7 @@ def check(session: Session, path: Path) -> int:
                 and len(row.rollout.prompt_ids)
             )
             assert row.score.reward is None or np.isfinite(row.score.reward)
-    again = external_groups(session, str(path), shard)
+    again = external_groups(session, Dump(path=str(path)), shard)
     assert [problem.id for problem, _ in again[0]] == [problem.id for problem, _ in draws]
     return sum(map(len, groups))
 
@@ -117,7 +117,7 @@ def test_rewards_that_are_none(session: Session, folder: Path, reward: Any) -> N
     path = folder / "mine.jsonl"
     path.write_bytes(as_json(GOOD[0]) + b"\n" + as_json({**GOOD[0], "reward": reward}))
     with pytest.raises(ValueError, match=r"mine\.jsonl, line 2: its reward .{0,120} is not"):
-        external_groups(session, str(path), epath.Path(folder / "never.parquet"))
+        external_groups(session, Dump(path=str(path)), epath.Path(folder / "never.parquet"))
     assert check(session, path) == 0
 
 

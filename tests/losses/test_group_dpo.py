@@ -77,7 +77,7 @@ def test_weights_literal() -> None:
 
 SETTINGS: list[dict[str, Any]] = [
     {},
-    {"label_smoothing": 0.2, "nll_coef": 0.7},
+    {"nll_coef": 0.7},
     {"loss_type": "sigmoid_norm", "nll_coef": 0.7},
     {"loss_type": "ipo"},
 ]

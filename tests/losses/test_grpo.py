@@ -15,7 +15,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax.losses.grpo import group_advantages, grpo_loss, k3, overlong_penalty, token_weights
+from g2d_jax.losses.grpo import group_advantages, grpo_loss, k3, token_weights
 from g2d_jax.losses.reduction import mean_metrics
 
 NAN = float("nan")
@@ -294,8 +294,6 @@ def loss_of(responses: int = 1, **changes: Any) -> Any:
         (lambda: loss_of(responses=2), r"advantages \(2,\)"),
         (lambda: loss_of(importance_cap=-1.0), "importance_cap must not be negative, got -1"),
         (lambda: loss_of(importance_cap=2.0), r"importance_cap 2\.0 needs sampler_logprobs"),
-        (lambda: overlong_penalty([1], 10, 0), "overlong buffer must be in"),
-        (lambda: overlong_penalty([1], 10, 11), "overlong buffer must be in"),
     ],
 )
 def test_wrong_arguments(call: Callable[[], Any], message: str) -> None:

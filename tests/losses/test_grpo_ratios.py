@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from g2d_jax.losses.grpo import grpo_loss, overlong_penalty
+from g2d_jax.losses.grpo import grpo_loss
 from g2d_jax.losses.reduction import add_sums, empty_sums, mean_metrics
 
 IDS = np.array([-1, 0, 0, 0, 1, 1, -1, 2])
@@ -154,15 +154,6 @@ def test_metrics_of_the_sampler_by_hand() -> None:
     assert uncapped == pytest.approx(9.0, rel=1e-5)
     nothing = mean_metrics(parts[3], "tokens")
     assert all(math.isnan(nothing[name]) for name in expected)
-
-
-def test_overlong_penalty_literal() -> None:
-    """DAPO's own numbers: 20,480 tokens at most, of which the last 4,096 are the buffer."""
-    penalty = overlong_penalty([0, 16384, 17408, 18432, 20480, 20481], 20480, 4096)
-    assert penalty.dtype == np.float32
-    assert penalty.tolist() == [0.0, 0.0, -0.25, -0.5, -1.0, -1.0]
-    assert not np.signbit(penalty[:2]).any()
-    assert overlong_penalty([[1], [2]], 2, 1).tolist() == [[0.0], [-1.0]]
 
 
 def test_cispo_is_that_of_trl() -> None:

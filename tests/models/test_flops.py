@@ -82,7 +82,6 @@ def test_a_train_step_is_near_the_compilers_count():
     settings = {
         "schedule": "constant",
         "warmup_steps": 0,
-        "b1": 0.9,
         "b2": 0.999,
         "eps": 1e-8,
         "weight_decay": 0.0,

@@ -412,29 +412,28 @@ with planning.planned(Config.of(resolve({tiny!r}, {overrides!r})), compiler) as 
 
 @needs_libtpu
 @pytest.mark.parametrize(
-    ("tensor", "kernel"),
-    [(8, "pallas"), pytest.param(4, "xla", marks=pytest.mark.slow)],
+    ("tensor", "attention"),
+    [(8, "auto"), pytest.param(4, "xla", marks=pytest.mark.slow)],
 )
-def test_the_sampler_on_a_tpu_of_four_hosts(tensor, kernel):
+def test_the_sampler_on_a_tpu_of_four_hosts(tensor, attention):
     """No program copies the cache, insert sends nothing, and decode does not send the cache, with 4
     key heads."""
     shape = [
         "model.num_hidden_layers=16",
-        "model.head_dim=64",
+        "model.hidden_size=512",
         "model.num_key_value_heads=4",
         "dtype=bfloat16",
     ]
     lengths = [
         "stages.warmup.sampling.max_new_tokens=2000",
         "stages.warmup.policy=init",
-        "compute.row_length=0",
     ]
     rows = [
         "model.num_attention_heads=8",
         "compute.max_num_seqs=128",
         "stages.warmup.prompts_per_step=32",
     ]
-    kernels = [f"compute.sampling_tensor={tensor}", f"compute.decode_attention={kernel}"]
+    kernels = [f"compute.sampling_tensor={tensor}", f"compute.attention={attention}"]
     overrides = [*shape, *lengths, *rows, *kernels]
     text = run_apart("-c", SAMPLER.format(tiny=TINY, overrides=overrides))
     rows = [line.split()[1:] for line in text.splitlines() if line.startswith("program ")]
@@ -446,7 +445,7 @@ def test_the_sampler_on_a_tpu_of_four_hosts(tensor, kernel):
         and sent["insert"] == 0
         and sent["decode"] < 2e7
     ), (more, sent)
-    assert called["decode"] == (kernel == "pallas")
+    assert called["decode"] == (attention == "auto")
 
 
 RECIPE = """

@@ -10,5 +10,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.lora.update(rank=2, targets=("q_proj", "down_proj"))
     for name in ("sft", "collect", "dpo", "evaluate"):
         del config.stages[name]
-    config.stages.warmup.update(policy="init", steps=2, keep=(), dynamic_sampling=0, stop="steps")
+    config.stages.warmup.update(
+        policy="init", steps=2, keep=(), filter={"dynamic_sampling": 0}, budget={"amount": 0.0}
+    )
     return config

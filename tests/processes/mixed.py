@@ -24,9 +24,7 @@ def get_config(arg: str = "") -> ConfigDict:
     ]
     config.tasks.likes = settings.task(*sources, function="model")
     model = config.tasks.likes.reward.model
-    model.update(
-        path=str(folder / "reward-model"), dtype="float32", max_length=128, batch_tokens=512
-    )
+    model.update(path=str(folder / "reward-model"), max_length=128, batch_tokens=512)
     config.lora.update(rank=2, targets=("q_proj", "down_proj"), quantise="int8")
     sampling, optimizer = config.stages.warmup.sampling, settings.optimizer(1e-3)
     draws = {
@@ -45,6 +43,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.stages.group = settings.online(
         policy="best", loss="group_dpo", grpo_coef=0.5, optimizer=optimizer
     )
-    config.stages.group.update(draws, importance_cap=2.0, num_iterations=2)
-    config.stages.outside = settings.collect(policy="best", rollouts=str(folder / "outside.jsonl"))
+    config.stages.group.update(draws, clip={"importance_cap": 2.0}, num_iterations=2)
+    config.stages.outside = settings.collect(
+        policy="best", dump={"path": str(folder / "outside.jsonl")}
+    )
     return config

@@ -31,6 +31,6 @@ def get_config(arg: str = "") -> ConfigDict:
         os.kill(os.getpid(), signal.SIGTERM)
     config.seed = int(os.environ.get("DIFFERS") == index)
     config.reward.function = "small:even"
-    config.stages.warmup.update(dynamic_sampling=1, stop="budget", budget={"amount": 1e30})
+    config.stages.warmup.update(filter={"dynamic_sampling": 1}, budget={"amount": 1e30})
     config.stages.evaluate.update(policies=("warmup", "dpo"))
     return config

@@ -165,7 +165,8 @@ def test_prompts_after_a_template_need_their_problems(tmp_path: Path) -> None:
         and found.measures[1]["pairs"] == 3
     )
     write_autopsy(found, report(found, "run"), [dump], tmp_path / "out", columns, str(tmp_path))
-    assert "columns={'reward': 'score'}" in (tmp_path / "out" / "autopsy_dpo.py").read_text()
+    text = (tmp_path / "out" / "autopsy_dpo.py").read_text()
+    assert "\"columns\": {'reward': 'score'}" in text
     with pytest.raises(ValueError, match=r"line 22: PROBLEMS is empty: fill in its line"):
         resolve(str(tmp_path / "out" / "autopsy_dpo.py"))
 

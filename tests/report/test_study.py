@@ -128,7 +128,7 @@ class Fake:
         before = {} if policy == "init" else {policy: more.get("before") or [0, 0, 0, 0]}
         answers = {"init": [0, 0, 0, 0], **before, "dpo": right}
         links = {"warmup": warmup, "collect": f"collect-{key}", "dpo": f"dpo-{key}"}
-        stages = recipe(policy, list(answers), stop=more.get("stop", "steps"))
+        stages = recipe(policy, list(answers), budget=more.get("budget", 0.0))
         if more["dev"] is None:
             del stages["dev"]
         else:
@@ -194,13 +194,13 @@ class Fake:
         self.point(arm, seed, more.get("values", {}), stages, links)
 
 
-def recipe(policy: str, evaluated: list[str], *, stop: str = "steps", offline: bool = True) -> dict:
+def recipe(policy: str, evaluated: list[str], *, budget: float = 0.0, offline: bool = True) -> dict:
     both = {
         "collect": {"kind": "collect", "policy": policy, "rollouts": "sample"},
         "dpo": {"kind": "offline", "policy": policy, "preferences": "collect"},
     }
     return {
-        "warmup": {"kind": "online", "policy": "init", "steps": 4, "stop": stop},
+        "warmup": {"kind": "online", "policy": "init", "steps": 4, "budget": {"amount": budget}},
         **(both if offline else {}),
         "dev": {"kind": "evaluate", "split": "dev", "policies": evaluated},
         "evaluate": {"kind": "evaluate", "split": "test", "policies": evaluated},
@@ -220,7 +220,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 fake.online(rate, seed, k, best)
         stop = {"rule": "adaptive", "step": 3 - seed}
         own = fake.stage(f"warmup-own-{seed}", "online", 150, counts={"steps": 3 - seed}, stop=stop)
-        fake.offline("own", seed, {}, "warmup", own, [1, 1, 1 - seed, 0], dev=0.65, stop="adaptive")
+        fake.offline("own", seed, {}, "warmup", own, [1, 1, 1 - seed, 0], dev=0.65, budget=1.0)
         for select, right, pairs in (("all", [1, 0, 0, 0], 80), (HOSTILE, [1, 1, 0, seed], 60)):
             warm = f"warmup-0.1-{seed}"
             fake.offline(

@@ -100,7 +100,7 @@ def with_tokenizer(model: Path, folder: Path, tokenizer: Any) -> Path:
 
 def section(folder: Path, **changes: Any) -> Settings:
     model = settings.reward(function="model").model
-    model.update(path=str(folder), dtype="float32", max_length=256, batch_tokens=512)
+    model.update(path=str(folder), max_length=256, batch_tokens=512)
     model.update(changes)
     return record(Settings, model)
 
@@ -116,7 +116,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def llama(folders: dict[str, Path]) -> RewardModel:
-    return RewardModel(section(folders["Llama"]), meshes.make_mesh(devices=jax.devices()[:1]))
+    return RewardModel(
+        section(folders["Llama"]), meshes.make_mesh(devices=jax.devices()[:1]), "float32"
+    )
 
 
 def as_messages(prompt: Any, response: str) -> list[dict[str, str]]:
@@ -156,7 +158,7 @@ def test_scores_equal_transformers_sharded_and_on_one_device(
         {"data": 2, "fsdp": 2, "tensor": -1},
     ]
     for mesh in (meshes.make_mesh(**size) for size in sizes[: 2 if jax.device_count() == 8 else 1]):
-        scores = RewardModel(section(folder), mesh).score(PROMPTS, RESPONSES)
+        scores = RewardModel(section(folder), mesh, "float32").score(PROMPTS, RESPONSES)
         np.testing.assert_allclose(rewards(scores), wanted, atol=1e-4, rtol=0)
 
 
@@ -218,7 +220,9 @@ def test_usage_counts_tokens_and_exact_positions(llama: RewardModel) -> None:
 
 def test_too_long_a_conversation_is_unscorable_not_cut(folders: dict[str, Path]) -> None:
     model = RewardModel(
-        section(folders["Llama"], max_length=64), meshes.make_mesh(devices=jax.devices()[:1])
+        section(folders["Llama"], max_length=64),
+        meshes.make_mesh(devices=jax.devices()[:1]),
+        "float32",
     )
     room = 64 - 44 + 3  # "Hi" and "yes" make 44, see above
     first, second = model.score(["Hi", "Hi"], ["y" * room, "y" * (room + 1)])
@@ -233,7 +237,7 @@ def test_a_score_that_is_not_finite_is_unscorable(folders: dict[str, Path], tmp_
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["score.weight"] = np.full_like(tensors["score.weight"], np.inf)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    model = RewardModel(section(tmp_path), meshes.make_mesh(devices=jax.devices()[:1]))
+    model = RewardModel(section(tmp_path), meshes.make_mesh(devices=jax.devices()[:1]), "float32")
     assert model.score(["Hi"], ["yes"]) == [Score(None, Verdict.UNSCORABLE)]
 
 
@@ -318,7 +322,7 @@ def save_athene(folder: Path) -> tuple[Any, Any]:
 
 def test_athene_reads_the_appended_cls_token(tmp_path: Path) -> None:
     trunk, head = save_athene(tmp_path)
-    model = RewardModel(section(tmp_path), meshes.make_mesh(devices=jax.devices()[:1]))
+    model = RewardModel(section(tmp_path), meshes.make_mesh(devices=jax.devices()[:1]), "float32")
     tokenizer = make_tokenizer(LLAMA31)
     wanted = []
     for pair in zip(PROMPTS, RESPONSES, strict=True):
@@ -340,7 +344,6 @@ def test_athene_reads_the_appended_cls_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dtype": "float16"}, r"dtype must be one of float32, bfloat16"),
         ({"max_length": 257}, r"max_length is 257, but the reward model has 256 positions"),
         ({"batch_tokens": 0}, "batch_tokens must be at least 1"),
     ],
@@ -350,7 +353,9 @@ def test_wrong_settings_say_what_to_do(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         RewardModel(
-            section(folders["Llama"], **changes), meshes.make_mesh(devices=jax.devices()[:1])
+            section(folders["Llama"], **changes),
+            meshes.make_mesh(devices=jax.devices()[:1]),
+            "float32",
         )
 
 

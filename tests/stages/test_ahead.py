@@ -32,7 +32,7 @@ from g2d_jax.runtime.tracking import Tracker, read_metrics
 from g2d_jax.sampler.connection import PAUSE
 from g2d_jax.sampler.remote import Remote
 
-STAGE = {"steps": 6, "keep": (), "sync_every": 2, "importance_cap": 2.0}
+STAGE = {"steps": 6, "keep": (), "sync_every": 2, "clip": {"importance_cap": 2.0}}
 
 
 def by_seed(body: dict[str, Any], number: int) -> Any:
@@ -256,7 +256,7 @@ def policy_server() -> Iterator[Server]:
 
 def job(server: Server, **stage: Any) -> dict[str, Any]:
     """A run up to a warm-up of 9 updates in windows of 3, with a checkpoint at each."""
-    settings = {"steps": 9, "sync_every": 3, "importance_cap": 2, "keep": "()", **stage}
+    settings = {"steps": 9, "sync_every": 3, "clip.importance_cap": 2, "keep": "()", **stage}
     overrides = [f"stages.warmup.{name}={value}" for name, value in settings.items()]
     engine = {"kind": "server", "url": server.url, "sync": "folder", "ahead": 1}
     overrides += [f"engine.{name}={value}" for name, value in engine.items()]
@@ -272,7 +272,7 @@ ENDS = {
     "in the middle of the second window": ("KILL", "RolloutBuffer.next_batch", 2),
     "after that, once more": ("KILL", "RolloutBuffer.next_batch", 1),
 }
-FILTERS = {"drop_solved": 1, "dynamic_sampling": 1}
+FILTERS = {"filter.drop_solved": 1, "filter.dynamic_sampling": 1}
 
 
 @pytest.mark.slow

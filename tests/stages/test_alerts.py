@@ -7,7 +7,7 @@ import pytest
 from ml_collections import ConfigDict
 from worlds import only, run, training
 
-from g2d_jax.config import Offline, Online, Optimizer
+from g2d_jax.config import Dump, Offline, Online, Optimizer
 from g2d_jax.config.io import to_dict
 from g2d_jax.records import Verdict
 from g2d_jax.report.page import text as markdown
@@ -212,7 +212,7 @@ def test_few_pairs_and_few_updates():
     [
         (Online(policy="init", steps=20), ["cut"]),
         # its limit is the writer's
-        (Online(policy="init", steps=20, rollouts="dump.jsonl"), []),
+        (Online(policy="init", steps=20, dump=Dump(path="dump.jsonl")), []),
     ],
 )
 def test_what_its_batches_tell_of_a_policy_is_said_where_they_are_its_own(

@@ -96,7 +96,7 @@ def test_refill_keeps_the_first_prompts_with_a_signal(how):
         group(i, rewards) for i, rewards in enumerate([[1, 1], [1, 0], [0, 0], [0, 1], [1, 0]])
     ]
     for wanted, kept in ((2, [1, 3]), (3, [1, 3, 4]), (4, [1, 3, 4])):
-        batch = make(groups, **how, prompts_per_step=wanted, dynamic_sampling=1)
+        batch = make(groups, **how, prompts_per_step=wanted, filter={"dynamic_sampling": 1})
         assert [named(some.responses[0])[0] for some in batch.groups] == kept
         assert batch.has_signal.tolist() == [False, True, False, True, True]
     assert len(make(groups, **how).groups) == (5 if how.get("beta") else 3)
@@ -165,44 +165,6 @@ def test_a_loss_that_no_batch_is_known_of_is_not_taken_for_another():
         batches.fill(stage, make(groups).groups, np.zeros(8, np.float32))
 
 
-def test_overlong_responses_lose_reward_in_a_straight_line():
-    groups = [group(0, [1, 1, 0, None], [4, 5, 6, 8]), group(1, [1, 1, 1, 1], [1, 7, 8, 3])]
-    found = batches.shaped_rewards(stage_of(overlong_buffer=4), groups)
-    np.testing.assert_array_equal(found, [[1, 0.75, -0.5, np.nan], [1, 0.25, 0, 1]])
-    np.testing.assert_array_equal(
-        batches.shaped_rewards(stage_of(), groups), [[1, 1, 0, np.nan], [1] * 4]
-    )
-    assert make(groups).has_signal.tolist() == [True, False]
-    found = values(make(groups[1:], overlong_buffer=4), "advantage")
-    assert list(found.values()) == pytest.approx([0.4375, -0.3125, -0.5625, 0.4375])
-
-
-@pytest.mark.parametrize("wanted", [1, 2])
-def test_dynamic_sampling_filters_as_dapo_before_the_penalty_of_length(wanted):
-    """Equation 11 of arXiv 2503.14476 keeps 0 < correct < G. Equation 13 is a part of the reward
-    later, and no group that the filter drops is trained on for its lengths."""
-    short_and_long = [1, 2, 7, 8]
-    groups = [
-        group(0, [0, 0, 0, 0], short_and_long),
-        group(1, [1, 0, 0, 1], [8, 4, 4, 8]),
-        group(2, [1, 1, 1, 1], short_and_long),
-        group(3, [None, 0, 0, 0], short_and_long),
-    ]
-    how = {"overlong_buffer": 4, "num_generations": 4, "prompts_per_step": wanted}
-    batch = make(groups, **how, dynamic_sampling=1)
-    correct_counts = [sum(row.score.reward == 1 for row in some) for some in groups]
-    assert batch.has_signal.tolist() == [0 < count < 4 for count in correct_counts]
-    equal = describe(groups)["frac_reward_zero_std"]
-    assert equal == pytest.approx(1 - batch.has_signal.mean())
-    # Right responses of 8 tokens lose what wrong ones of 4 lack: no gradient, and still the signal.
-    assert trained(batch) == set()
-    without = make([groups[0], groups[2]], **how, dynamic_sampling=1)
-    assert trained(without) == set() and not without.has_signal.any()
-    penalised = make([groups[0]], **how)
-    assert trained(penalised) == {(0, 0), (0, 1), (0, 2), (0, 3)}
-    assert not penalised.has_signal.any()
-
-
 ALIKE = [
     [0.1 + 0.2, 0.3, 0.3, 0.3],
     [1e9 / 3, 1e9 * (1 / 3), 1e9 / 3, 1e9 / 3],
@@ -267,7 +229,8 @@ def test_truncated_responses_teach_nothing_where_they_are_masked(how, entropy_co
 def test_a_batch_left_short_by_refill_weighs_its_prompts_as_a_full_one(how, loss_type, expected):
     groups = [group(0, [1, 1]), group(1, [1, 0], [3, 5]), group(2, [0, 0]), group(3, [0, 0])]
     full, short = (
-        make(groups, **how, loss_type=loss_type, dynamic_sampling=refill) for refill in (0, 1)
+        make(groups, **how, loss_type=loss_type, filter={"dynamic_sampling": refill})
+        for refill in (0, 1)
     )
     assert list(values(full, "weight").values()) == pytest.approx(expected)
     # it divides by the tokens that there are
@@ -292,7 +255,11 @@ def test_a_batch_without_any_signal_has_no_weight_but_all_that_the_loss_reads(
     needs_none = how == WITH_KL[0] or (entropy_coef and how in ({}, GROUP_GRPO))
     for groups in (cut,) if needs_none else (cut, same):
         batch = make(
-            groups, **how, dynamic_sampling=refill, entropy_coef=entropy_coef, mask_truncated=True
+            groups,
+            **how,
+            filter={"dynamic_sampling": refill},
+            entropy_coef=entropy_coef,
+            mask_truncated=True,
         )
         arrays = pack(batch.groups, row_length=32, microbatch_rows=4).arrays
         assert arrays["tokens"].any() and not batch.has_signal.any()
@@ -381,11 +348,14 @@ def test_dpo_is_divided_by_pairs_or_by_the_prompts_of_a_full_batch(normalizer, w
     groups = [group(0, [1, 1]), group(1, [1, 0]), group(2, [0, 0]), group(3, [0, 1])]
     dpo = {**settings.online().dpo.to_dict(), "normalizer": normalizer}
     assert set(
-        values(make(groups, loss="dpo", dpo=dpo, dynamic_sampling=refill), "weight").values()
+        values(
+            make(groups, loss="dpo", dpo=dpo, filter={"dynamic_sampling": refill}), "weight"
+        ).values()
     ) == {weight}
     assert set(
         values(
-            make(groups, loss="group_dpo", dpo=dpo, dynamic_sampling=refill), "pair_weight"
+            make(groups, loss="group_dpo", dpo=dpo, filter={"dynamic_sampling": refill}),
+            "pair_weight",
         ).values()
     ) == {weight}
 
@@ -437,7 +407,9 @@ def test_pair_metrics(loss):
         "pairs/chosen_length": 2,
         "pairs/rejected_length": 6,
     }
-    assert make(groups, loss=loss, prompts_per_step=1, dynamic_sampling=1).metrics == kept
+    assert (
+        make(groups, loss=loss, prompts_per_step=1, filter={"dynamic_sampling": 1}).metrics == kept
+    )
     full = {
         "pairs/skipped": 2,
         "pairs/prompts": 2,

@@ -43,7 +43,7 @@ def config(config: ConfigDict) -> ConfigDict:
     with config.unlocked():
         config.stages = {
             "train": train,
-            "best": settings.best_checkpoint(num_generations=2, sampling=drawn),
+            "best": settings.best_checkpoint(sampling=drawn),
             "evaluate": settings.evaluate(
                 policies=("train@0", "best"),
                 sampling=drawn,
@@ -86,7 +86,7 @@ def test_the_best_step_is_chosen_and_its_answers_are_read_back(config, tmp_path,
     )
     assert manifest["counts"] == {"checkpoints": 3, "problems": 8} and manifest["flops"] > 0
     rows = shard(session, 1)
-    assert {row.policy for row in rows} == {"train@1"} and len(rows) == 2 * 8
+    assert {row.policy for row in rows} == {"train@1"} and len(rows) == 8
     assert {row.score.verdict for row in rows} == {Verdict.SCORED}
     one = result["steps"]["1"]["tasks"]["main"]
     assert one["reward"] == pytest.approx(np.mean([row.score.reward for row in rows]))
@@ -111,7 +111,7 @@ def test_the_choice_is_a_policy_like_any_other(config, tmp_path, opened):
     config.stages.best.steps = (0, 1)
     with config.unlocked(), config.stages.unlocked():
         config.stages.more = settings.collect(
-            policy="best", prompts=4, part=4, num_generations=4, sampling=settings.sampling(8)
+            policy="best", prompts=4, num_generations=4, sampling=settings.sampling(8)
         )
     assert plan(pipeline.checked(config)[0]).order == ("train", "best", "more", "evaluate")
     claim(Config.of(config), epath.Path(tmp_path))
@@ -229,7 +229,6 @@ def test_equal_scores_give_the_earlier_step():
             "'train@1': name a stage of this run that trains, without a step",
         ),
         ("best", "policy", "init", "'init': name a stage of this run that trains"),
-        ("best", "num_generations", 0, "num_generations must be at least 1"),
         (
             "evaluate",
             "policies",
@@ -247,7 +246,7 @@ def test_what_cannot_work_is_refused(config, stage, field, value, message):
 
 
 def test_steps_of_a_stage_that_may_end_by_itself_are_not_named(config):
-    config.stages.train.update(stop="budget")
+    config.stages.train.update(budget={"amount": 1.0})
     config.stages.train.budget.amount = 1.0
     pipeline.checked(config)
     config.stages.best.steps = (1,)

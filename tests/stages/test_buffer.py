@@ -158,21 +158,13 @@ def test_never_synchronised_is_collect_and_offline_dpo(train, tmp_path, opened):
     """The same prompts, one pair a prompt: the same pairs and, with the pairs put where the offline
     stage draws them in the order of collection, the same updates."""
     online = train.stages.train
-    online.update(loss="dpo", sync_every=0, num_generations=8, stream="shared")
+    online.update(loss="dpo", sync_every=0, num_generations=8)
     online.optimizer.learning_rate = 1e-3
     with train.unlocked():
         train.stages.collect = settings.collect(
-            policy="init",
-            prompts=16,
-            part=5,
-            num_generations=8,
-            sampling=online.sampling,
-            stream="shared",
+            policy="train", rollouts="archive", pairs_per_prompt=1
         )
-        train.stages.collect.pairs_per_prompt = 1
-        train.stages.dpo = settings.offline(
-            policy="init", batch_size=4, diagnose=False, optimizer=online.optimizer
-        )
+        train.stages.dpo = settings.offline(policy="init", batch_size=4, optimizer=online.optimizer)
     session = opened(train, tmp_path)
     for name in ("train", "collect"):
         run(session, name)
@@ -207,7 +199,6 @@ def test_a_synchronised_reference_is_the_policy_at_the_start_of_each_interval(
     train, tmp_path, opened
 ):
     train.stages.train.update(loss="dpo", sync_every=2, reference_sync=True)
-    train.compute.row_length = 0
     run(opened(train, tmp_path))
     losses = [metrics["loss"] for metrics in metrics_of(tmp_path)]
     for first in (0, 2):
@@ -230,9 +221,13 @@ def test_several_updates_on_a_batch(train, tmp_path, opened):
 
 SLOW = ("importance", "combined")
 CASES = {
-    "dynamic_sampling": {"sync_every": 2, "dynamic_sampling": 2, "loss": "dpo"},
+    "dynamic_sampling": {
+        "sync_every": 2,
+        "filter": {"dynamic_sampling": 2},
+        "loss": "dpo",
+    },
     "importance": {
-        "importance_cap": 2.0,
+        "clip": {"importance_cap": 2.0},
         "beta": 0.01,
         "sync_every": 2,
     },
@@ -245,7 +240,6 @@ CASES = {
 )
 def test_a_stage_that_goes_on_after_any_checkpoint_ends_the_same(train, tmp_path, opened, case):
     train.stages.train.update(CASES[case])
-    train.compute.row_length = 0
     train.checkpoint.update(every=1, keep=10)
     session = opened(train, tmp_path)
     whole, folder = run(session), session.folders["train"]
@@ -266,7 +260,7 @@ def test_a_stage_that_goes_on_after_any_checkpoint_ends_the_same(train, tmp_path
 def test_refilled_batches_survive_a_kill_between_any_two_journals(train, tmp_path, opened):
     """A batch of the last interval is gone, and what refilled the other one: all is drawn again,
     and the same."""
-    train.stages.train.update(sync_every=2, dynamic_sampling=2)
+    train.stages.train.update(sync_every=2, filter={"dynamic_sampling": 2})
     train.checkpoint.update(every=1, keep=10)
     session = opened(train, tmp_path, first_letter)
     run(session)
@@ -290,7 +284,7 @@ def test_refilled_batches_survive_a_kill_between_any_two_journals(train, tmp_pat
 def test_a_stage_that_continues_without_rollouts_it_trained_on_names_the_file(
     train, tmp_path, opened
 ):
-    train.stages.train.update(sync_every=2, dynamic_sampling=2)
+    train.stages.train.update(sync_every=2, filter={"dynamic_sampling": 2})
     train.checkpoint.update(every=1, keep=10)
     session = opened(train, tmp_path, first_letter)
     run(session)
@@ -318,7 +312,7 @@ def first_letter(prompts: list[str], completions: list[str], **columns: object) 
 
 def test_retired_prompts_are_not_drawn_again(train, tmp_path, opened):
     train.data.train.limit = 24
-    train.stages.train.update(steps=8, drop_solved=1)
+    train.stages.train.update(steps=8, filter={"drop_solved": 1})
     session = opened(train, tmp_path, first_letter)
     run(session)
     count = len(session.problems.train)
@@ -336,32 +330,11 @@ def test_retired_prompts_are_not_drawn_again(train, tmp_path, opened):
     assert last["curriculum/skipped"] > 0
 
 
-def always_right(prompts: list[str], completions: list[str], **columns: object) -> list[float]:
-    return [1.0] * len(completions)
-
-
-def test_prompts_that_only_a_penalty_of_length_tells_apart_retire(train, tmp_path, opened):
-    stage = train.stages.train
-    stage.update(steps=3, drop_solved=1)
-    stage.overlong_buffer = stage.sampling.max_new_tokens
-    session = opened(train, tmp_path, always_right)
-    run(session)
-    lengths: dict[str, set[int]] = {}
-    for row in rollouts(tmp_path, 0) + rollouts(tmp_path, 1):
-        lengths.setdefault(row.rollout.problem_id, set()).add(row.rollout.length)
-    assert max(map(len, lengths.values())) > 1
-    share = len(lengths) / len(session.problems.train)
-    last = metrics_of(tmp_path)[-1]
-    assert last["curriculum/retired"] == pytest.approx(share)
-    assert last["frac_signal"] == 0 and last["frac_reward_zero_std"] == 1
-
-
 def test_two_tasks_with_rewards_of_their_own(train, tmp_path, opened):
     file = tmp_path / "chat.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"{a}+{a}"}) + "\n" for a in range(16)), "utf-8")
     train.data.max_prompt_length = 64
     train.data.weight = 3.0
-    train.compute.row_length = 0
     with train.unlocked():
         parts = [settings.source(str(file), split) for split in ("train", "dev", "test")]
         train.tasks.chat = settings.task(
@@ -387,23 +360,18 @@ def test_two_tasks_with_rewards_of_their_own(train, tmp_path, opened):
         ({"num_iterations": 2}, "make sync_every a multiple of num_iterations"),
         ({"grpo_coef": 0.1, "loss": "dpo"}, "grpo_coef weighs .* has loss='dpo': leave it at 0"),
         ({"beta": 0.1, "loss": "raft"}, "has loss='raft': leave it at 0$"),
-        ({"importance_cap": 2.0, "loss": "dpo"}, "importance_cap is for GRPO"),
+        ({"clip": {"importance_cap": 2.0}, "loss": "dpo"}, "importance_cap is for GRPO"),
         ({"beta": 0.1, "loss": "dpo"}, "did you mean dpo.beta"),
         (
-            {"stop": "budget", "sync_every": 0, "budget": {"measure": "flops", "amount": 1.0}},
+            {"sync_every": 0, "budget": {"measure": "flops", "amount": 1.0}},
             "paid for already",
         ),
-        ({"drop_solved": 2, "sync_every": 0}, "before any is seen"),
-        (
-            {"loss": "dpo", "dpo": {"loss_type": "ipo", "label_smoothing": 0.1}},
-            "leave it at 0 with 'ipo'",
-        ),
-        ({"epsilon": -1.0}, "epsilon must be at least 0"),
+        ({"filter": {"drop_solved": 2}, "sync_every": 0}, "before any is seen"),
+        ({"clip": {"epsilon": -1.0}}, "clip.epsilon must be at least 0"),
         ({"entropy_coef": float("nan")}, "entropy_coef must be at least 0 .*, got nan"),
-        ({"overlong_buffer": 9}, "cannot be larger"),
         (
-            {"difficulty": {"min_pass_rate": 0.6, "max_pass_rate": 0.4}},
-            "give a window within 0 to 1",
+            {"filter": {"min_pass_rate": 0.6, "max_pass_rate": 0.4}},
+            "give a window",
         ),
         ({"sync_every": -1}, "sync_every must be at least 0"),
     ],

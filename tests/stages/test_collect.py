@@ -16,7 +16,7 @@ from worlds import bits, only, run
 
 from g2d_jax import commands, pipeline
 from g2d_jax import config as settings
-from g2d_jax.config import Config
+from g2d_jax.config import Config, Dump
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.data.preferences import random_pairs, to_preference
@@ -182,7 +182,7 @@ def test_shared_rollouts_from_an_archive_or_a_file(config, tmp_path, opened):
     with config.unlocked():
         config.stages = {"warmup": config.stages.warmup, "archive1": config.stages.collect}
         config.stages.mine = settings.collect(
-            policy="init", rollouts=lines(tmp_path / "mine.jsonl", rows)
+            policy="init", dump={"path": lines(tmp_path / "mine.jsonl", rows)}
         )
         config.stages.mine2 = settings.collect(policy="init", rollouts="mine", max_pairs=2)
         config.stages.archive2 = settings.collect(
@@ -210,7 +210,7 @@ def test_shared_rollouts_from_an_archive_or_a_file(config, tmp_path, opened):
         for name in ("archive2", "mine2")
     }
     assert how["archive2"]["sampler"]["purpose"] == "online/warmup"
-    assert how["mine2"]["sampler"] == {"file": config.stages.mine.rollouts}
+    assert how["mine2"]["sampler"] == {"file": config.stages.mine.dump.path}
     # what drew them; those of this stage do not count
     limit = config.stages.warmup.sampling.max_new_tokens
     assert limit != config.stages.archive2.sampling.max_new_tokens
@@ -351,7 +351,7 @@ def test_a_dumps_answer_leaves_a_known_problem_what_the_data_say_of_it(small, tm
     problems += [{"problem": f"{n}+1=?", "answer": "0", "tests": ""} for n in range(2, 40)]
     small.data.train = settings.source(lines(tmp_path / "train.jsonl", problems))
     rows = [{"prompt": "1+1=?", "completion": text, "answer": "3"} for text in "12"]
-    small.stages.collect.rollouts = lines(tmp_path / "rollouts.jsonl", rows)
+    small.stages.collect.dump.path = lines(tmp_path / "rollouts.jsonl", rows)
     seen = []
 
     def reward(completions: list[str], answer: list[str], tests: list[str]) -> list[float]:
@@ -367,20 +367,24 @@ def test_rows_of_a_prompt_have_the_same_answer(small, tmp_path, opened):
     small.reward.function = "verify"
     nothing = [{**ask, "completion": "7", "reward": 1}, {**ask, "completion": "9"}]
     with pytest.raises(ValueError, match=r"c\.jsonl, line 2: it has no reward, and neither it nor"):
-        external_rollouts.read(opened(small, tmp_path, None), lines(tmp_path / "c.jsonl", nothing))
+        external_rollouts.read(
+            opened(small, tmp_path, None), Dump(path=lines(tmp_path / "c.jsonl", nothing))
+        )
     rows = [{**ask, "completion": "8", "answer": answer} for answer in ("7", "7", "8")]
     with pytest.raises(
         ValueError,
         match=r"b\.jsonl, line 3: its answer or its prompt_ids .* same prompt in .*line 1",
     ):
-        external_rollouts.read(opened(small, tmp_path), lines(tmp_path / "b.jsonl", rows))
+        external_rollouts.read(
+            opened(small, tmp_path), Dump(path=lines(tmp_path / "b.jsonl", rows))
+        )
 
 
 def test_a_function_scores_rows_without_an_answer(small, tmp_path, opened):
     problems = [{"problem": f"{n}+1=?"} for n in range(2, 40)]
     small.data.train = settings.source(lines(tmp_path / "train.jsonl", problems))
     rows = [{"prompt": "2+1=?", "completion": text} for text in "12"]
-    small.stages.collect.rollouts = lines(tmp_path / "rollouts.jsonl", rows)
+    small.stages.collect.dump.path = lines(tmp_path / "rollouts.jsonl", rows)
 
     def reward(completions: list[str], **_: object) -> list[float]:
         return [float(text == "1") for text in completions]
@@ -408,7 +412,7 @@ def test_rollouts_made_elsewhere(small, tmp_path, opened):
         },
         {"prompt": "1+1=?", "completion": "\\boxed{3}", "answer": "2"},
     ]
-    small.stages.collect.rollouts = lines(tmp_path / "rollouts.jsonl", rows)
+    small.stages.collect.dump.path = lines(tmp_path / "rollouts.jsonl", rows)
     small.reward.function = "verify"
     manifest = run(opened(small, tmp_path / "work", None))
     assert manifest["counts"] == {
@@ -460,7 +464,7 @@ def test_a_response_is_scored_as_the_task_of_its_prompt_asks(small, tmp_path, op
     row = {"prompt": asked.prompt, "completion": asked.answer, "answer": asked.answer}
     other = {"prompt": "1+1=?", "completion": "2", "answer": "2"}
     dump = lines(tmp_path / "dump.jsonl", [row, other])
-    groups = external_rollouts.read(opened(small, tmp_path), dump)
+    groups = external_rollouts.read(opened(small, tmp_path), Dump(path=dump))
     assert [row.problem.task for row in itertools.chain(*groups)] == ["hash", "main"]
 
 
@@ -477,10 +481,10 @@ def test_no_pairs_of_single_responses_say_so(small, tmp_path, opened):
         {"prompt": f"{n}+1=?", "completion": text, "reward": 1}
         for n, text in ((1, "2"), (2, "3"), (3, "4"), (3, "5"))
     ]
-    small.stages.collect.rollouts = lines(tmp_path / "rollouts.jsonl", rows)
+    small.stages.collect.dump.path = lines(tmp_path / "rollouts.jsonl", rows)
     with pytest.raises(StopRun, match="several responses to a prompt: 2 prompts have one"):
         run(opened(small, tmp_path / "some"))
-    small.stages.collect.rollouts = lines(tmp_path / "single.jsonl", rows[:3])
+    small.stages.collect.dump.path = lines(tmp_path / "single.jsonl", rows[:3])
     with pytest.raises(
         ValueError,
         match=r"single\.jsonl has one response to each of its 3 prompts, and a preference pair",
@@ -513,7 +517,7 @@ def test_rollouts_with_ids_are_exact(small, tmp_path, opened, capsys):
     }
     expected = (tmp_path / "own/01-collect/preferences/part-00000.parquet").read_bytes()
     for name, dump in dumps.items():
-        small.stages.collect.rollouts = dump
+        small.stages.collect.dump.path = dump
         run(opened(small, tmp_path / name))
         assert (
             tmp_path / name / "01-collect/preferences/part-00000.parquet"
@@ -524,7 +528,7 @@ def test_rollouts_with_ids_are_exact(small, tmp_path, opened, capsys):
             np.testing.assert_array_equal(kept.rollout.logprobs, row.rollout.logprobs)
     assert "other ids" not in capsys.readouterr().out
     other = [{**row, "prompt_ids": row["prompt_ids"][1:]} for row in rows]
-    small.stages.collect.rollouts = lines(tmp_path / "other.jsonl", other)
+    small.stages.collect.dump.path = lines(tmp_path / "other.jsonl", other)
     run(opened(small, tmp_path / "other"))
     assert "32 responses have other prompt ids than the template here" in capsys.readouterr().out
     assert read_preferences(tmp_path / "other/01-collect/preferences")[0].prompt_ids.tolist() in [
@@ -542,7 +546,7 @@ def test_dumps_whose_prompts_are_behind_a_template(small, tmp_path, opened):
         return {"rendered_prompt": text, "completion": "1", "answer": "9", "reward": 1, **more}
 
     path = lines(tmp_path / "1.jsonl", [row(train), row(train, completion="", reward=0.0)])
-    (rows,) = external_rollouts.read(session, path)
+    (rows,) = external_rollouts.read(session, Dump(path=path))
     assert [row.rollout.problem_id for row in rows] == [train.id] * 2
     assert [row.rollout.token_ids[-1] for row in rows] == [session.tokenizer.stop_id] * 2
     for bad, message in (
@@ -550,12 +554,12 @@ def test_dumps_whose_prompts_are_behind_a_template(small, tmp_path, opened):
         (row("0+0"), "is of no problem in data.train"),
     ):
         with pytest.raises(ValueError, match=rf"line 1: .*{message}"):
-            external_rollouts.read(session, lines(tmp_path / "1.jsonl", [bad]))
+            external_rollouts.read(session, Dump(path=lines(tmp_path / "1.jsonl", [bad])))
 
 
 def test_a_reward_that_fails_names_its_stage_and_loses_nothing(small, tmp_path, opened):
     rows = [{"prompt": "1+1=?", "completion": f"\\boxed{{{i}}}", "answer": "2"} for i in range(4)]
-    small.stages.collect.rollouts = lines(tmp_path / "mine.jsonl", rows)
+    small.stages.collect.dump.path = lines(tmp_path / "mine.jsonl", rows)
     (tmp_path / "my_failing_rewards.py").write_text(
         "labels = {}\ndef exact(completions, answer):\n"
         "    return [float(labels.get(gold, 0) if '3' not in text else labels[gold]) for text, "
@@ -602,7 +606,7 @@ def test_broken_rows_are_named_by_file_and_line(small, tmp_path, opened, row, me
     if row["prompt"] == "TEST":
         row = {**row, "prompt": opened(small, tmp_path).problems.by_split["test"][3].prompt}
     good = {"prompt": "2+2=?", "completion": "\\boxed{4}", "reward": 1}
-    small.stages.collect.rollouts = lines(tmp_path / "mine.jsonl", [good, row])
+    small.stages.collect.dump.path = lines(tmp_path / "mine.jsonl", [good, row])
     with pytest.raises(ValueError, match=rf"mine\.jsonl, line 2: .*({message})"):
         run(opened(small, tmp_path / "work"))
 

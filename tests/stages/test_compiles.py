@@ -67,9 +67,9 @@ def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compil
     config.stages.warmup.sampling.max_new_tokens = 96
     # it stays random: responses end early and late
     config.stages.sft.optimizer.learning_rate = 1e-5
-    config.compute.update(row_length=128, microbatch_tokens=256)
+    config.compute.update(microbatch_tokens=256)
     config.checkpoint.every = 100
-    config.stages.dpo.diagnose, config.stages.dpo.batch_size = False, 2
+    config.stages.dpo.batch_size = 2
     session, order = opened(config, tmp_path), graph.plan(Config.of(config))
     with Marking(compiled_by) as session.tracker:
         for name in ("sft", "warmup", "collect", "dpo"):
@@ -173,19 +173,20 @@ def test_every_kind_of_stage_gives_the_programs_that_it_runs(
     none of them: other threads have."""
     run_by = Stages(monkeypatch)
     stages = config.stages
-    stages.sft.steps, stages.collect.part = 2, 8
+    stages.sft.steps = 2
     stages.warmup.update(steps=2, beta=0.1)
     with config.unlocked():
-        stages.select = settings.best_checkpoint(
-            policy="warmup", num_generations=2, sampling=settings.sampling(8)
-        )
-    stages.dpo.update(policy="select", diagnose=True, batch_size=4)
+        stages.select = settings.best_checkpoint(policy="warmup", sampling=settings.sampling(8))
+    stages.dpo.update(policy="select", batch_size=4)
     config.dtype = "bfloat16"
     # two widths of the cache, and responses that need the second
     stages.evaluate.sampling.max_new_tokens = 272
     stages.evaluate.update(policies=("init", "dpo"), greedy=True)
-    config.compute.compilation_cache = ""
-    manifests = pipeline.run(config, tmp_path)
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        manifests = pipeline.run(config, tmp_path)
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)
     assert {manifest["kind"] for manifest in manifests.values()} == settings.STAGES.keys()
     by_thread = {"compiling" in thread: set() for thread, _ in compiled_by}
     for thread, name in compiled_by:

@@ -82,7 +82,7 @@ def test_online_training_is_that_on_the_samplers_own_rollouts(
 ) -> None:
     """Shards, weights that the server was given, and the trained policy."""
     config = only(config, "warmup")
-    config.stages.warmup.update(steps=4, sync_every=2, importance_cap=2.0)
+    config.stages.warmup.update(steps=4, sync_every=2, clip={"importance_cap": 2.0})
     own = opened(config, tmp_path / "own")
     run(own)
     shards = {
@@ -439,7 +439,7 @@ def test_a_server_with_another_policy_is_not_believed(
     ("changes", "message"),
     [
         ({"stages.warmup.sync_every": 1}, "warmup.sync_every is 1"),
-        ({"stages.warmup.importance_cap": 0.0}, "warmup.*importance_cap"),
+        ({"stages.warmup.clip.importance_cap": 0.0}, "warmup.*importance_cap"),
         (
             {"stages.collect.select": "uncertain", "stages.collect.max_pairs": 4},
             "collect.*entropies",
@@ -464,7 +464,7 @@ def test_a_server_with_another_policy_is_not_believed(
 )
 def test_settings_are_refused(config: ConfigDict, changes: dict[str, Any], message: str) -> None:
     config.engine.update(kind="server", url="http://localhost:8000/v1", sync="folder")
-    config.stages.warmup.update(sync_every=3, importance_cap=2.0)
+    config.stages.warmup.update(sync_every=3, clip={"importance_cap": 2.0})
     pipeline.checked(config)
     config.update_from_flattened_dict(changes)
     with pytest.raises(ValueError, match=message):
@@ -579,8 +579,8 @@ def test_vllm_draws_what_the_trainer_would(tmp_path: Path, vllm: Any, sync: str)
     config.engine.update(kind="server", url=vllm(model, sync), sync=sync)
     drawn, grown = settings.sampling(8), settings.optimizer(1e-2)
     config.stages.train = settings.online(
-        policy="init", steps=4, sync_every=2, prompts_per_step=4, num_generations=4, importance_cap=2.0, sampling=drawn,
-        optimizer=grown,
+        policy="init", steps=4, sync_every=2, prompts_per_step=4, num_generations=4, sampling=drawn,
+        clip={"importance_cap": 2.0}, optimizer=grown,
     )  # fmt: skip
     config.stages.evaluate = settings.evaluate(
         policies=("init", "train"), sampling=settings.sampling(8, temperature=2)

@@ -11,6 +11,7 @@ import pytest
 from worlds import only
 
 from g2d_jax import config as settings
+from g2d_jax.config import Dump
 from g2d_jax.records import Verdict
 from g2d_jax.rollouts import external as external_rollouts
 from g2d_jax.runtime import processes, storage
@@ -134,7 +135,7 @@ def test_what_was_found_out_holds_for_the_run_and_asks_no_worker_again(asking, t
     file = tmp_path / "work" / "golds" / "read.jsonl"
     found = dict(map(json.loads, file.read_text().splitlines()))
     assert len(found) == 10 and sum(found.values()) == 7  # by gold: PROSE stands in two splits
-    key = storage.fingerprint(["42", 5.0, 2048])
+    key = storage.fingerprint(["42", 5.0])
     assert found[key] is True
     file.write_text(
         "".join(json.dumps([name, name != key and read]) + "\n" for name, read in found.items())
@@ -145,7 +146,7 @@ def test_what_was_found_out_holds_for_the_run_and_asks_no_worker_again(asking, t
     (score,) = again.scorer([problem], [r"\boxed{42}"], [np.zeros(1, np.int32)])
     assert score.verdict is Verdict.UNSCORABLE
     assert not again.scorer.verifier("main").workers
-    asking.reward.cpu_seconds = 4.0  # other limits, before a stage has begun: found out anew
+    asking.reward.cpu_seconds = 4.0  # another limit, before a stage has begun: found out anew
     assert answers(opened(asking, tmp_path / "work", None)) == left
     file.write_text("[]\n")
     with pytest.raises(ValueError, match=r"golds/read\.jsonl is damaged: .* Put back a copy"):
@@ -174,7 +175,7 @@ def test_what_was_found_out_before_a_stop_is_kept(asking, tmp_path, opened, monk
     finally:
         stopping.join()
         processes.reset_stop()
-    assert json.loads(file.read_text()) == [storage.fingerprint(["x+1", 300.0, 2048]), True]
+    assert json.loads(file.read_text()) == [storage.fingerprint(["x+1", 300.0]), True]
 
 
 def test_a_points_golds_are_those_of_its_study(asking, tmp_path, opened):
@@ -195,14 +196,14 @@ def test_rollouts_of_a_problem_that_is_left_out_are_left_out_too(asking, tmp_pat
         tmp_path / "rows.jsonl", [*rows, {"prompt": "3+1=?", "completion": "4", "reward": 1}]
     )
     session = opened(asking, tmp_path / "work", None)
-    ((kept,),) = external_rollouts.read(session, path)
+    ((kept,),) = external_rollouts.read(session, Dump(path=path))
     assert kept.text == r"\boxed{1}"
     assert "rows.jsonl: 2 responses are left out: so are their problems" in said(capsys)
     held_out = lines(
         tmp_path / "held.jsonl", [{"prompt": "40+1=?", "completion": "41", "reward": 1}]
     )
     with pytest.raises(ValueError, match=r"its prompt is in data\.dev or data\.test"):
-        external_rollouts.read(session, held_out)
+        external_rollouts.read(session, Dump(path=held_out))
 
 
 def test_a_split_of_such_problems_alone_is_refused(asking, tmp_path, opened):

@@ -117,11 +117,11 @@ def reading(place: Path) -> ConfigDict:
         config.stages.sft = settings.sft(data=settings.source(str(place / "told.jsonl")))
         config.stages.train = settings.online(
             policy=f"hf:{place / 'other'}",
-            rollouts=str(place / "online.jsonl"),
+            dump={"path": str(place / "online.jsonl")},
             loss="dpo",
             num_generations=2,
         )
-        config.stages.collect = settings.collect(policy="sft", rollouts=str(place / "dump"))
+        config.stages.collect = settings.collect(policy="sft", dump={"path": str(place / "dump")})
         config.stages.dpo = settings.offline(policy="sft", preferences=str(place / "pairs.parquet"))
         config.stages.evaluate = settings.evaluate(
             policies=("init", "dpo", f"hf:{place / 'other'}")
@@ -208,23 +208,23 @@ CHANGES: list[tuple[Change, str]] = [
     ),
     (
         lambda place: edit_rows(place / "dump" / "step-1.jsonl", lambda rows: rows[1].update(reward=0)),
-        "stages.collect.rollouts",
+        "stages.collect.dump.path",
     ),
     (
         lambda place: edit_rows(place / "dump" / "step-1.jsonl", lambda rows: rows.append(rows[0])),
-        "stages.collect.rollouts",
+        "stages.collect.dump.path",
     ),
     (
         lambda place: edit_rows(place / "online.jsonl", lambda rows: rows[1].update(completion="7")),
-        "stages.train.rollouts",
+        "stages.train.dump.path",
     ),
     (  # of an earlier prompt: later groups would be trained on again
         lambda place: edit_rows(place / "online.jsonl", lambda rows: rows.extend(rows[:2])),
-        "stages.train.rollouts",
+        "stages.train.dump.path",
     ),
     (
         lambda place: edit_rows(place / "online.jsonl", lambda rows: rows.append({**rows[7], "step": -1})),
-        "stages.train.rollouts",
+        "stages.train.dump.path",
     ),
     (
         lambda place: parquet(place / "pairs.parquet", [{"problem_id": "0", "chosen": "1", "rejected": "3"}]),
@@ -359,8 +359,8 @@ def test_a_run_is_refused_before_any_work_and_its_directory_stays_as_it_was(
         "data.test.path",
         "stages.sft.data.path",
         "stages.train.policy",
-        "stages.train.rollouts",
-        "stages.collect.rollouts",
+        "stages.train.dump.path",
+        "stages.collect.dump.path",
         "stages.dpo.preferences",
         "stages.evaluate.policies.2",
     }

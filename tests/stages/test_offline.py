@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from ml_collections import ConfigDict
-from worlds import bits, only, run
+from worlds import only, run
 
 from g2d_jax.records import Preference
 from g2d_jax.runtime import storage
@@ -103,7 +103,7 @@ def test_what_is_measured_is_what_the_table_holds(small, tmp_path, opened):
     for policy, found in (("init", before), ("dpo", after)):
         scorer = Scorer(session, RowShape(64, len(examples)))
         scored = offline.score(scorer, load_policy(session, policy), examples, Cost())
-        np.testing.assert_array_equal(found, scored, err_msg=policy)
+        np.testing.assert_allclose(found, scored, rtol=1e-6, err_msg=policy)
     result = manifest["result"]
     assert result["before"] == informativeness.pair_summary(*before.T, *lengths)
     assert result["after"] == informativeness.pair_summary(*after.T, *lengths)
@@ -124,23 +124,13 @@ def test_a_restart_measures_the_same(small, tmp_path, opened):
     assert table.read_bytes() == written
 
 
-def test_diagnosis_is_paid_apart_and_changes_nothing(small, tmp_path, opened):
-    diagnosed = opened(small, tmp_path / "with")
-    one = run(diagnosed)
-    small.stages.dpo.diagnose = False
-    plain = opened(small, tmp_path / "without")
-    other = run(plain)
-    assert "result" not in other and "diagnosis" not in other
-    assert not list((tmp_path / "without" / "01-dpo").glob("*.parquet"))
-    assert {key: one[key] for key in ("flops", "tokens", "counts")} == {
-        key: other[key] for key in ("flops", "tokens", "counts")
-    }
+def test_diagnosis_is_paid_apart(small, tmp_path, opened):
+    one = run(opened(small, tmp_path))
     cost = one["diagnosis"]
     # all pairs once, as for the reference
     assert cost["tokens"]["scored"] == one["tokens"]["scored"] > 0
     assert cost["tokens"]["trained"] == 0
     assert cost["flops"] > 0 and cost["seconds"] > 0
-    assert bits(load_policy(diagnosed, "dpo")) == bits(load_policy(plain, "dpo"))
 
 
 def test_an_empty_response_is_refused_before_training(small, tmp_path, opened):
@@ -188,10 +178,10 @@ def test_one_pair_is_measured(small, tmp_path, opened):
     assert run(opened(small, tmp_path))["result"]["before"]["pairs"] == 1
 
 
-def test_simpo_has_no_reference_to_score(small, tmp_path, opened):
-    small.stages.dpo.update(loss_type="simpo", beta=2.0, diagnose=False)
+def test_simpo_scores_for_the_measurement_alone(small, tmp_path, opened):
+    small.stages.dpo.update(loss_type="simpo", beta=2.0)
     manifest = run(opened(small, tmp_path))
-    assert manifest["tokens"]["scored"] == 0 and not list((tmp_path / "01-dpo").glob("reference-*"))
+    assert manifest["tokens"]["scored"] == 0 < manifest["diagnosis"]["tokens"]["scored"]
     steps = [row["metrics"] for row in read_metrics(tmp_path) if "loss" in row["metrics"]]
     # beta times a mean log-probability of 12 words
     assert all(-2 * 5 < step["rewards/chosen"] < 0 for step in steps)

@@ -111,7 +111,7 @@ def test_the_dry_run_warns_of_every_kind_of_stage(short, tmp_path, capsys):
     stages.evaluate.sampling.max_new_tokens = 33
     with stages.unlocked():
         stages.best = settings.best_checkpoint(policy="warmup", sampling=settings.sampling(34))
-        stages.others = settings.collect(rollouts=dump(tmp_path / "dump.jsonl", 3, 35))
+        stages.others = settings.collect(dump={"path": dump(tmp_path / "dump.jsonl", 3, 35)})
         stages.pairs = settings.offline(
             policy="warmup", preferences=str(tmp_path / "pairs.parquet")
         )

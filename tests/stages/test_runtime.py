@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from g2d_jax import config as settings
 from g2d_jax import dryrun, run_stages
-from g2d_jax.config import Collect, Offline, Online, Optimizer, Sft
+from g2d_jax.config import Collect, Dump, Offline, Online, Optimizer, Sft
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import decoder, hf
@@ -40,7 +40,6 @@ from g2d_jax.stages import sft
 
 
 def test_kernels_of_attention_are_noted_and_not_said(config, tmp_path, opened, capsys):
-    config.compute.row_length = 0
     session = opened(config, tmp_path)
     assert [choose_row_length(session, longest) for longest in (100, 110, 600)] == [112, 112, 608]
     assert session.sampling.sampler is session.sampling.sampler
@@ -57,7 +56,7 @@ def group(prompt: int, *responses: int) -> Group:
 def test_rows_are_as_long_as_leaves_them_full(config, tmp_path, opened):
     """Pairs behind prompts of 64 tokens: all as long as the longest, and of 16 to 128 tokens a
     side."""
-    config.compute.row_length, config.mesh.fsdp = 0, 1
+    config.mesh.fsdp = 1
     session, draw = opened(config, tmp_path), np.random.default_rng(0).integers
     batches = [[group(64, *draw(16, 129, 2)) for _ in range(64)] for _ in range(8)]
     varying = choose_row_length(session, 320, batches[:4])
@@ -70,12 +69,10 @@ def test_rows_are_as_long_as_leaves_them_full(config, tmp_path, opened):
     alike = [group(64, 128, 128)] * 8
     packed = pack_rows(session, alike, RowShape(choose_row_length(session, 320, [alike]), 8))
     assert packed.used == packed.count * packed.arrays["tokens"][0].size
-    config.compute.row_length = 448
-    assert choose_row_length(opened(config, tmp_path), 320, batches) == 448
 
 
 def test_a_kernel_of_another_platform_is_refused(config, tmp_path, opened):
-    config.compute.attention, config.compute.row_length = "splash", 0
+    config.compute.attention = "splash"
     session = opened(config, tmp_path)
     for begin in (lambda: session.sampling.sampler, lambda: choose_row_length(session, 100)):
         with pytest.raises(ValueError, match="attention is 'splash', but that kernel needs a TPU"):
@@ -161,7 +158,7 @@ def test_adapters_name_the_revision_of_the_run_s_model_alone(config, tmp_path, o
 def test_a_reference_in_the_type_of_activations_gives_the_bits_of_the_policy(
     config, tmp_path, opened
 ):
-    config.dtype, config.compute.row_length = "bfloat16", 32
+    config.dtype = "bfloat16"
     session = opened(config, tmp_path)
     policy, reference = load_policy(session, "init"), load_reference(session, "init")
     assert {leaf.dtype.name for leaf in jax.tree.leaves(reference)} == {"bfloat16"}
@@ -284,7 +281,9 @@ def test_rollouts_from_elsewhere_are_graded_behind_the_thought_that_the_template
     rows = [{"prompt": "1+1=?", "completion": text, "answer": "2"} for text in completions]
     session = opened(config, tmp_path / "work", None)
     _, (group,) = external_groups(
-        session, write(tmp_path / "rows.jsonl", *rows), session.workdir / "rollouts.parquet"
+        session,
+        Dump(path=write(tmp_path / "rows.jsonl", *rows)),
+        session.workdir / "rollouts.parquet",
     )
     assert [row.score.verdict for row in group] == [
         Verdict.NO_ANSWER,
@@ -316,7 +315,9 @@ def test_dumps_behind_a_template_whose_bos_begins_every_turn(config, tmp_path, o
     shown = f"{bos}user\n{problem.prompt}{eos}\n{bos}assistant\n"
     rows = [{"rendered_prompt": shown, "completion": text, "reward": 1.0} for text in ("12", "3")]
     draws, _ = external_groups(
-        session, write(tmp_path / "rows.jsonl", *rows), session.workdir / "rollouts.parquet"
+        session,
+        Dump(path=write(tmp_path / "rows.jsonl", *rows)),
+        session.workdir / "rollouts.parquet",
     )
     assert draws == [(problem, 0)]
 

@@ -31,7 +31,6 @@ def several(config: ConfigDict, tmp_path: Path) -> ConfigDict:
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     config.tokenizer.path = str(tmp_path / "tokenizer")
     config.data.max_prompt_length = 64
-    config.compute.row_length = 0
     config.reward.function = "verify"
     problems = [{"problem": f"{n}+{n}=?", "answer": str(2 * n)} for n in range(8)]
     holes = [{"problem": "9+9=?", "answer": "nan"}, {"problem": "8+9=?", "answer": "TBD"}]
@@ -40,7 +39,7 @@ def several(config: ConfigDict, tmp_path: Path) -> ConfigDict:
     config.stages.sft.data.update(path=str(tmp_path / "sft.jsonl"), limit=None)
     config.stages.sft.max_length = 256
     config.stages.dpo.preferences = str(tmp_path / "pairs.jsonl")
-    config.stages.collect.rollouts = str(tmp_path / "dump.jsonl")
+    config.stages.collect.dump.path = str(tmp_path / "dump.jsonl")
     thought = {"role": "assistant", "content": "Yes.", "reasoning_content": "So be it.", "id": 5}
     asked = {"role": "user", "content": "Add one?"}
     examples = [{"messages": [{**asked, "content": f"Add {n}?"}, thought]} for n in range(18)]
@@ -97,7 +96,7 @@ def test_broken_rows_of_recorded_rollouts_are_left_out_where_a_setting_allows_it
         file.write('{"prompt": "Add 5?"}\n' * 4)
     with pytest.raises(ValueError, match=r'Of 8 rows 4 are broken, .* on_error="skip"'):
         dryrun.show(several)
-    several.stages.collect.on_error = "skip"
+    several.stages.collect.dump.on_error = "skip"
     dryrun.show(several)
     said = " ".join(capsys.readouterr().out.split())
     assert f"rows of {tmp_path / 'dump.jsonl'} left out: 4 broken" in said

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from toys import save_rows
 from worlds import only, run
 
-from g2d_jax.config import Engine
+from g2d_jax.config import Dump, Engine
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.records import Request, Rollout, SamplingParams
@@ -64,9 +64,9 @@ def test_what_a_stop_string_ends_is_whole_and_its_text_ends_before_it(
     assert any(not pair.chosen_truncated for pair in pairs)
     # The rollouts are read elsewhere as what they are.
     config = only(config, "collect")
-    config.stages.collect.rollouts = str(tmp_path / "01-collect/rollouts")
+    config.stages.collect.dump.path = str(tmp_path / "01-collect/rollouts")
     read = external_rollouts.read(
-        opened(config, tmp_path / "again"), config.stages.collect.rollouts
+        opened(config, tmp_path / "again"), Dump(path=config.stages.collect.dump.path)
     )
     texts = [row.text for row in itertools.chain(*read)]
     assert sorted(texts) == sorted(row.text for row in rows)
@@ -100,9 +100,9 @@ def test_texts_that_are_not_those_of_their_ids_are_reported(
     save_rows(tmp_path / "rows.jsonl", rows)
     if reported is None:
         with pytest.raises(ValueError, match="no completion is the text of its completion_ids"):
-            external_rollouts.read(session, str(tmp_path / "rows.jsonl"))
+            external_rollouts.read(session, Dump(path=str(tmp_path / "rows.jsonl")))
         return
-    (read,) = external_rollouts.read(session, str(tmp_path / "rows.jsonl"))
+    (read,) = external_rollouts.read(session, Dump(path=str(tmp_path / "rows.jsonl")))
     logged = " ".join(capsys.readouterr().out.split())
     assert ("1 responses have a completion that is not the beginning" in logged) == bool(reported)
     assert [row.text for row in read] == texts

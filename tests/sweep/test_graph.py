@@ -103,14 +103,13 @@ def test_a_schedule_with_an_end_is_not_shared() -> None:
 @pytest.mark.parametrize(
     ("field", "shared"),
     [
-        ("data.seed=0,1", set()),
         ("data.train.limit=30,40", set()),
         ("stages.sft.steps=5,6", set()),
         ("stages.warmup.optimizer.learning_rate=1e-3,1e-4", {"sft"}),
         ("stages.collect.num_generations=3,4", {"sft", "warmup"}),
         ("stages.dpo.beta=0.1,0.2", {"sft", "warmup", "collect"}),
         ("compute.microbatch_tokens=64,128", {"sft", "warmup", "collect", "dpo", "evaluate"}),
-        ("logging.samples=1,2", {"sft", "warmup", "collect", "dpo", "evaluate"}),
+        ("checkpoint.keep=1,2", {"sft", "warmup", "collect", "dpo", "evaluate"}),
     ],
 )
 def test_a_stage_is_shared_by_points_that_decide_it_alike(field: str, shared: set[str]) -> None:

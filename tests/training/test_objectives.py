@@ -332,8 +332,8 @@ def test_every_setting_of_dpo_but_its_numbers_decides_the_program():
     class Later(OnlineDPO):
         variant: str = "a"
 
-    given = {"loss_type": "sigmoid_norm", "nll_length_normalization": False, "variant": "b"}
-    numbers = {"beta": 0.7, "label_smoothing": 0.2, "simpo_gamma": 0.9, "nll_coef": 0.3}
+    given = {"loss_type": "sigmoid_norm", "variant": "b"}
+    numbers = {"beta": 0.7, "simpo_gamma": 0.9, "nll_coef": 0.3}
     structure, found = objectives._split_dpo(Later(**given, **numbers, normalizer="prompts"))
     assert structure == Later(**given) and found == numbers
 

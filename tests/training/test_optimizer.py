@@ -128,7 +128,6 @@ def test_two_steps_of_adamw_by_hand(eps: float):
     optimizer, numbers = make_optimizer(
         Optimizer(
             learning_rate=rate,
-            b1=b1,
             b2=b2,
             eps=eps,
             weight_decay=decay,

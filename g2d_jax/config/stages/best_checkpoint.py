@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import ClassVar, Literal
 
 from g2d_jax.config.build import stage_of
-from g2d_jax.config.section import Issue, NonNegative, Policy, Positive, Run, Split, error
+from g2d_jax.config.section import Issue, NonNegative, Policy, Run, Split, error
 from g2d_jax.config.stages.online import Online
-from g2d_jax.config.stages.stage import Stage, Stages, one_answer, successive
+from g2d_jax.config.stages.stage import Stage, Stages, successive
 from g2d_jax.config.training import Sampling
 
 
@@ -23,10 +23,10 @@ class BestCheckpoint(Stage):
     kind: Literal["best_checkpoint"] = "best_checkpoint"
     policy: Policy = "train"
     steps: tuple[NonNegative, ...] = ()
-    num_generations: Positive = 1
     sampling: Sampling = Sampling(temperature=0.6, top_p=0.9)
 
     is_policy = True
+    num_generations: ClassVar[int] = 1
     split: ClassVar[Split] = "dev"
     greedy: ClassVar[bool] = False
 
@@ -53,7 +53,6 @@ class BestCheckpoint(Stage):
     def issues(self, run: Run) -> Iterator[Issue]:
         """Yield a policy that no stage here trains, and steps that it does not keep."""
         yield from super().issues(run)
-        yield from one_answer(self.num_generations, self.sampling)
         source = run.stages.get(self.policy)
         if source is None or not source.trains:
             yield error(
@@ -67,7 +66,7 @@ class BestCheckpoint(Stage):
         if unknown:
             listed = ", ".join(map(str, kept)) or "its last step alone"
             yield error("steps", f"has {unknown[0]}, but {self.policy} keeps {listed}")
-        if self.steps and isinstance(source, Online) and source.stop != "steps":
+        if self.steps and isinstance(source, Online) and source.budget.amount:
             yield error(
                 "steps",
                 f"is {self.steps}, but {self.policy} may end before",

@@ -2,44 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import field
+from collections.abc import Iterator
 from typing import Literal
 
 from g2d_jax.config.build import stage_of
 from g2d_jax.config.policy_name import PolicyName, own_stage
-from g2d_jax.config.section import Issue, OnError, Policy, Positive, Rollouts, Run, error
-from g2d_jax.config.stages.online import Online, dump, dump_issues
-from g2d_jax.config.stages.stage import NeededFiles, Stage, Stages, pass_rate_issues
+from g2d_jax.config.section import Issue, Policy, Positive, Rollouts, Run, error
+from g2d_jax.config.stages.dump import Dump
+from g2d_jax.config.stages.online import Online
+from g2d_jax.config.stages.stage import NeededFiles, PassRates, Stage, Stages
 from g2d_jax.config.training import Sampling
 
 
-class Collect(Stage):
-    """Rollouts of a frozen policy, and preference pairs from them.
+class Collect(PassRates, Stage):
+    """Rollouts of a frozen policy, and preference pairs from them. Prompts outside the window of
+    pass rates give no pair.
 
     rollouts: "sample"; "archive" takes the groups that the policy's own online stage drew; the name
-    of another collect stage takes those it has, whatever this one says of prompts and sampling; or
-    a dump's path, see `data.dumps`.
-    columns: of a dump, from our names to its own: {"reward": "accuracy_reward"}.
+    of another collect stage takes those it has, whatever this one says of prompts and sampling. dump:
+    those that other tools wrote, in place of sampled ones.
     """
 
     kind: Literal["collect"] = "collect"
     policy: Policy = "warmup"
     rollouts: Rollouts = "sample"
-    columns: Mapping[str, str] = field(default_factory=dict)
-    on_error: OnError = "raise"  # of a dump: "skip" leaves any number of broken rows out
+    dump: Dump = Dump()
     prompts: Positive = 1024
-    part: Positive = 128  # prompts of a file
     num_generations: Positive = 8
     sampling: Sampling = Sampling()
-    # names the order of prompts and the random draws; unset: the stage's own
-    stream: str | None = None
     pairs_per_prompt: Positive = 4
-    min_pass_rate: float = 0.0  # prompts outside this window of pass rates give no pair
-    max_pass_rate: float = 1.0
     # which pairs to keep when max_pairs is set
     select: Literal["all", "random", "uncertain", "confident"] = "all"
     max_pairs: Positive | None = None  # unset: all pairs
+
+    @property
+    def part(self) -> int:
+        """The prompts of a file: at most half of all, so that a small collection is continued
+        too."""
+        return min(max(self.prompts // 2, 1), 128)
+
+    @property
+    def samples(self) -> bool:
+        """True if it samples its rollouts."""
+        return self.rollouts == "sample" and not self.dump.path
 
     def stages_read(self, stages: Stages) -> tuple[str, ...]:
         """Return the collect stage whose rollouts it reads."""
@@ -47,40 +52,37 @@ class Collect(Stage):
         return () if other is None else (other,)
 
     def rollout_source(self, stages: Stages) -> str | None:
-        """Return the collect stage whose rollouts it reads, None if it has its own. A stage wins
-        over a file."""
-        if self.rollouts in ("sample", "archive") or not isinstance(
-            stages.get(self.rollouts), Collect
-        ):
-            return None
-        return self.rollouts
+        """Return the collect stage whose rollouts it reads, None if it has its own."""
+        return self.rollouts if isinstance(stages.get(self.rollouts), Collect) else None
 
     def splits_read(self) -> tuple[str, ...]:
         """Return train, of rollouts that it draws."""
-        return ("train",) if self.rollouts == "sample" else ()
+        return ("train",) if self.samples else ()
 
     def files_read(self, stages: Stages) -> tuple[NeededFiles, ...]:
         """Return the dump that it takes rollouts from."""
-        if self.rollouts in ("sample", "archive", *stages):
-            return ()
-        return (dump(self.rollouts, "sample, archive, a collect stage"),)
+        return self.dump.files_read()
 
     def policies_sampled(self, name: str) -> set[str]:
         """Return the policy that it draws from."""
-        return {self.policy} if self.rollouts == "sample" else set()
+        return {self.policy} if self.samples else set()
 
     def issues(self, run: Run) -> Iterator[Issue]:
         """Yield settings that cannot work together, and rollouts of nothing, of another policy, or
         without the entropies that `select` needs."""
         yield from super().issues(run)
-        yield from dump_issues(self)
-        yield from pass_rate_issues(self.min_pass_rate, self.max_pass_rate, run)
-        if self.rollouts == "sample":
+        if self.samples:
             yield from self._sampling_issues()
         elif self.rollouts == "archive":
             yield from self._archive_issues(run.stages)
-        elif self.rollouts in run.stages:
-            yield from self._rollout_issues(run.stages[self.rollouts])
+        elif self.rollouts != "sample":
+            yield from self._rollout_issues(run.stages)
+        if self.dump.path and self.rollouts != "sample":
+            yield error(
+                "rollouts",
+                f"is {self.rollouts!r}, and dump.path is set",
+                "leave one of them out",
+            )
         if self.select in ("uncertain", "confident"):
             yield from self._select_issues(run)
 
@@ -99,13 +101,15 @@ class Collect(Stage):
                 "set it above 0",
             )
 
-    def _rollout_issues(self, other: Stage) -> Iterator[Issue]:
+    def _rollout_issues(self, stages: Stages) -> Iterator[Issue]:
         """Yield another stage whose rollouts cannot be taken."""
+        other = stages.get(self.rollouts)
         if not isinstance(other, Collect):
             yield error(
                 "rollouts",
                 f"is {self.rollouts!r}, which is no collect stage",
-                f'for those of an online stage: rollouts="archive" with policy={self.rollouts!r}',
+                "for those of an online stage write archive, and name it as policy; for files of "
+                "other tools set dump.path",
             )
         elif other.policy != self.policy:
             yield error(
@@ -145,12 +149,12 @@ class Collect(Stage):
             origin = run.stages[other]
         if isinstance(origin, Collect) and origin.rollouts == "archive":
             origin = run.stages.get(own_stage(origin.policy), origin)
-        read = getattr(origin, "rollouts", "sample")
-        if run.engine.is_server or read not in ("sample", "archive"):
+        is_dump = isinstance(origin, Collect | Online) and origin.dump.path
+        if run.engine.is_server or is_dump:
             yield error(
                 "select",
                 f"is {self.select!r}, which needs token entropies, and "
-                f"{'a server' if run.engine.is_server else read} gives none",
+                f"{'a server' if run.engine.is_server else 'a dump'} gives none",
                 "use all or random",
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from g2d_jax.config.section import Bounds, Issue, NotNegativeFloat, Section, error, warning
+from g2d_jax.config.section import Bounds, Issue, NotNegativeFloat, Section, warning
 from g2d_jax.config.stages.stage import unread
 
 DPOLossType = Literal["sigmoid", "sigmoid_norm", "ipo", "simpo"]
@@ -17,7 +17,6 @@ class DPOLoss(Section):
 
     loss_type: DPOLossType = "sigmoid"
     beta: Annotated[float, Bounds(above=0)] = 0.1
-    label_smoothing: Annotated[float, Bounds(least=0, below=0.5)] = 0.0
     # what beta times the gap per token is to exceed, of "simpo"
     simpo_gamma: NotNegativeFloat = 0.5
 
@@ -28,8 +27,6 @@ class DPOLoss(Section):
 
     def loss_issues(self) -> Iterator[Issue]:
         """Yield settings that the loss does not have, and a beta for another kind of loss."""
-        if self.loss_type == "ipo" and self.label_smoothing:
-            yield error("label_smoothing", "is for the sigmoid losses", "leave it at 0 with 'ipo'")
         if self.loss_type in ("sigmoid_norm", "simpo") and self.beta < 1:
             yield warning(
                 "beta",
@@ -46,6 +43,4 @@ class OnlineDPO(DPOLoss):
     """The DPO loss of an online stage."""
 
     normalizer: DPONormalizer = "pairs"  # or "prompts": all of the batch, those without a pair too
-    nll_coef: NotNegativeFloat = 0.0
-    # the NLL term is a mean over the chosen response's tokens, not a sum
-    nll_length_normalization: bool = True
+    nll_coef: NotNegativeFloat = 0.0  # times the mean over the chosen response's tokens

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from g2d_jax.config.build import stage_of
-from g2d_jax.config.section import Issue, Policies, Positive, Run, Split, error
-from g2d_jax.config.stages.stage import Stage, Stages, one_answer
+from g2d_jax.config.section import Issue, Policies, Positive, Run, Split, error, warning
+from g2d_jax.config.stages.stage import Stage, Stages
 from g2d_jax.config.training import Sampling
 
 
@@ -47,7 +47,12 @@ class Evaluate(Stage):
         """Yield an evaluation of nothing, and a pass@k of more answers than are sampled, unless it
         is the default."""
         yield from super().issues(run)
-        yield from one_answer(self.num_generations, self.sampling)
+        if self.num_generations > 1 and not self.sampling.temperature:
+            yield warning(
+                "num_generations",
+                f"is {self.num_generations}, and sampling.temperature is 0, at which all answers "
+                "to a problem are the same: one is sampled",
+            )
         if not self.policies:
             yield error("policies", "is empty", "name at least one policy")
         if len(set(self.policies)) < len(self.policies):

@@ -15,11 +15,7 @@ from g2d_jax.config.training import Optimizer, Sampling
 
 class Offline(DPOLoss, TrainingStage):
     """Offline DPO from a policy on a preference dataset; the reference is the policy it starts
-    from.
-
-    diagnose: measure the pairs under the policy, before and after; its cost is counted apart. The
-    trained policy is the same without.
-    """
+    from."""
 
     kind: Literal["offline"] = "offline"
     policy: Policy = "warmup"
@@ -29,7 +25,6 @@ class Offline(DPOLoss, TrainingStage):
     # of prompt and response, of a set made elsewhere; longer pairs are left out
     max_length: Positive | None = None
     on_error: OnError = "raise"  # of a set made elsewhere
-    diagnose: bool = True
     optimizer: Optimizer = Optimizer(eps=1e-4)
 
     shapes_from_data = True

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import field, replace
-from typing import Annotated, Any, Literal, assert_never
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Annotated, Literal, assert_never
 
 from g2d_jax.config.build import stage_of
 from g2d_jax.config.section import (
@@ -13,21 +13,20 @@ from g2d_jax.config.section import (
     Measure,
     NonNegative,
     NotNegativeFloat,
-    OnError,
     Policy,
     Positive,
-    Rollouts,
     Run,
     Section,
     error,
     warning,
 )
 from g2d_jax.config.stages.dpo import OnlineDPO
+from g2d_jax.config.stages.dump import Dump
 from g2d_jax.config.stages.stage import (
     NeededFiles,
+    PassRates,
     Stages,
     TrainingStage,
-    pass_rate_issues,
     successive,
     unread,
 )
@@ -41,39 +40,53 @@ Group = Annotated[int, Bounds(least=2, why="an online stage compares the respons
 
 
 class Budget(Section):
-    """The cost limit of an online stage with stop="budget"."""
+    """A cost at which an online stage ends, before its steps perhaps: stages/early_stopping.py."""
 
     measure: Measure = "flops"
-    amount: float = 0.0
-
-
-class Difficulty(Section):
-    """A filter by difficulty: of prompts with a running pass rate outside the window one in ten is
-    drawn."""
-
-    min_pass_rate: float = 0.0
-    max_pass_rate: float = 1.0
-
-    @property
-    def window(self) -> tuple[float, float]:
-        """The lowest and the highest pass rate."""
-        return self.min_pass_rate, self.max_pass_rate
+    amount: NotNegativeFloat = 0.0  # 0: none
 
     def issues(self, run: Run) -> Iterator[Issue]:
-        """Yield a window that is none, or that no reward gives."""
-        yield from pass_rate_issues(*self.window, run)
+        """Warn of a measure without an amount."""
+        if not self.amount and self.measure != Budget().measure:
+            yield unread("measure", "budget.amount=0")
+
+
+class Clip(Section):
+    """The ratio of policies in a GRPO loss, and its bounds."""
+
+    epsilon: NotNegativeFloat = 0.2
+    epsilon_high: NotNegativeFloat | None = None
+    importance_sampling_level: Literal["token", "sequence"] = "token"  # "sequence" is GSPO
+    # truncated importance sampling of trainer against sampler; 0: off
+    importance_cap: NotNegativeFloat = 0.0
+
+
+class Filter(PassRates):
+    """Decides which prompts an online stage trains on. Of those with a running pass rate outside the
+    window one in ten is drawn."""
+
+    # more rounds of prompts, at most, in place of those without a signal
+    dynamic_sampling: NonNegative = 0
+    drop_solved: NonNegative = 0  # leave out prompts after so many groups of one reward; 0: none
+
+    @property
+    def replaces(self) -> bool:
+        """True if other prompts take the place of some that are skipped."""
+        return bool(self.dynamic_sampling) or self.targets
+
+    @property
+    def targets(self) -> bool:
+        """Whether earlier results decide which prompts are drawn."""
+        return bool(self.drop_solved) or self.window != (0, 1)
 
 
 OF_GRPO = (
     "loss_type",
     "scale_rewards",
     "scale_rewards_eps",
-    "epsilon",
-    "epsilon_high",
-    "importance_sampling_level",
 )
-"""The settings of an online stage that a loss of pairs alone does not read, and may have: a study
-varies `loss` alone."""
+"""The settings of an online stage, beside `clip`, that a loss of pairs alone does not read, and may
+have: a study varies `loss` alone."""
 
 
 class Online(TrainingStage):
@@ -87,19 +100,14 @@ class Online(TrainingStage):
 
     kind: Literal["online"] = "online"
     policy: Policy = "sft"
-    rollouts: Rollouts = "sample"  # or a dump's path: its groups in place of sampled ones
-    columns: Mapping[str, str] = field(default_factory=dict)  # of a dump, see `data.dumps`
-    on_error: OnError = "raise"  # of a dump: "skip" leaves any number of broken rows out
     steps: NonNegative = 20
     keep: tuple[NonNegative, ...] = ()
-    # "budget" may end it earlier: stages/early_stopping.py
-    stop: Literal["steps", "budget"] = "steps"
     budget: Budget = Budget()
     prompts_per_step: Positive = 32
     num_generations: Group = 8
     sampling: Sampling = Sampling()
-    # names the order of prompts and the random draws; unset: the stage's own
-    stream: str | None = None
+    dump: Dump = Dump()
+    filter: Filter = Filter()
     sync_every: NonNegative = 1  # updates; 0 is never: offline
     # whether the reference becomes the sampling policy at each synchronisation
     reference_sync: bool = False
@@ -110,26 +118,20 @@ class Online(TrainingStage):
     loss_type: GRPOLossType = "sum"
     scale_rewards: ScaleRewards = "none"
     scale_rewards_eps: Annotated[float, Bounds(above=0)] = 1e-4  # beside the standard deviation
-    epsilon: NotNegativeFloat = 0.2
-    epsilon_high: NotNegativeFloat | None = None
-    beta: NotNegativeFloat = 0.0
-    importance_sampling_level: Literal["token", "sequence"] = "token"  # "sequence" is GSPO
-    # truncated importance sampling of trainer against sampler; 0: off
-    importance_cap: NotNegativeFloat = 0.0
+    clip: Clip = Clip()
+    beta: NotNegativeFloat = 0.0  # of the KL term, as TRL names it
     # DPO
     dpo: OnlineDPO = OnlineDPO()
     grpo_coef: NotNegativeFloat = 0.0  # times the GRPO loss, beside "group_dpo"
     # both times the mean next-token entropy of the responses, which is rewarded
     entropy_coef: NotNegativeFloat = 0.0
     mask_truncated: bool = False  # leave responses that reached max_new_tokens out of the loss
-    # tokens before max_new_tokens over which a reward falls linearly by 1 (DAPO)
-    overlong_buffer: NonNegative = 0
-    # more rounds of prompts, at most, in place of those without a signal
-    dynamic_sampling: NonNegative = 0
-    drop_solved: NonNegative = 0  # leave out prompts after so many groups of one reward; 0: none
-    difficulty: Difficulty = Difficulty()
-    patience: Positive = 50  # stop after so many steps in a row without any reward signal
     optimizer: Optimizer = Optimizer(eps=1e-4)
+
+    @property
+    def samples(self) -> bool:
+        """True if its responses are sampled."""
+        return not self.dump.path
 
     @property
     def is_preference_loss(self) -> bool:
@@ -165,7 +167,7 @@ class Online(TrainingStage):
     def has_ratio(self) -> bool:
         """True if the loss weighs tokens by a ratio of policies, as GRPO's does.
 
-        Responses of another policy than the trainer's own then need importance_cap: those of a
+        Responses of another policy than the trainer's own then need clip.importance_cap: those of a
         server, and of a dump with log-probabilities.
         """
         return self.loss == "grpo" or bool(self.grpo_coef)
@@ -183,22 +185,12 @@ class Online(TrainingStage):
     @property
     def samples_anew(self) -> bool:
         """True if it samples after some of its updates from what they made of the policy."""
-        return self.rollouts == "sample" and 0 < self.sync_every < self.steps
+        return self.samples and 0 < self.sync_every < self.steps
 
     @property
     def never_synchronises(self) -> bool:
         """True if it samples for all of its updates at once."""
-        return self.rollouts == "sample" and self.sync_every == 0
-
-    @property
-    def filters(self) -> bool:
-        """True if other prompts take the place of some that are skipped."""
-        return bool(self.dynamic_sampling) or self.targeted
-
-    @property
-    def targeted(self) -> bool:
-        """Whether earlier results decide which prompts are drawn."""
-        return bool(self.drop_solved) or self.difficulty.window != (0, 1)
+        return self.samples and self.sync_every == 0
 
     def issues(self, run: Run) -> Iterator[Issue]:
         """Yield settings that cannot work together, or that change nothing."""
@@ -218,8 +210,7 @@ class Online(TrainingStage):
         yield from self._step_issues()
         yield from self._filter_issues(run)
         yield from self._window_issues(run)
-        yield from dump_issues(self)
-        if self.rollouts != "sample":
+        if not self.samples:
             yield from self._dump_issues()
         yield from self._loss_issues()
         if self.has_ratio:
@@ -230,7 +221,7 @@ class Online(TrainingStage):
         beyond = [step for step in self.keep if step > self.steps]
         if self.steps and beyond:
             yield warning("keep", f"has {beyond[0]}, and the stage ends with step {self.steps}")
-        if self.stop == "budget" and self.optimizer.schedule != "constant":
+        if self.budget.amount and self.optimizer.schedule != "constant":
             yield warning(
                 "optimizer.schedule",
                 f"is {self.optimizer.schedule!r}, which decays over all {self.steps} steps, and "
@@ -247,12 +238,12 @@ class Online(TrainingStage):
 
     def _filter_issues(self, run: Run) -> Iterator[Issue]:
         """Yield filters that change the ratio of tasks."""
-        if run.tasks and self.filters:
+        if run.tasks and self.filter.replaces:
             yield error(
-                "",
-                "skips prompts by dynamic_sampling, drop_solved or difficulty and takes others, of "
-                "any task, which changes the ratio of the tasks of a mixed run",
-                "leave them off",
+                "filter",
+                "skips prompts and takes others, of any task, which changes the ratio of the tasks "
+                "of a mixed run",
+                "leave it out",
             )
 
     def _window_issues(self, run: Run) -> Iterator[Issue]:
@@ -264,28 +255,17 @@ class Online(TrainingStage):
                 f"is {every} updates, so a batch cannot serve num_iterations={self.num_iterations}",
                 "make sync_every a multiple of num_iterations",
             )
-        if self.stop == "budget" and every != 1:
+        if self.budget.amount and every != 1:
             yield error(
                 "sync_every",
-                f"is {every}, and stop='budget' ends between steps whose rollouts are paid for "
-                "already",
-                "use sync_every=1 or stop='steps'",
+                f"is {every}, and a budget ends between steps whose rollouts are paid for already",
+                "use sync_every=1, or budget.amount=0",
             )
-        if self.stop == "budget" and not self.budget.amount > 0:
-            yield error("budget.amount", f"must be positive, got {self.budget.amount:g}")
-        if self.stop == "steps" and self.budget.measure != Budget().measure:
-            yield unread("budget.measure", "stop='steps'")
-        if self.stop == "steps" and self.budget.amount:
-            yield error(
-                "budget.amount",
-                f"is {self.budget.amount:g}, and stop is 'steps'",
-                "set stop to 'budget', or leave the amount at 0",
-            )
-        if not every and self.targeted:
+        if not every and self.filter.targets:
             yield error(
                 "sync_every",
-                "is 0, which chooses all prompts before any is seen: drop_solved and difficulty "
-                "need another value",
+                "is 0, which chooses all prompts before any is seen: filter.drop_solved and a "
+                "window of pass rates need another value",
             )
         if self.never_synchronises and run.engine.ahead:
             yield error(
@@ -302,21 +282,15 @@ class Online(TrainingStage):
 
     def _dump_issues(self) -> Iterator[Issue]:
         """Yield settings of sampling where the groups are those of a dump."""
-        without = f"and rollouts={self.rollouts!r} samples nothing"
+        without = f"and dump.path={self.dump.path!r} samples nothing"
         if self.sync_every != self.num_iterations:
             yield error(
                 "sync_every",
                 f"is {self.sync_every}, {without}",
                 "set it to num_iterations",
             )
-        if self.filters:
-            yield error(
-                "",
-                f"skips prompts, {without} in their place",
-                "leave dynamic_sampling, drop_solved and difficulty",
-            )
-        if self.stream:
-            yield error("stream", f"is set, {without}", "leave it unset")
+        if self.filter.replaces:
+            yield error("filter", f"skips prompts, {without} in their place", "leave it out")
 
     def _loss_issues(self) -> Iterator[Issue]:
         """Yield settings of another loss: as errors where they would change the result, else as
@@ -339,14 +313,15 @@ class Online(TrainingStage):
             if self.scale_rewards == "none" and self.scale_rewards_eps != default.scale_rewards_eps:
                 yield unread("scale_rewards_eps", "scale_rewards='none'")
             return
-        for name in ("beta", "importance_cap", "overlong_buffer"):
-            if getattr(self, name):
-                meant = name == "beta" and self.is_preference_loss
-                yield error(
-                    name,
-                    f"is for GRPO, and the stage has {loss}",
-                    f"leave it at 0{'; did you mean dpo.beta?' * meant}",
-                )
+        if self.beta:
+            meant = "; did you mean dpo.beta?" * self.is_preference_loss
+            yield error("beta", f"is for GRPO, and the stage has {loss}", f"leave it at 0{meant}")
+        if self.clip.importance_cap:
+            yield error(
+                "clip.importance_cap", f"is for GRPO, and the stage has {loss}", "leave it at 0"
+            )
+        elif self.clip != default.clip:
+            yield unread("clip", loss)
         for name in OF_GRPO:
             if getattr(self, name) != getattr(default, name):
                 yield unread(name, loss)
@@ -366,14 +341,9 @@ class Online(TrainingStage):
                 "sampling.temperature",
                 "must be 1: GroupDPO and GRPO share one forward pass at temperature 1",
             )
-        if self.overlong_buffer > self.sampling.max_new_tokens:
+        if run.engine.is_server and not self.clip.importance_cap:
             yield error(
-                "overlong_buffer",
-                "is a part of sampling.max_new_tokens and cannot be larger",
-            )
-        if run.engine.is_server and not self.importance_cap:
-            yield error(
-                "importance_cap",
+                "clip.importance_cap",
                 "is 0, and the server's arithmetic is not the trainer's: GRPO weighs each token by "
                 "the ratio of their probabilities",
                 "set it to 2, say",
@@ -385,18 +355,18 @@ class Online(TrainingStage):
         """Warn of settings of the ratio that change no gradient, since one update a batch, by the
         policy that sampled, has a ratio of 1.
 
-        importance_cap weighs by another ratio, of trainer against sampler, token by token: with it
+        clip.importance_cap weighs by another ratio, of trainer against sampler, token by token: with it
         one ratio a response has another gradient than one a token, at 1 too. CISPO's gradient is
         dapo's then, and reads no level.
         """
         names = ["epsilon", "epsilon_high"]
-        if not self.importance_cap or self.loss_type == "cispo":
+        if not self.clip.importance_cap or self.loss_type == "cispo":
             names.append("importance_sampling_level")
         without = "has no effect: with one update a batch the ratio of policies is 1"
         remedy = "raise num_iterations and sync_every, or sync_every alone"
         for name in names:
-            if getattr(self, name) != getattr(Online(), name):
-                yield warning(name, without, remedy)
+            if getattr(self.clip, name) != getattr(Clip(), name):
+                yield warning(f"clip.{name}", without, remedy)
         if self.loss_type == "cispo":
             yield warning("loss_type", f"'cispo' instead of 'dapo' {without}", remedy)
 
@@ -406,9 +376,7 @@ class Online(TrainingStage):
 
     def files_read(self, stages: Stages) -> tuple[NeededFiles, ...]:
         """Return the dump that it trains on in place of sampled responses."""
-        if self.rollouts == "sample":
-            return ()
-        return (dump(self.rollouts, "sample"),)
+        return self.dump.files_read()
 
     def policies_sampled(self, name: str) -> set[str]:
         """Return its policy and the later ones."""
@@ -420,18 +388,3 @@ class Online(TrainingStage):
 
 
 online = stage_of(Online)
-
-
-def dump_issues(stage: Any) -> Iterator[Issue]:
-    """Yield settings of a dump where none is read."""
-    if stage.rollouts not in ("sample", "archive"):
-        return
-    for name in ("columns", "on_error"):
-        if getattr(stage, name) not in ({}, "raise"):
-            yield error(name, f"is for a dump, and rollouts is {stage.rollouts!r}", "leave it out")
-
-
-def dump(path: str, others: str) -> NeededFiles:
-    """Return a dump of rollouts as files that are needed. others: what could stand in its place."""
-    refusal = f"is {{place}}: write {others}, or the path of a dump that exists: {{error}}"
-    return NeededFiles("rollouts", path, refusal)

@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
-from g2d_jax.config.section import Issue, Place, Policy, Run, Section, error, warning
+from g2d_jax.config.section import (
+    Fraction,
+    Issue,
+    Place,
+    Policy,
+    Run,
+    Section,
+    error,
+    warning,
+)
 from g2d_jax.config.training import Optimizer, Sampling
 
 STAGES: dict[str, type[Stage]] = {}
@@ -120,6 +129,34 @@ class Stage(Section):
         return f"that stage keeps steps {listed}: add it to its keep"
 
 
+class PassRates(Section):
+    """A window of pass rates; prompts outside are left out."""
+
+    min_pass_rate: Fraction = 0.0
+    max_pass_rate: Fraction = 1.0
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """The lowest and the highest pass rate."""
+        return self.min_pass_rate, self.max_pass_rate
+
+    def issues(self, run: Run) -> Iterator[Issue]:
+        """Yield a window that is none, or that no reward gives."""
+        yield from super().issues(run)
+        if self.min_pass_rate > self.max_pass_rate:
+            yield error(
+                "min_pass_rate",
+                f"is {self.min_pass_rate}, above max_pass_rate, {self.max_pass_rate}",
+                "give a window",
+            )
+        elif self.window != (0, 1) and not any(run.verifiable.values()):
+            yield error(
+                "min_pass_rate",
+                "goes by right and wrong, and the rewards of this run know better and worse only",
+                "leave min_pass_rate and max_pass_rate",
+            )
+
+
 class TrainingStage(Stage):
     """The settings of a stage that trains a policy from another one."""
 
@@ -145,32 +182,6 @@ class TrainingStage(Stage):
                 f"is {warmup}, and steps is {steps}",
                 "warm up for fewer updates than there are",
             )
-
-
-def pass_rate_issues(least: float, most: float, run: Run) -> Iterator[Issue]:
-    """Yield min_pass_rate and max_pass_rate that are no window, or that no reward gives."""
-    if not 0 <= least <= most <= 1:
-        yield error(
-            "min_pass_rate",
-            f"and max_pass_rate are {least} and {most}",
-            "give a window within 0 to 1",
-        )
-    elif (least, most) != (0, 1) and not any(run.verifiable.values()):
-        yield error(
-            "min_pass_rate",
-            "goes by right and wrong, and the rewards of this run know better and worse only",
-            "leave min_pass_rate and max_pass_rate",
-        )
-
-
-def one_answer(count: int, sampling: Sampling) -> Iterator[Issue]:
-    """Warn of several greedy answers to a problem, which are all the same."""
-    if sampling.answers(count) < count:
-        yield warning(
-            "num_generations",
-            f"is {count}, and sampling.temperature is 0, at which all answers to a problem are the "
-            "same: one is sampled",
-        )
 
 
 def unread(path: str, setting: str) -> Issue:
