@@ -17,16 +17,15 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import mesh as meshes
+from g2d_jax import session_issues
 from g2d_jax import stages as stage_modules
 from g2d_jax.accounting import TRAINING, goodput
 from g2d_jax.config import Config, Sft, check, places, prefix_of, setting_of
 from g2d_jax.config.graph import Plan
 from g2d_jax.config.io import to_dict
-from g2d_jax.config.policy_name import OF_MODEL, PolicyName
-from g2d_jax.config.section import Issue, error
+from g2d_jax.config.section import Issue, faults
 from g2d_jax.data.problems import check_training
 from g2d_jax.models.decoder import count_params, count_trained
-from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
 from g2d_jax.runtime import flags, memory, precision, processes, program_cache, storage
 from g2d_jax.runtime.compile_times import compiling
@@ -34,8 +33,7 @@ from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, require_wandb
 from g2d_jax.session import init_params, inputs, kept_inputs
-from g2d_jax.session.answers import warn_of_answers
-from g2d_jax.session.policies import model_of, require_elsewhere
+from g2d_jax.session.policies import require_elsewhere
 from g2d_jax.session.problems import described, table
 from g2d_jax.session.program import compile_programs
 from g2d_jax.session.session import Session, StopRun
@@ -70,15 +68,13 @@ def checked(
     run, found = check.issues(config, until)
     found = [*known, *found]
     paths = {issue.path for issue in found}
-    found += [issue for issue in places.issues(to_dict(run)) if issue.path not in paths]
+    for issue in places.issues(to_dict(run)):
+        if issue.path not in paths:
+            found.append(issue)
     paths = {issue.path for issue in found}
     for path, look in _looks(run):
-        if path in paths:
-            continue
-        try:
-            look()
-        except ValueError as fault:
-            found.append(error(path, f"cannot be used: {fault}"))
+        if path not in paths:
+            found += faults(path, look)
     check.refuse(found)
     return run, found
 
@@ -86,8 +82,9 @@ def checked(
 def _looks(config: Config) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield settings that name something, each with a function that raises ValueError where it
     cannot be used."""
-    shape = init_params.shape
-    yield "model", lambda: shape(config.model, 1, init_params.adapters(config.lora))
+    if not config.model.path:
+        shape = init_params.shape
+        yield "model", lambda: shape(config.model, 1, init_params.adapters(config.lora))
     if config.engine.is_server:
         from g2d_jax.runtime import endpoint  # here: few runs have one
 
@@ -158,16 +155,12 @@ def open_session(
         with Tracker(shown, tensorboard=logging.tensorboard, wandb=wandb) as tracker:
             session = Session(config, folder, tracker, order.folders(folder), reward, objectives)
             with contextlib.closing(session):
-                processes.on_leader(lambda: check_models(session))
-                _ = session.problems  # by all processes, which agree on them
+                session_issues.refuse(session, order.until(until))
                 session.contents = _compared(session)
                 processes.on_leader(lambda: claim(config, folder, own_functions))
-                # Raises for an impossible mesh, before any work.
-                _ = session.sampling.devices.for_sampling
                 settle_micro(session, begun=has_begun(folder))
                 compiling.take_programs()  # those of an earlier run in this process
                 _introduce(session, order, until)
-                warn_of_answers(session)
                 problems = session.problems.train
                 session.scorer.start(problems[:: -(-len(problems) // 256) or 1])
                 yield session
@@ -187,6 +180,7 @@ def settle_micro(session: Session, *, begun: bool = True) -> None:
             lambda: list(vars(keep(session.workdir, machine, chosen, begun)).values())
         )
         session.micro = Micro(remat, tokens)
+        vars(session).pop("compute", None)  # it knows of the other one
         why = "by the memory of the devices"
         if session.micro != chosen:
             why = "as when this run began on such a machine"
@@ -219,29 +213,6 @@ def _introduce(session: Session, order: Plan, until: str) -> None:
         say(f"{of_task}{split}: {problems}")
     for name, stage in config.stages_of(Sft).items():
         say(f"{name}: examples from {described(stage.data)}")
-
-
-def check_models(session: Session) -> None:
-    """Raise ValueError for a model, a policy "hf:PATH" of a stage that is not finished, or a reward
-    model, whose files cannot be loaded, by config.json and the headers of its weights."""
-    if session.model_folder is not None:
-        find_weights(session.model_folder, session.model_config.base)
-    for name, stage in session.config.stages.items():
-        folder = session.folders.get(name)
-        if folder is None or storage.finished(folder):
-            continue
-        for policy in stage.policies_read():
-            try:
-                if PolicyName.parse(policy).origin == OF_MODEL:
-                    model_of(session, policy)
-            except ValueError as error:
-                raise ValueError(f"stages.{name}: {error}") from error
-    for name, task in session.config.all_tasks.items():
-        is_own = name == "main" and session.reward is not None
-        if task.reward.function == "model" and not is_own:
-            from g2d_jax.scoring import reward_model
-
-            reward_model.conversations_of(task.reward.model)
 
 
 def _take(config: Config, folder: epath.Path, own: Mapping[str, str]) -> str:
@@ -293,12 +264,9 @@ def compile_ahead(session: Session, names: Sequence[str]) -> None:
 
     Stages whose shapes depend on their data are left out: they compile at their own start.
     """
-    finished = processes.on_leader(
-        lambda: [name for name in names if storage.finished(session.folders[name])]
-    )
-    for name in names:
+    for name in session_issues.unfinished(session, names):
         stage = session.config.stages[name]
-        if name not in finished and not stage.shapes_from_data:
+        if not stage.shapes_from_data:
             compile_programs(
                 session.ahead, stage_modules.of_kind(stage.kind).programs(session, name, stage)
             )
@@ -322,6 +290,7 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
         with memory.measured() as peak:
             session.peak = peak
             fields = stage_modules.of_kind(stage.kind).run(session, name, stage)
+            fields["warnings"] = session.warnings.pop(name, []) + fields.get("warnings", [])
             session.writer.wait()
             held = max(processes.gather(peak.read()))
     except Exception as error:

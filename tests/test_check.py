@@ -192,9 +192,9 @@ def test_a_name_that_is_mistyped_is_one_error() -> None:
         del config.stages["warmup"]
     found = errors(config)
     assert {text.split()[0] for text in found} == {
-        "stages.collect",
-        "stages.dpo",
-        "stages.evaluate",
+        "stages.collect.policy",
+        "stages.dpo.policy",
+        "stages.evaluate.policies",
     }
     assert all("there are: init" in text for text in found)
 

@@ -15,7 +15,7 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union
 
@@ -136,6 +136,20 @@ error = functools.partial(Issue, "error")
 warning = functools.partial(Issue, "warning")
 
 
+def faults(path: str, look: Callable[[], object]) -> list[Issue]:
+    """Return what a function finds wrong by raising ValueError, [] where it raises none. path: of
+    the setting that cannot be used then."""
+    try:
+        look()
+    except Invalid as fault:
+        return list(fault.issues)
+    except ValueError as fault:
+        text = str(fault)
+        named = text.removeprefix(f"{path} ")
+        return [error(path, f"cannot be used: {text}" if named == text else named)]
+    return []
+
+
 class Invalid(ValueError):
     """Settings cannot be used. issues: all that is wrong."""
 
@@ -175,9 +189,11 @@ class Hint(NamedTuple):
             return next(filter(None, map(self.items.item_fault, value)), "")
         return ""
 
-    def other_than(self, value: Any) -> Any:
+    def other_than(self, value: Any, wrong: Any = None) -> Any:
         """Return a value that the field may have and that is another one; the same if there is none
-        at hand."""
+        at hand. wrong: the value in whose place it stands: of a list as many items."""
+        if self.items is not None and isinstance(wrong, Sequence):
+            return (self.items.other_than(self.items.kind()),) * len(wrong)
         tried = self.choices
         if self.kind in (int, float):
             tried = (10**6, 1, 0.5)
@@ -302,8 +318,8 @@ def read(
             value = value.to_dict()
         if fault := hint.fault(value):
             found.append(error(f"{prefix}{name}", fault))
-            value = getattr(section(), name)
+            wrong, value = value, getattr(section(), name)
             if other:
-                value = hint.other_than(value)
+                value = hint.other_than(value, wrong)
         fields[name] = value
     return section(**fields)

@@ -7,11 +7,12 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from g2d_jax import keys
-from g2d_jax.config import Config, Reward, Source, Task, setting_of
+from g2d_jax.config import Config, Invalid, Issue, Reward, Source, Task, setting_of
+from g2d_jax.config.section import error, faults
 from g2d_jax.contents import Content, records
 from g2d_jax.data.fields import THOUGHTS
 from g2d_jax.data.order import Mixture, Order
@@ -20,7 +21,7 @@ from g2d_jax.data.splits import Names, drop_overlap, names_of
 from g2d_jax.data.template import Template
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.records import Problem, Prompt, by_id, indices_by_task
-from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime import processes
 from g2d_jax.runtime.terminal import counted
 
 Say = Callable[[str], None]
@@ -120,8 +121,12 @@ def load(
     """
     loaded: Splits = {"train": [], "dev": [], "test": []}
     contents: dict[str, Content] = {}
-    for name, task in config.all_tasks.items():
-        found = _of_task(config, name, task, tokenizer, own_reward, say, splits, contents)
+    with processes.barrier():
+        read, wrong = _read(config, tokenizer, own_reward, say, splits, contents)
+        if wrong:
+            raise Invalid(wrong)
+    processes.agreed("problems", {name: content.digest for name, content in contents.items()})
+    for name, found in read.items():
         for split, problems in found.items():
             earlier = set(ids_of(loaded[split]))
             new = [problem for problem in problems if problem.id not in earlier]
@@ -134,11 +139,17 @@ def load(
         names = names_of(joined(loaded, others), tokenizer.conversation)
         loaded[split], overlap = drop_overlap(loaded[split], names)
         if count and not loaded[split]:
-            raise ValueError(
-                f"data.{split} has no problem left: all {count} occur in "
-                f"{' or '.join(f'data.{other}' for other in others)}. Give data.{split} other "
-                'problems, or divide one file: data.train.split="train", data.dev.split="dev", '
-                'data.test.split="test"'
+            places = " or ".join(f"data.{other}" for other in others)
+            remedy = 'other problems, or divide one file: data.train.split="train", data.dev.split='
+            remedy += '"dev", data.test.split="test"'
+            raise Invalid(
+                [
+                    error(
+                        f"data.{split}",
+                        f"has no problem left: all {count} occur in {places}",
+                        remedy,
+                    )
+                ]
             )
         if overlap:
             say(f"{split}: {counted(overlap, 'problem')} dropped: also in {' or '.join(others)}")
@@ -149,12 +160,7 @@ def load(
     for split, problems in loaded.items():
         is_named = any(getattr(task, split).path for task in config.all_tasks.values())
         if not problems and is_named and split in splits:
-            raise ValueError(
-                f"data.{split} has no problem left after filtering; see the messages above"
-            )
-    ids = {split: ids_of(problems) for split, problems in loaded.items()}
-    digests = {setting: content.digest for setting, content in contents.items()}
-    processes.agreed("problems", storage.fingerprint([ids, digests]))
+            raise Invalid([error(f"data.{split}", "has no problem left", "see the messages above")])
     return Problems(
         loaded,
         contents,
@@ -230,43 +236,47 @@ def read_source(
     return problems, report, replace(content, place=source.path)
 
 
-def _of_task(
+def _read(
     config: Config,
-    name: str,
-    task: Task,
     tokenizer: PromptTokenizer,
     own_reward: bool,
     say: Say,
     splits: Collection[str],
     contents: dict[str, Content],
-) -> Splits:
-    """Read a task's problems by split, and add the contents of its sources."""
-    prefix = "" if name == "main" else f"{name}, "
+) -> tuple[dict[str, Splits], list[Issue]]:
+    """Read the sources of all tasks, and add their contents; return the problems by task and split,
+    and the sources that cannot be read."""
     longest = config.data.max_prompt_length
-    how = reading(task.reward, own_reward and name == "main")
-    loaded: Splits = {}
-    for split in SPLITS:
+    read: dict[str, Splits] = {}
+    wrong: list[Issue] = []
+
+    def of_source(name: str, split: str, task: Task) -> None:
+        label = split if name == "main" else f"{name}, {split}"
+        how = reading(task.reward, own_reward and name == "main")
         source: Source = getattr(task, split)
-        if not source.path or split not in splits:
-            continue
-        problems, report, contents[setting_of(name, split)] = read_source(
-            source, config.data.seed, how
-        )
-        tell(f"{prefix}{split}", report, say, tokenizer.template)
+        problems, report, content = read_source(source, config.data.seed, how)
+        contents[setting_of(name, split)] = content
+        tell(label, report, say, tokenizer.template)
         if how.verified:
-            problems = _answered(problems, f"{prefix}{split}", say)
+            problems = _answered(problems, label, say)
         without = sum(problem.answer is None for problem in problems)
         if without and how.columns:
             hint = f"; {NO_COLUMN}" * (without == len(problems))
             say(
-                f"{prefix}{split}: {without} of {len(problems)} problems have no reference "
-                f"answer: a reward function gets None for them{hint}"
+                f"{label}: {without} of {len(problems)} problems have no reference answer: a reward "
+                f"function gets None for them{hint}"
             )
         short, dropped = tokenizer.drop_too_long(problems, longest)
-        loaded[split] = [replace(problem, task=name) for problem in short]
+        read[name][split] = [replace(problem, task=name) for problem in short]
         if dropped:
-            say(f"{prefix}{split}: {counted(dropped, 'prompt')} of over {longest} tokens dropped")
-    return loaded
+            say(f"{label}: {counted(dropped, 'prompt')} of over {longest} tokens dropped")
+
+    for name, task in config.all_tasks.items():
+        read[name] = {}
+        for split in SPLITS:
+            if getattr(task, split).path and split in splits:
+                wrong += faults(setting_of(name, split), partial(of_source, name, split, task))
+    return read, wrong
 
 
 def _answered(problems: list[Problem], label: str, say: Say) -> list[Problem]:

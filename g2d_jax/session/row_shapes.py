@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from g2d_jax import mesh as meshes
+from g2d_jax.config.section import Invalid, error
 from g2d_jax.data.packing import Group, Packed, computed_columns, pack, round_up
 from g2d_jax.models import kernels
 from g2d_jax.session.session import Session
@@ -46,11 +47,9 @@ def choose_row_length(
     """
     chosen = session.config.compute.row_length
     if chosen and chosen < longest:
-        raise ValueError(
-            f"compute.row_length is {chosen} but a group can need {longest} tokens: raise it, or "
-            "set 0"
-        )
-    step = kernels.LANES if _kernel(session, kernels.LANES) == "splash" else 16
+        text = f"is {chosen}, and a group can need {longest} tokens"
+        raise Invalid([error("compute.row_length", text, "raise it, or set 0")])
+    step = kernels.LANES if kernel_of(session, kernels.LANES) == "splash" else 16
     shortest = round_up(longest, step)
     most = max(shortest, _microbatch_tokens(session, 0) // meshes.row_ways(session.mesh))
 
@@ -62,7 +61,7 @@ def choose_row_length(
         )
 
     length = chosen or min(range(shortest, most + 1, step), key=columns)
-    session.kernels[f"packed rows of {length} tokens"] = _kernel(session, length)
+    session.kernels[f"packed rows of {length} tokens"] = kernel_of(session, length)
     return length
 
 
@@ -72,7 +71,7 @@ def pack_rows(session: Session, groups: Sequence[Group], rows: RowShape) -> Pack
     return pack(groups, **_layout(session, rows))
 
 
-def _kernel(session: Session, length: int) -> kernels.Kernel:
+def kernel_of(session: Session, length: int) -> kernels.Kernel:
     """Return the kernel of attention over rows of a length. Raises ValueError where the configured
     one cannot serve."""
     return kernels.choose(

@@ -89,6 +89,9 @@ class Session:
     peak: Peak | None = None  # of the host memory of the stage under way
     # a user's own, by stage
     losses: dict[str, tuple[Objective, Programs]] = field(default_factory=dict)
+    # stage -> what was read to check it, until it runs; and its warnings, for its manifest
+    given: dict[str, Any] = field(default_factory=dict)
+    warnings: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def at(
         self, config: Config, folders: Mapping[str, epath.Path], tracker: Tracker, **changes: Any
@@ -99,6 +102,7 @@ class Session:
         # The stages decide over how many devices it splits, and what training has room for.
         for decided in ("sampling", "micro", "compute"):
             vars(other).pop(decided, None)
+        vars(other).update(given={}, warnings={})
         vars(other).update(config=config, folders=folders, tracker=tracker, **changes)
         return other
 
