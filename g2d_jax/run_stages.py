@@ -89,8 +89,13 @@ def _looks(config: Config) -> Iterator[tuple[str, Callable[[], object]]]:
         from g2d_jax.runtime import endpoint  # here: few runs have one
 
         url = config.engine.url
-        yield "engine.url", lambda: endpoint.check_url(url)
-        yield "engine.api_key_env", lambda: endpoint.api_key(url, config.engine.api_key_env)
+        key = partial(endpoint.api_key, url, config.engine.api_key_env)
+
+        def reachable() -> None:
+            endpoint.check_url(url)
+            check.refuse(faults("engine.api_key_env", key))
+
+        yield "engine.url", reachable
     for name, task in config.all_tasks.items():
         setting = f"{setting_of(name, 'train')}.path"
         yield setting, partial(check_training, task.train.path, setting)

@@ -22,7 +22,7 @@ from g2d_jax.session.answers import answer_issues
 from g2d_jax.session.policies import model_of
 from g2d_jax.session.row_shapes import kernel_of
 from g2d_jax.session.session import Session
-from g2d_jax.trial import Trial, trials
+from g2d_jax.trial import Trial, try_reward
 
 
 def refuse(session: Session, names: Sequence[str]) -> list[Trial]:
@@ -36,7 +36,9 @@ def refuse(session: Session, names: Sequence[str]) -> list[Trial]:
     tried: list[Trial] = []
     found: list[Issue] = []
     if processes.leader():  # a judge is asked once
-        found += faults("reward", lambda: tried.extend(trials(session)))
+        for task in session.config.all_tasks:
+            setting = f"{prefix_of(task)}reward.function"
+            found += faults(setting, partial(try_reward, session, task, tried))
     for trial in tried:
         found += trial.issues
     found += [*answer_issues(session), *of_stages(session, unfinished(session, names))]

@@ -37,20 +37,16 @@ class Trial:
     issues: list[Issue] = field(default_factory=list)
 
 
-def trials(session: Session) -> Iterator[Trial]:
-    """Try the reward of each task that has problems; no reward model. Raises RewardFailed."""
-    for task, settings in session.config.all_tasks.items():
-        problems = problems_of(session, task)
-        if problems and settings.reward.function != "model":
-            yield _tried(session, task, problems)
-
-
-def _tried(session: Session, task: str, problems: Sequence[Problem]) -> Trial:
-    """Score the reference answer, and that of another problem, as the prompt asks for answers.
+def try_reward(session: Session, task: str, trials: list[Trial]) -> None:
+    """Score the reference answers of a task's first problems, and others, as the prompt asks for
+    answers, and add this to the trials. Not of a reward model. Raises RewardFailed.
 
     Where it asks for none, or for a form that the rule of reward.answers does not read, in the form
     of the rule; such a form is tried beside it, and warned of.
     """
+    problems = problems_of(session, task)
+    if not problems or session.config.all_tasks[task].reward.function == "model":
+        return
     reward = session.config.all_tasks[task].reward
     tried, form = _responses(session, task, problems)
     tried_problems, _, texts = zip(*tried, strict=True)
@@ -61,6 +57,7 @@ def _tried(session: Session, task: str, problems: Sequence[Problem]) -> Trial:
     if reward.is_function and session.config.verifiable[task]:
         trial.title += f"; correct, also in pairs, is what {reward.function} scores above "
         trial.title += f"reward.correct_above={reward.correct_above:g}"
+    trials.append(trial)
     rewards: dict[tuple[str, str], float] = {}
     misjudged: list[str] = []
     for (problem, kind, text), score in zip(tried, scores, strict=True):
@@ -71,7 +68,7 @@ def _tried(session: Session, task: str, problems: Sequence[Problem]) -> Trial:
         if score.verdict == unexpected:
             misjudged.append(f"a {kind} answer to {problem.id} ({score.reward:g})")
     if not session.config.verifiable[task]:
-        return trial
+        return
     alike = []
     for problem, kind, _ in tried:
         has_answer = kind == "right" and problem.answer is not None
@@ -88,7 +85,6 @@ def _tried(session: Session, task: str, problems: Sequence[Problem]) -> Trial:
         text += "of what it is, in accuracies, pass rates and pairs"
         trial.issues.append(warning(f"{setting}.correct_above", text))
     trial.issues += _too_short(session, [text for _, kind, text in tried if kind == "right"])
-    return trial
 
 
 def _too_short(session: Session, texts: Sequence[str]) -> Iterator[Issue]:

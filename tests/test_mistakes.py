@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import pytest
+from etils import epath
 
 from g2d_jax.cli import main
 from g2d_jax.config import Config
@@ -21,7 +22,7 @@ from g2d_jax.data import arithmetic
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.workdir import claim
+from g2d_jax.workdir import write_settings
 
 TABLE = Path(__file__).with_name("mistakes.txt").read_text()
 LINES = [line for line in TABLE.splitlines() if line and line[0] != "#"]
@@ -126,17 +127,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         Path("my_rewards.py").write_text(MY_REWARDS)
         Path("broken_rewards.py").write_text("def graded(:\n")
         Path("good.py").write_text(CONFIG.format(""))
-        begun = resolve("good.py", ["stages.warmup.steps=3"])
-        claim(Config.of(begun), type(folder)("begun") and _epath("begun"), {})
+        begun = Config.of(resolve("good.py", ["stages.sft.batch_size=16"]))
+        (folder / "begun" / "01-sft").mkdir(parents=True)
+        write_settings(begun, epath.Path(folder) / "begun")
         yield folder
-
-
-def _epath(path: str) -> Any:
-    from etils import epath
-
-    place = epath.Path(path)
-    place.mkdir()
-    return place
 
 
 def command(how: list[str], number: int) -> list[str]:

@@ -4,7 +4,7 @@ where one is made.
 class Sampling(Section):
     temperature: Annotated[float, Bounds(least=0)] = 1.0
 
-editable(Sampling()) ─► ConfigDict, which config files and --config.FIELD=VALUE change ─► record(Sampling, …)
+editable(Sampling()) ─► ConfigDict, which config files and --config.FIELD=VALUE change ─► read(Sampling, …)
 """
 
 from __future__ import annotations
@@ -137,16 +137,17 @@ warning = functools.partial(Issue, "warning")
 
 
 def faults(path: str, look: Callable[[], object]) -> list[Issue]:
-    """Return what a function finds wrong by raising ValueError, [] where it raises none. path: of
-    the setting that cannot be used then."""
+    """Return what a function finds wrong by raising ValueError, [] where it raises none. path: the
+    setting that cannot be used then, unless the message begins with it, or with one within."""
     try:
         look()
     except Invalid as fault:
         return list(fault.issues)
     except ValueError as fault:
-        text = str(fault)
-        named = text.removeprefix(f"{path} ")
-        return [error(path, f"cannot be used: {text}" if named == text else named)]
+        first, _, rest = str(fault).partition(" ")
+        if f"{first}.".startswith(f"{path}."):
+            return [error(first, rest)]
+        return [error(path, f"cannot be used: {fault}")]
     return []
 
 
@@ -280,16 +281,6 @@ def editable(section: Section) -> ConfigDict:
             value = ConfigDict(value)
         config[name] = value
     return config
-
-
-def record(section: type[S], values: ConfigDict, path: str = "", **fields: Any) -> S:
-    """Return the record of a ConfigDict that `editable` made: see `read`. Raises Invalid with all
-    values that are wrong."""
-    found: list[Issue] = []
-    made = read(section, values, found, path, **fields)
-    if found:
-        raise Invalid(found)
-    return made
 
 
 def read(

@@ -81,7 +81,7 @@ class TemplateSettings:
     def __post_init__(self) -> None:
         if PLACEHOLDER not in self.pattern:
             raise ValueError(
-                f"prompt_template is one of {', '.join(PROMPT_TEMPLATES)} or a text that contains "
+                f"tokenizer.prompt_template is one of {', '.join(PROMPT_TEMPLATES)} or a text that contains "
                 f"{PLACEHOLDER}, got {self.prompt_template!r}"
                 f"{suggest(self.prompt_template, PROMPT_TEMPLATES)}"
             )
@@ -146,8 +146,8 @@ class Template:
         self.is_chat: bool = has_template and settings.chat is not False
         if not self.is_chat and settings.system not in (None, DEFAULT_SYSTEM):
             raise ValueError(
-                "a system prompt needs a chat template, which is not in use here: "
-                f"{settings.system!r}"
+                f"tokenizer.system is {settings.system!r}, and no chat template is in use to put it "
+                "in: leave it unset"
             )
         self.settings = settings
         self._tokenizer = tokenizer

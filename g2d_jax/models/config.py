@@ -652,7 +652,7 @@ class ModelConfig:
         if wrong := [name for name in lora.targets if name not in self.linear]:
             why = "; experts have no adapters" if self.num_experts else ""
             raise ValueError(
-                f"lora.targets: this model has no linear layer {wrong[0]!r}{why}; there are "
+                f"lora.targets has {wrong[0]!r}, which is no linear layer of this model{why}; there are "
                 f"{', '.join(self.linear)}"
             )
 

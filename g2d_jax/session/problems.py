@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from g2d_jax import keys
 from g2d_jax.config import Config, Invalid, Issue, Reward, Source, Task, setting_of
-from g2d_jax.config.section import error, faults
+from g2d_jax.config.section import faults
 from g2d_jax.contents import Content, records
 from g2d_jax.data.fields import THOUGHTS
 from g2d_jax.data.order import Mixture, Order
@@ -121,13 +121,25 @@ def load(
     """
     loaded: Splits = {"train": [], "dev": [], "test": []}
     contents: dict[str, Content] = {}
+    said: list[str] = []
+
+    def tell_of(text: str) -> None:
+        said.append(text)
+        say(text)
+
     with processes.barrier():
-        read, wrong = _read(config, tokenizer, own_reward, say, splits, contents)
+        read, wrong = _read(config, tokenizer, own_reward, tell_of, splits, contents)
         if wrong:
             raise Invalid(wrong)
     processes.agreed("problems", {name: content.digest for name, content in contents.items()})
+    longest = config.data.max_prompt_length
     for name, found in read.items():
-        for split, problems in found.items():
+        for split, whole in found.items():
+            problems, too_long = tokenizer.drop_too_long(whole, longest)
+            if too_long:
+                limit = f"{longest} tokens (data.max_prompt_length)"
+                label = split if name == "main" else f"{name}, {split}"
+                tell_of(f"{label}: {counted(too_long, 'prompt')} of over {limit} dropped")
             earlier = set(ids_of(loaded[split]))
             new = [problem for problem in problems if problem.id not in earlier]
             dropped = len(problems) - len(new)
@@ -139,28 +151,24 @@ def load(
         names = names_of(joined(loaded, others), tokenizer.conversation)
         loaded[split], overlap = drop_overlap(loaded[split], names)
         if count and not loaded[split]:
-            places = " or ".join(f"data.{other}" for other in others)
-            remedy = 'other problems, or divide one file: data.train.split="train", data.dev.split='
-            remedy += '"dev", data.test.split="test"'
-            raise Invalid(
-                [
-                    error(
-                        f"data.{split}",
-                        f"has no problem left: all {count} occur in {places}",
-                        remedy,
-                    )
-                ]
+            raise ValueError(
+                f"data.{split} has no problem left: all {count} occur in "
+                f"{' or '.join(f'data.{other}' for other in others)}. Give data.{split} other "
+                'problems, or divide one file: data.train.split="train", data.dev.split="dev", '
+                'data.test.split="test"'
             )
         if overlap:
             say(f"{split}: {counted(overlap, 'problem')} dropped: also in {' or '.join(others)}")
     # Last, so that what a policy may be trained on does not depend on what the verifier can read.
     left_out, messages = _leave_out(config, loaded, own_reward, unreadable)
     for entry in messages:
-        say(f"WARNING: {entry['text']}")
+        tell_of(f"WARNING: {entry['text']}")
     for split, problems in loaded.items():
         is_named = any(getattr(task, split).path for task in config.all_tasks.values())
         if not problems and is_named and split in splits:
-            raise Invalid([error(f"data.{split}", "has no problem left", "see the messages above")])
+            why = [text for text in said if f"{split}:" in text]
+            reason = "; ".join(why) or "of few problems a part may have none, so give more"
+            raise ValueError(f"data.{split} has no problem left: {reason}")
     return Problems(
         loaded,
         contents,
@@ -246,7 +254,6 @@ def _read(
 ) -> tuple[dict[str, Splits], list[Issue]]:
     """Read the sources of all tasks, and add their contents; return the problems by task and split,
     and the sources that cannot be read."""
-    longest = config.data.max_prompt_length
     read: dict[str, Splits] = {}
     wrong: list[Issue] = []
 
@@ -266,13 +273,9 @@ def _read(
                 f"{label}: {without} of {len(problems)} problems have no reference answer: a reward "
                 f"function gets None for them{hint}"
             )
-        short, dropped = tokenizer.drop_too_long(problems, longest)
-        read[name][split] = [replace(problem, task=name) for problem in short]
-        if dropped:
-            say(f"{label}: {counted(dropped, 'prompt')} of over {longest} tokens dropped")
+        read.setdefault(name, {})[split] = [replace(problem, task=name) for problem in problems]
 
     for name, task in config.all_tasks.items():
-        read[name] = {}
         for split in SPLITS:
             if getattr(task, split).path and split in splits:
                 wrong += faults(setting_of(name, split), partial(of_source, name, split, task))

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from g2d_jax.config import Invalid, Issue, Sft
-from g2d_jax.config.section import error, warning
+from g2d_jax.config import Issue, Sft
+from g2d_jax.config.section import warning
 from g2d_jax.data.distinct import require_few
 from g2d_jax.data.examples import load_examples
 from g2d_jax.data.order import draw
@@ -131,9 +131,10 @@ def examples(
             f"{data.path}: {too_long} of {len(distinct)} examples longer than max_length {stage.max_length} dropped"
         )
     if not fits:
-        text = f"has no example that fits: {too_long} are longer than max_length {stage.max_length}"
-        text += f", {overlap} ask a problem of dev or test"
-        raise Invalid([error(f"stages.{name}.data", text)])
+        raise ValueError(
+            f"stages.{name}.data has no example that fits: {too_long} are longer than max_length "
+            f"{stage.max_length}, {overlap} ask a problem of dev or test"
+        )
     counts = {
         "duplicates": report.duplicates,
         "broken": report.broken + len(unwritten),
