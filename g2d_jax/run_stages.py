@@ -67,46 +67,35 @@ def checked(
     """
     run, found = check.issues(config, until)
     found = [*known, *found]
-    paths = {issue.path for issue in found}
-    for issue in places.issues(to_dict(run)):
-        if issue.path not in paths:
+    for issue in (*places.issues(to_dict(run)), *_issues(run)):
+        if issue.path not in {other.path for other in found}:
             found.append(issue)
-    paths = {issue.path for issue in found}
-    for path, look in _looks(run):
-        if path not in paths:
-            found += faults(path, look)
     check.refuse(found)
     return run, found
 
 
-def _looks(config: Config) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield settings that name something, each with a function that raises ValueError where it
-    cannot be used."""
+def _issues(config: Config) -> Iterator[Issue]:
+    """Yield settings that name something which cannot be used, or a shape that is none."""
     if not config.model.path:
-        shape = init_params.shape
-        yield "model", lambda: shape(config.model, 1, init_params.adapters(config.lora))
+        shape = partial(init_params.shape, config.model, 1)
+        yield from faults("model", lambda: shape(init_params.adapters(config.lora)))
     if config.engine.is_server:
         from g2d_jax.runtime import endpoint  # here: few runs have one
 
-        url = config.engine.url
-        key = partial(endpoint.api_key, url, config.engine.api_key_env)
-
-        def reachable() -> None:
-            endpoint.check_url(url)
-            check.refuse(faults("engine.api_key_env", key))
-
-        yield "engine.url", reachable
+        url, key = config.engine.url, config.engine.api_key_env
+        wrong = faults("engine.url", lambda: endpoint.check_url(url))
+        yield from wrong or faults("engine.api_key_env", lambda: endpoint.api_key(url, key))
     for name, task in config.all_tasks.items():
         setting = f"{setting_of(name, 'train')}.path"
-        yield setting, partial(check_training, task.train.path, setting)
+        yield from faults(setting, partial(check_training, task.train.path, setting))
         for function in task.reward.user_functions:
             setting = "function" if function == task.reward.function else "functions"
             look = partial(load_reward, function, task.reward.folder)
-            yield f"{prefix_of(name)}reward.{setting}", look
+            yield from faults(f"{prefix_of(name)}reward.{setting}", look)
     for name, stage in config.stages.items():
         for field, policies in stage.policies_by_field().items():
             for policy in policies:
-                yield f"stages.{name}.{field}", partial(require_elsewhere, policy)
+                yield from faults(f"stages.{name}.{field}", partial(require_elsewhere, policy))
 
 
 def warn(tracker: Tracker, warnings: Iterable[Issue]) -> None:

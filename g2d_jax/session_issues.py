@@ -68,9 +68,8 @@ def tell(session: Session, warnings: Iterable[Issue]) -> None:
             session.say_once(f"WARNING: {issue}")
             continue
         name = rest.partition(".")[0]
-        kept = {"cause": issue.path, "step": 0, "text": str(issue), "values": {}}
-        session.warnings.setdefault(name, []).append(kept)
-        session.tracker.warn(name, 0, issue.path, str(issue), {})
+        told = session.tracker.warn(name, 0, issue.path, str(issue))
+        session.warnings.setdefault(name, []).append(told)
 
 
 def of_inputs(session: Session) -> list[Issue]:

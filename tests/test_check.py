@@ -185,6 +185,22 @@ def test_a_reward_model_with_further_functions_still_knows_no_right_and_wrong() 
     assert found.startswith("reward.verifiable is True")
 
 
+@pytest.mark.parametrize(
+    ("text", "warned"),
+    [
+        (r"Q: {problem}\nA:", True),
+        (r"{problem}\n\nanswer:", True),
+        ("{problem}\nA:", False),
+        (r"{problem} with $a \neq 0$, $\nabla f$, $\nu$, $x \not\in A$", False),
+    ],
+)
+def test_line_breaks_that_a_shell_handed_over_as_two_characters_are_warned_of(
+    text: str, warned: bool
+) -> None:
+    _, found = check.issues(resolve("demo", [f"tokenizer.prompt_template={text}"]))
+    assert [issue.path for issue in found] == ["tokenizer.prompt_template"] * warned
+
+
 def test_a_name_that_is_mistyped_is_one_error() -> None:
     config = resolve("demo")
     with config.stages.unlocked():

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from g2d_jax.commands.opening import last_policy, not_at_hand, opened, scored_by
 from g2d_jax.config import Config, Sampling, places
-from g2d_jax.config.check import refuse
 from g2d_jax.config.graph import plan
 from g2d_jax.data.splits import problem_id
 from g2d_jax.data.stops import cut
@@ -24,6 +23,7 @@ from g2d_jax.session import kept_inputs
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.problems import READ_FOR
 from g2d_jax.session.session import Session
+from g2d_jax.session_issues import with_errors
 from g2d_jax.stages.alerts import position_issues
 
 
@@ -103,10 +103,7 @@ def _answers(
     ]
     most = range(params.max_new_tokens)
     pairs = [(request.prompt_ids, most) for request in requests]
-    found = position_issues(session, "--max-new-tokens", pairs=pairs)
-    refuse(found)
-    for issue in found:
-        session.say_once(f"WARNING: {issue}")
+    with_errors(session, position_issues(session, "--max-new-tokens", pairs=pairs))
     rollouts = list(session.sampling.sampler.generate(view, requests, "sample"))
     place = {problem.id: i for i, problem in enumerate(problems)}
     rollouts.sort(key=lambda r: (place[r.problem_id], r.sample))

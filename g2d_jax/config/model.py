@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -16,6 +17,7 @@ from g2d_jax.config.section import (
     Run,
     Section,
     error,
+    warning,
 )
 
 
@@ -69,3 +71,16 @@ class Tokenizer(Section):
     prompt_template: str = "plain"  # "plain", "paper", or any text with {problem}
     system: str | None = None  # unset: no system block; "default": what the template inserts
     enable_thinking: bool | None = None
+
+    def issues(self, run: Run) -> Iterator[Issue]:
+        """Yield line breaks as a shell hands them over."""
+        yield from super().issues(run)
+        for name in ("prompt_template", "system"):
+            if _TYPED_BREAK.search(getattr(self, name) or ""):
+                text = "has a backslash and an n where a line break may be meant"
+                remedy = rf"in bash write $'--config.tokenizer.{name}=…\n…'"
+                yield warning(name, text, f"{remedy}, or set it in the config file")
+
+
+# A backslash and an n; not the beginning of a command of LaTeX.
+_TYPED_BREAK = re.compile(r"\\n(?!(?:abla|e|eg|eq|ewline|i|mid|onumber|ot|otin|u)\b)")

@@ -40,8 +40,6 @@ PROMPT_TEMPLATES = {
 DEFAULT_SYSTEM = "default"
 _CLOCK = re.compile(r"""strftime_now\(\s*(["'])((?:(?!\1).)*)\1\s*\)""")
 _WORDS = re.compile(r"\w\s+\w")
-# A backslash and an n as a shell hands them over; not the beginning of a command of LaTeX.
-_TYPED_BREAK = re.compile(r"\\n(?!(?:abla|e|eg|eq|ewline|i|mid|onumber|ot|otin|u)\b)")
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
 # Stand-ins whose place in a rendered conversation shows what the template put around them; of
 # letters alone, which no template escapes, strips or splits.
@@ -90,17 +88,6 @@ class TemplateSettings:
     def pattern(self) -> str:
         """Return the prompt template's text."""
         return PROMPT_TEMPLATES.get(self.prompt_template, self.prompt_template)
-
-
-def typed_warning(setting: str, text: str) -> str:
-    r"""Return a warning for a text of the settings with \n in it as two characters, "" for any
-    other."""
-    if not _TYPED_BREAK.search(text):
-        return ""
-    return (
-        f"WARNING: {setting} has a backslash and an n where a line break may be meant: in bash "
-        f"write $'--config.{setting}=…\\n…', or set it in the config file"
-    )
 
 
 Fault = Callable[[ValueError], None]

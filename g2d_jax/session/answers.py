@@ -121,6 +121,8 @@ def _stop_issues(session: Session, task: str, problems: Sequence[Problem]) -> It
     )
     of_kind = {"right responses": answers, "worked examples of the template": examples}
     for setting, string in stops:
+        if fault := session.tokenizer.stop_string_fault(string):
+            yield warning(setting, fault)
         has = f"has {string!r}, which ends"
         ends_any = False
         for kind, texts in of_kind.items():

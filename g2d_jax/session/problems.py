@@ -131,7 +131,6 @@ def load(
         read, wrong = _read(config, tokenizer, own_reward, tell_of, splits, contents)
         if wrong:
             raise Invalid(wrong)
-    processes.agreed("problems", {name: content.digest for name, content in contents.items()})
     longest = config.data.max_prompt_length
     for name, found in read.items():
         for split, whole in found.items():

@@ -36,7 +36,7 @@ from g2d_jax.session.problems import SPLITS, Problems, Reading, reading
 from g2d_jax.session.problems import load as load_problems
 from g2d_jax.session.reward_manager import RewardManager
 from g2d_jax.session.sampling import RunSampling
-from g2d_jax.session.tokenizers import run_tokenizer
+from g2d_jax.session.tokenizers import open_tokenizer
 from g2d_jax.session.training_memory import Micro
 from g2d_jax.training.objectives import Compute, Objective
 
@@ -159,7 +159,7 @@ class Session:
     @cached_property
     def tokenizer(self) -> PromptTokenizer:
         """The tokenizer with its templates."""
-        return run_tokenizer(self.config, self.fault, self.say_once)
+        return open_tokenizer(self.config.tokenizer, self.config.model, self.fault)
 
     @cached_property
     def problems(self) -> Problems:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -67,12 +67,10 @@ SAFE_EPSILON = 1e-4  # of Adam, as the paper has it for verifiable tasks
 
 @dataclass(frozen=True)
 class Alert:
-    """A warning. cause: its name, one a stage. text: the symptom, and what to try. values: the
-    numbers it rests on."""
+    """A warning. cause: its name, one a stage. text: the symptom, and what to try."""
 
     cause: str
     text: str
-    values: Mapping[str, float] = field(default_factory=dict)
 
 
 # Reporting
@@ -84,16 +82,13 @@ def say(
     """Show the user the alerts whose cause is not among the warnings, and add them there; all
     processes call it.
 
-    warnings: {"cause", "step", "text", "values"} each, for the manifest; JSON.
+    warnings: as `Tracker.warn` returns them, for the manifest.
     """
     for alert in alerts:
         if alert.cause in {before["cause"] for before in warnings}:
             continue
         text = f"{name}{f', step {step}' if step else ''}: {alert.text}"
-        warnings.append(
-            {"cause": alert.cause, "step": step, "text": text, "values": dict(alert.values)}
-        )
-        session.tracker.warn(name, step, alert.cause, text, alert.values)
+        warnings.append(session.tracker.warn(name, step, alert.cause, text))
 
 
 def report(trainer: Trainer, alerts: Iterable[Alert]) -> None:
@@ -242,7 +237,7 @@ def few_pairs(counts: Mapping[str, int], cause: Cause) -> list[Alert]:
         f"{mixed} of {prompts} prompts have responses to tell apart ({why}), which gives "
         f"{counts['pairs']} pairs: {cause.symptom}. To try: {cause.remedy}"
     )
-    return [Alert("signal", text, {"mixed": mixed, "prompts": prompts})]
+    return [Alert("signal", text)]
 
 
 def sampled(
@@ -262,7 +257,7 @@ def sampled(
             "a larger sampling.max_new_tokens, the template that the model was trained with "
             "(tokenizer.chat, tokenizer.prompt_template), SFT on responses that end"
         )
-        alerts.append(Alert("cut", text, {"clipped_ratio": cut}))
+        alerts.append(Alert("cut", text))
     unscorable = shares.get("verdicts/unscorable", 0.0)
     timeout = shares.get("verdicts/timeout", 0.0)
     if unscorable + timeout > UNGRADED:
@@ -271,7 +266,7 @@ def sampled(
             f"unscorable, {timeout:.0%} timeouts, which count as wrong). To try: look at the "
             "reference answers and at samples/, a larger reward.cpu_seconds"
         )
-        alerts.append(Alert("ungraded", text, {"unscorable": unscorable, "timeout": timeout}))
+        alerts.append(Alert("ungraded", text))
     signal = shares.get("frac_signal", 1.0)
     mute = shares.get("verdicts/no_answer", 0.0)
     if signal >= SIGNAL and mute <= UNREAD:
@@ -282,10 +277,10 @@ def sampled(
             f"{signal:.0%} of the prompts give a signal, and the rest teaches nothing: "
             f"{why.symptom}. To try: {why.remedy}"
         )
-        alerts.append(Alert("signal", text, {"frac_signal": signal}))
+        alerts.append(Alert("signal", text))
     elif why.verdict is Verdict.NO_ANSWER:
         text = f"of {whose}, {why.symptom}. To try: {why.remedy}"
-        alerts.append(Alert("no_answer", text, {"no_answer": mute}))
+        alerts.append(Alert("no_answer", text))
     return alerts
 
 
@@ -301,7 +296,7 @@ def chosen_logps_fell(change: float, stage: Offline) -> list[Alert]:
         f"a smaller optimizer.learning_rate (now {stage.optimizer.learning_rate:g}), fewer epochs, "
         "pairs of the policy's own recent responses"
     )
-    return [Alert("displaced", text, {"chosen_per_token": change})]
+    return [Alert("displaced", text)]
 
 
 def collapse(series: Mapping[str, Sequence[float]], stage: Online) -> list[Alert]:
@@ -335,7 +330,7 @@ def _collapsed(cause: str, first: float, last: float, stage: Online) -> Alert:
         "length": f"the length of its samples has collapsed to {last:.4g} tokens, {share}",
     }[cause]
     text = f"{what}. To try (arXiv 2506.21495): {'; '.join(remedies(cause, stage))}"
-    return Alert(cause, text, {"first": first, "last": last})
+    return Alert(cause, text)
 
 
 def remedies(cause: str, stage: Online) -> list[str]:

@@ -3,7 +3,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax.data.template import Template, TemplateSettings, typed_warning
+from g2d_jax.data.template import Template, TemplateSettings
 
 BOS = "<|bos|>"
 QUESTION = "What is {1+1}?"
@@ -93,21 +93,6 @@ def test_no_text_of_a_problem_breaks_the_prompt_template(make, problem):
         render(make(), problem, prompt_template="Solve {x}: {problem} {}")
         == "Solve {x}: " + problem + " {}"
     )
-
-
-@pytest.mark.parametrize("text", [r"Q: {problem}\nA:", r"{problem}\n\nanswer:", r"{problem} \n"])
-def test_line_breaks_that_a_shell_handed_over_as_two_characters_are_told(text):
-    assert "tokenizer.prompt_template has a backslash and an n" in typed_warning(
-        "tokenizer.prompt_template", text
-    )
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["{problem}\nA:", r"{problem} with $a \neq 0$, $\nabla f$, $\nu$, $x \not\in A$", "plain"],
-)
-def test_line_breaks_and_latex_are_not_told(text):
-    assert typed_warning("tokenizer.prompt_template", text) == ""
 
 
 def test_dated_block_is_taken_out_and_the_bos_stays(make):
