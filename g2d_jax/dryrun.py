@@ -13,13 +13,12 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import host_memory, session_issues
-from g2d_jax.config import Issue, Online, TrainingStage
+from g2d_jax.config import Issue, TrainingStage
 from g2d_jax.config import io as config_io
 from g2d_jax.config.graph import Plan, plan
 from g2d_jax.config.policy_name import own_stage
 from g2d_jax.models.decoder import count_params, count_trained
-from g2d_jax.rollouts.ahead import schedule
-from g2d_jax.run_stages import checked, require_packages, warn
+from g2d_jax.run_stages import checked, require_packages
 from g2d_jax.runtime import flags, precision, storage
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs, kept_inputs
@@ -56,11 +55,12 @@ def show(
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         # The session writes into a folder that is gone afterwards, and speaks of the run's own.
         place = epath.Path("WORKDIR") if workdir is None else absolute(workdir)
-        session = Session(settings, epath.Path(folder), tracker, order.folders(place))
+        folders = order.folders(place)
+        session = Session(settings, epath.Path(folder), tracker, folders, is_dry=True)
         session.follows = None if workdir is None else place
         with closing(session), precision.used(settings.dtype):
             _show_settings(session, config, config if named is None else named)
-            warn(tracker, warnings)
+            session_issues.tell(session, warnings)
             if workdir is not None:
                 require_same_run(settings, place)
             tried = session_issues.refuse(session, order.order)
@@ -70,9 +70,6 @@ def show(
             server = session.sampling.server
             if server is not None:
                 tracker.say(f"engine: {settings.engine.url} serves {server.model}")
-            for name, stage in settings.stages_of(Online).items():
-                if settings.engine.ahead and stage.rollouts == "sample":
-                    tracker.say(schedule(name, stage))
             _show_stages(session, order, place)
             for sentence in session.tokenizer.template.differences():
                 tracker.say(f"the chat template, as it is used here and exported: {sentence}")
@@ -86,8 +83,8 @@ def show(
             for task in session.config.all_tasks:
                 for problem in problems_of(session, task)[:SHOWN]:
                     show_problem(session, problem)
-            for trial in tried:
-                tracker.table(trial.title, trial.COLUMNS, trial.rows)
+            for title, rows in tried:
+                tracker.table(title, ["problem", "", "response", "reward", "verdict"], rows)
             chosen = [f"over {what}: {kernel}" for what, kernel in session.kernels.items()]
             tracker.say("\n  ".join(["kernels of attention:", *chosen]))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -78,7 +78,8 @@ def _issues(config: Config) -> Iterator[Issue]:
     """Yield settings that name something which cannot be used, or a shape that is none."""
     if not config.model.path:
         shape = partial(init_params.shape, config.model, 1)
-        yield from faults("model", lambda: shape(init_params.adapters(config.lora)))
+        wrong = faults("model", lambda: shape({}))
+        yield from wrong or faults("lora", lambda: shape(init_params.adapters(config.lora)))
     if config.engine.is_server:
         from g2d_jax.runtime import endpoint  # here: few runs have one
 
@@ -96,12 +97,6 @@ def _issues(config: Config) -> Iterator[Issue]:
         for field, policies in stage.policies_by_field().items():
             for policy in policies:
                 yield from faults(f"stages.{name}.{field}", partial(require_elsewhere, policy))
-
-
-def warn(tracker: Tracker, warnings: Iterable[Issue]) -> None:
-    """Print the warnings among the issues of a run's settings, or a study's, each once."""
-    for text in dict.fromkeys(map(str, warnings)):
-        tracker.say(f"WARNING: {text}", "yellow")
 
 
 def require_packages(config: Config) -> None:
@@ -284,7 +279,8 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
         with memory.measured() as peak:
             session.peak = peak
             fields = stage_modules.of_kind(stage.kind).run(session, name, stage)
-            fields["warnings"] = session.warnings.pop(name, []) + fields.get("warnings", [])
+            ahead = session.warnings.get("", []) + session.warnings.get(name, [])
+            fields["warnings"] = ahead + fields.get("warnings", [])
             session.writer.wait()
             held = max(processes.gather(peak.read()))
     except Exception as error:
@@ -315,8 +311,6 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
     }
     if stage.kind in TRAINING:
         manifest["micro"] = vars(session.micro)
-    if session.problems.unreadable:
-        manifest["unreadable"] = session.problems.unreadable
     if stage.kind not in TRAINING:  # training stages log it with every update
         session.tracker.log(name, 0, goodput(fields), kind="goodput")
     session.tracker.flush()

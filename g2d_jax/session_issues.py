@@ -7,7 +7,7 @@ No weights are loaded, and no program is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from g2d_jax import stages as stage_modules
@@ -32,17 +32,16 @@ def refuse(session: Session, names: Sequence[str]) -> list[Trial]:
     names: of stages; finished ones are passed over. All processes call it together. Raises Invalid
     with all that stops the run.
     """
-    with_errors(session, of_inputs(session))
+    names = unfinished(session, names)
+    tell(session, of_inputs(session, names))
     tried: list[Trial] = []
     found: list[Issue] = []
     if processes.leader():  # a judge is asked once
         for task in session.config.all_tasks:
             setting = f"{prefix_of(task)}reward.function"
-            found += faults(setting, partial(try_reward, session, task, tried))
-    for trial in tried:
-        found += trial.issues
-    found += [*answer_issues(session), *of_stages(session, unfinished(session, names))]
-    with_errors(session, found)
+            found += faults(setting, partial(try_reward, session, task, tried, found))
+    found += [*answer_issues(session), *of_stages(session, names)]
+    tell(session, found)
     return tried
 
 
@@ -53,26 +52,19 @@ def unfinished(session: Session, names: Sequence[str]) -> list[str]:
     )
 
 
-def with_errors(session: Session, found: Sequence[Issue]) -> None:
-    """Raise Invalid for errors among the issues; else `tell` of them."""
+def tell(session: Session, found: Sequence[Issue]) -> None:
+    """Raise Invalid for the errors among issues; without any print the warnings, each once, and
+    keep them for the manifests of their stages, others for all. All processes call it together."""
     with processes.barrier():
         check.refuse(found)
-    tell(session, found)
-
-
-def tell(session: Session, warnings: Iterable[Issue]) -> None:
-    """Print warnings, each once; those of stages are kept for their manifests."""
-    for issue in dict.fromkeys(warnings):
+    for issue in dict.fromkeys(found):
         section, _, rest = issue.path.partition(".")
-        if section != "stages":
-            session.say_once(f"WARNING: {issue}")
-            continue
-        name = rest.partition(".")[0]
+        name = rest.partition(".")[0] if section == "stages" else ""
         told = session.tracker.warn(name, 0, issue.path, str(issue))
         session.warnings.setdefault(name, []).append(told)
 
 
-def of_inputs(session: Session) -> list[Issue]:
+def of_inputs(session: Session, names: Sequence[str]) -> list[Issue]:
     """Return what makes model, tokenizer, devices, server or problems unusable; not what follows
     from another of these."""
     config = session.config
@@ -90,29 +82,25 @@ def of_inputs(session: Session) -> list[Issue]:
     )
     has_devices = works("mesh", lambda: session.mesh)
     if has_model and processes.leader():
-        for path, look in _weights(session):
+        for path, look in _weights(session, names):
             works(path, look)
     # What all do together, none does if one of them cannot.
     if all(processes.gather(has_model)):
         works("data", lambda: session.problems)
         if has_devices:
-            works("compute.attention", lambda: kernel_of(session, LANES))
+            works("compute", lambda: kernel_of(session, LANES))
             works("compute", lambda: session.sampling.devices.for_sampling)
             works("engine.url", lambda: session.sampling.server)
     return found
 
 
-def _weights(session: Session) -> Iterator[tuple[str, Callable[[], object]]]:
+def _weights(session: Session, names: Sequence[str]) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the settings that name weights, each with what raises ValueError where they cannot be
     loaded, by config.json and headers."""
     if session.model_folder is not None:
-        base = session.model_config.base
-        yield "model.path", partial(find_weights, session.model_folder, base)
-    for name, stage in session.config.stages.items():
-        folder = session.folders.get(name)
-        if folder is None or storage.finished(folder):
-            continue
-        for field, policies in stage.policies_by_field().items():
+        yield "model.path", lambda: find_weights(session.model_folder, session.model_config.base)
+    for name in names:
+        for field, policies in session.config.stages[name].policies_by_field().items():
             for policy in policies:
                 if PolicyName.parse(policy).origin == OF_MODEL:
                     yield f"stages.{name}.{field}", partial(model_of, session, policy)
@@ -128,9 +116,9 @@ def _weights(session: Session) -> Iterator[tuple[str, Callable[[], object]]]:
 def of_stages(session: Session, names: Sequence[str]) -> list[Issue]:
     """Return what stages find wrong with their data, their rows and the kernels of sampling."""
     config = session.config
-    found: list[Issue] = []
+    found = [*session.problems.issues]
     if not config.engine.is_server and any(config.stages[name].samplings() for name in names):
-        found += faults("compute.decode_attention", lambda: session.sampling.sampler)
+        found += faults("compute", lambda: session.sampling.sampler)
     for name in names:
         found += _of_stage(session, name)
     return found

@@ -43,7 +43,9 @@ class Lora(Section):
     """Low-rank adapters beside the model's linear layers; only they are trained."""
 
     rank: NonNegative = 0  # 0: none, all parameters are trained
-    alpha: float = 16.0  # their product is scaled by alpha / rank
+    alpha: Annotated[float, Bounds(above=0, below=math.inf)] = (
+        16.0  # their product is scaled by alpha / rank
+    )
     # or some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, …
     targets: tuple[str, ...] = ("all-linear",)
     # of the parameters that are not trained: "bfloat16" halves their memory

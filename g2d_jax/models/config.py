@@ -360,10 +360,6 @@ class Lora:
     targets: tuple[str, ...] = EVERY_TARGET
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or not 0 < self.alpha < math.inf:
-            raise ValueError(
-                f"lora.rank and lora.alpha must be positive, got {self.rank} and {self.alpha}"
-            )
         if not self.targets or len(set(self.targets)) < len(self.targets):
             raise ValueError(
                 f"lora.targets must name at least one layer, and none twice, got {self.targets}"

@@ -15,7 +15,6 @@ from g2d_jax.config import Config, Model
 from g2d_jax.config import Lora as Adapters
 from g2d_jax.config.io import to_dict
 from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName, own_stage
-from g2d_jax.config.section import Invalid, error
 from g2d_jax.models import decoder, hf, lora, quantise
 from g2d_jax.models.config import Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
@@ -46,10 +45,9 @@ def shape(settings: Model, vocab_size: int, adapters: Mapping[str, Any]) -> Mode
         del sizes[name]
     try:
         return ModelConfig(**sizes, vocab_size=vocab_size, **adapters)
-    except ValueError as fault:
-        field, _, text = str(fault).partition(" ")
-        is_adapters = field.startswith("lora.")
-        raise Invalid([error(field if is_adapters else f"model.{field}", text)]) from fault
+    except ValueError as error:
+        prefix = "" if str(error).startswith("lora.") else "model."
+        raise ValueError(f"{prefix}{error}") from error
 
 
 def base_dtype(config: Config) -> jnp.dtype:

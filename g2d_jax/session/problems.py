@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from g2d_jax import keys
 from g2d_jax.config import Config, Invalid, Issue, Reward, Source, Task, setting_of
-from g2d_jax.config.section import faults
+from g2d_jax.config.section import faults, warning
 from g2d_jax.contents import Content, records
 from g2d_jax.data.fields import THOUGHTS
 from g2d_jax.data.order import Mixture, Order
@@ -49,14 +49,14 @@ class Problems:
 
     by_split: those that are used. contents: of each source, by setting: "data.train". left_out: the
     problems that were taken out of each split, for the verifier cannot read their reference
-    answers. unreadable: messages about such answers: {"split", "problems", "of", "text"} each.
-    count_tokens: of a problem's prompt. conversation: of a prompt, see `names_of`.
+    answers. issues: warnings of these. count_tokens: of a problem's prompt. conversation: of a
+    prompt, see `names_of`.
     """
 
     by_split: Splits
     contents: dict[str, Content]
     left_out: Splits
-    unreadable: list[dict[str, Any]]
+    issues: list[Issue]
     count_tokens: Callable[[Problem], int]
     conversation: Callable[[Prompt], Prompt]
 
@@ -159,20 +159,19 @@ def load(
         if overlap:
             say(f"{split}: {counted(overlap, 'problem')} dropped: also in {' or '.join(others)}")
     # Last, so that what a policy may be trained on does not depend on what the verifier can read.
-    left_out, messages = _leave_out(config, loaded, own_reward, unreadable)
-    for entry in messages:
-        tell_of(f"WARNING: {entry['text']}")
-    for split, problems in loaded.items():
-        is_named = any(getattr(task, split).path for task in config.all_tasks.values())
-        if not problems and is_named and split in splits:
-            why = [text for text in said if f"{split}:" in text]
-            reason = "; ".join(why) or "of few problems a part may have none, so give more"
-            raise ValueError(f"data.{split} has no problem left: {reason}")
+    left_out, issues = _leave_out(config, loaded, own_reward, unreadable)
+    for name, found in read.items():
+        for split in found:
+            if not any(problem.task == name for problem in loaded[split]):
+                why = [text for text in said if f"{split}:" in text]
+                why += [issue.text for issue in issues if issue.path == f"data.{split}"]
+                reason = "; ".join(why) or "of few problems a part may have none, so give more"
+                raise ValueError(f"{setting_of(name, split)} has no problem left: {reason}")
     return Problems(
         loaded,
         contents,
         left_out,
-        messages,
+        issues,
         count_tokens=lambda problem: len(tokenizer.encode_prompt(problem)),
         conversation=tokenizer.conversation,
     )
@@ -180,10 +179,10 @@ def load(
 
 def _leave_out(
     config: Config, loaded: Splits, own_reward: bool, unreadable: Unreadable | None
-) -> tuple[Splits, list[dict[str, Any]]]:
+) -> tuple[Splits, list[Issue]]:
     """Take the problems out of their splits whose reference answer the verifier cannot read.
 
-    Returns them, and the messages about such answers.
+    Returns them, and warnings.
     """
     graded = set()
     for name, reward in config.rewards.items():
@@ -193,28 +192,27 @@ def _leave_out(
     if graded and unreadable is not None:
         ids = unreadable([problem for problem in joined(loaded) if problem.task in graded])
     left_out: Splits = {}
-    messages: list[dict[str, Any]] = []
+    found: list[Issue] = []
     for split, problems in loaded.items():
         left_out[split] = [problem for problem in problems if problem.id in ids]
         loaded[split] = [problem for problem in problems if problem.id not in ids]
         if left_out[split]:
             asked = sum(problem.task in graded for problem in problems)
-            text = _message(split, left_out[split], asked)
-            count = len(left_out[split])
-            messages.append({"split": split, "problems": count, "of": asked, "text": text})
-    return left_out, messages
+            found.append(_unread(split, left_out[split], asked))
+    return left_out, found
 
 
-def _message(split: str, unread: Sequence[Problem], of: int) -> str:
+def _unread(split: str, unread: Sequence[Problem], of: int) -> Issue:
     """Say how many reference answers of a split the verifier cannot read, and the first of them."""
     first = ", ".join(
         f"{problem.answer!r:.{MOST_SHOWN}} (problem {problem.id})" for problem in unread[:SHOWN]
     )
-    return (
-        f"{split}: the verifier cannot read {len(unread):,} of {of:,} reference answers, so their "
-        "problems are left out. Or give other answers, another column (data.*.fields) or a reward "
-        f"function of your own. The first: {first}"
+    text = (
+        f"has {len(unread):,} of {of:,} reference answers that the verifier cannot read, and their "
+        f"problems are left out: {first}"
     )
+    remedy = "give other answers, another column (fields), or a reward function of your own"
+    return warning(f"data.{split}", text, remedy)
 
 
 class Reading(NamedTuple):
@@ -366,19 +364,10 @@ def count_drawn(config: Config, train: Sequence[Problem]) -> int:
 
 def train_order(config: Config, train: Sequence[Problem], purpose: str) -> Order | Mixture:
     """Return the order in which a stage draws from the training problems: tasks mixed by their
-    weights.
-
-    Raises ValueError for a task with a weight and without problems.
-    """
+    weights."""
     tasks, counts = config.all_tasks, Counter(problem.task for problem in train)
     if len(tasks) == 1:
         return order(config, counts["main"], purpose)
-    empty = [name for name, task in tasks.items() if task.weight and not counts[name]]
-    if empty:
-        raise ValueError(
-            f"task {empty[0]!r} has no training problem left: see the messages above, or set its "
-            "weight 0"
-        )
     low, _ = keys.key_data(config.seed, "order", purpose)
     return Mixture(
         [counts[name] for name in tasks], [task.weight for task in tasks.values()], int(low)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from g2d_jax import mesh as meshes
-from g2d_jax.config.section import Invalid, error
 from g2d_jax.data.packing import Group, Packed, computed_columns, pack, round_up
 from g2d_jax.models import kernels
 from g2d_jax.session.session import Session
@@ -47,8 +46,10 @@ def choose_row_length(
     """
     chosen = session.config.compute.row_length
     if chosen and chosen < longest:
-        text = f"is {chosen}, and a group can need {longest} tokens"
-        raise Invalid([error("compute.row_length", text, "raise it, or set 0")])
+        raise ValueError(
+            f"compute.row_length is {chosen} but a group can need {longest} tokens: raise it, or "
+            "set 0"
+        )
     step = kernels.LANES if kernel_of(session, kernels.LANES) == "splash" else 16
     shortest = round_up(longest, step)
     most = max(shortest, _microbatch_tokens(session, 0) // meshes.row_ways(session.mesh))

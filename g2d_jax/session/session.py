@@ -60,7 +60,8 @@ class Session:
     should begin with.
     follows: the work directory that says which reference answers can be read, None: its own. asks:
     whether the verifier is asked about the others; else all can.
-    mean_prompt: tokens of a mean prompt that a plan's work is for, None: of the problems.
+    mean_prompt: tokens of a mean prompt that a plan's work is for, None: of the problems. is_dry:
+    whether examples are shown.
     """
 
     config: Config
@@ -83,13 +84,14 @@ class Session:
     follows: epath.Path | None = None
     asks: bool = True
     mean_prompt: float | None = None
+    is_dry: bool = False
     clock: Clock = field(default_factory=Clock)
     ahead: CompileAhead = field(default_factory=CompileAhead)
     writer: Writer = field(default_factory=Writer)
     peak: Peak | None = None  # of the host memory of the stage under way
     # a user's own, by stage
     losses: dict[str, tuple[Objective, Programs]] = field(default_factory=dict)
-    # stage -> what was read to check it, until it runs; and its warnings, for its manifest
+    # stage -> what was read to check it, until it runs; its warnings, and of "" those of all
     given: dict[str, Any] = field(default_factory=dict)
     warnings: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 

@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -38,8 +38,6 @@ WATCHED = (
 )
 """Metrics of an online update that the rules read."""
 
-Drawn = Literal["problems", "examples"]
-
 WINDOW = 5  # steps at either end whose medians are compared
 FALLS = {"entropy": ("entropy", 0.2, 0.05), "length": ("completions/mean_length", 0.5, 0.2)}
 """Cause -> metric, the share of its start below which it has collapsed if the reward has not risen,
@@ -53,13 +51,9 @@ UNREAD = 0.5  # share of responses in which no answer was found
 UNGRADED = 0.2  # share of responses that no one could grade
 SIGNAL = 0.1  # share of prompts whose responses differ in reward, below which a step hardly teaches
 MIXED = 0.1  # the same share of the prompts that pairs are made of
-BATCHES: Mapping[Drawn, tuple[str, int]] = {
-    "problems": ("prompts_per_step", 50),
-    "examples": ("batch_size", 20),
-}
-"""By what a stage draws, the setting that says how many a step, and the times that each is drawn
-above which they are too few. Rewards stand more repetition than demonstrations, which are learned
-by heart."""
+# Times that each is drawn above which they are too few. Rewards stand more repetition than
+# demonstrations, which are learned by heart.
+MOST_VISITS = {"problems": 50, "examples": 20}
 UPDATES = 10  # of an offline stage: fewer hardly move a policy
 DISPLACED = 0.2  # nats a token that chosen responses lose
 SAFE_EPSILON = 1e-4  # of Adam, as the paper has it for verifiable tasks
@@ -157,26 +151,28 @@ def unclosed(setting: str, what: str, count: int, of: int) -> list[Issue]:
 
 
 def say_example(session: Session, head: str, parts: Mapping[str, np.ndarray]) -> None:
-    """Print an example exactly as it is trained on, once a run, special tokens written out. parts:
+    """Print an example in a dry run exactly as it is trained on, special tokens written out. parts:
     token ids, [T] int32 each, by what they are."""
+    if not session.is_dry:
+        return
     lines = [head]
     for part, ids in parts.items():
         text = shortened(session.tokenizer.decode_raw(ids), 1000)
         lines += [f"{part}, {len(ids)} tokens:", *(f"| {line}" for line in text.splitlines())]
-    session.say_once("\n  ".join(lines))
+    session.tracker.say("\n  ".join(lines))
 
 
-def too_few_problems(name: str, what: Drawn, count: int, batch: int, batches: int) -> list[Issue]:
-    """Warn if a stage of this many batches has too few problems, or examples, to draw them from."""
-    size, most_visits = BATCHES[what]
+def too_few(setting: str, what: str, count: int, batch: int, batches: int) -> list[Issue]:
+    """Warn if a stage of this many batches has too few problems, or examples, to draw them from.
+    setting: of the size of a batch."""
     visits = batches * batch / count
-    if not batches or (count >= batch and visits <= most_visits):
+    if not batches or (count >= batch and visits <= MOST_VISITS[what]):
         return []
     text = (
         f"is {batch}, and there are {count} {what} for {batches} batches: each is drawn "
         f"{visits:.0f} times{', some of them twice in a batch' if count < batch else ''}"
     )
-    return [warning(f"stages.{name}.{size}", text, f"lower it or steps, or give more {what}")]
+    return [warning(setting, text, f"lower it or steps, or give more {what}")]
 
 
 def beyond_positions(
@@ -206,8 +202,7 @@ def beyond_positions(
         f"is made for {shape.positions:,} (max_position_embeddings in its config.json): beyond "
         "these it gets worse"
     )
-    rope = ", or set the rope_scaling that its authors give for this length"
-    return [warning(setting, text, remedy + rope)]
+    return [warning(setting, text, f"{remedy}, or the rope_scaling that its authors give for it")]
 
 
 def few_updates(updates: int, batch: int, pairs: int) -> str:

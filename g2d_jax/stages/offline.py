@@ -80,11 +80,10 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
     with open_trainer(training) as trainer:
         if trainer.step == 0 and stage.compares:
             trainer.cost = scoring
-        if stage.preferences in session.config.stages:  # else `issues` said so
-            few = alerts.few_updates(steps, batch_size, count)
-            to_try = "more prompts or pairs_per_prompt, a smaller batch_size, more epochs"
-            found = [alerts.Alert("data", f"{few}. To try: {to_try}")]
-            alerts.report(trainer, found if few else [])
+        few = alerts.few_updates(steps, batch_size, count)
+        if few and stage.preferences in session.config.stages:  # else `issues` said so
+            more = "more prompts or pairs_per_prompt, a smaller batch_size, more epochs"
+            alerts.report(trainer, [alerts.Alert("data", f"{few}. To try: {more}")])
         while trainer.meet_before_update():
             with session.track_cost(trainer.cost):
                 drawn = [i for i, _ in draw(order, trainer.step * batch_size, batch_size)]

@@ -41,7 +41,6 @@ from g2d_jax.rollouts.programs import sampling_programs
 from g2d_jax.rollouts.workload import workload_of
 from g2d_jax.runtime import memory
 from g2d_jax.session.answers import SHOWN, show_problem
-from g2d_jax.session.problems import train_order
 from g2d_jax.session.program import Program
 from g2d_jax.session.row_shapes import RowShape, choose_row_length
 from g2d_jax.session.session import Session, StopRun
@@ -118,15 +117,13 @@ def issues(session: Session, name: str, stage: Online) -> list[Issue]:
     """Return what may be wrong with the number of problems, the lengths of responses, or a dump,
     which `run` takes. Raises ValueError as the run would for them."""
     row_shape(session, stage)
-    # Raises for a task that has no training problem left; the run draws by its own order.
-    train_order(session.config, session.problems.train, name)
     external = external_batches(session, name, stage)
     if external is None:
         count = -(-stage.steps // stage.num_iterations)
         problems, size = len(session.problems.train), stage.prompts_per_step
         limit = f"stages.{name}.sampling.max_new_tokens"
         return [
-            *alerts.too_few_problems(name, "problems", problems, size, count),
+            *alerts.too_few(f"stages.{name}.prompts_per_step", "problems", problems, size, count),
             *alerts.position_issues(session, limit, stage.sampling),
         ]
     session.given[name] = external

@@ -142,11 +142,12 @@ def examples(
         "too_long": too_long,
         "unclosed": unclosed,
     }
+    at = f"stages.{name}"
     found = [
-        *alerts.too_few_problems(name, "examples", len(fits), stage.batch_size, stage.steps),
-        *alerts.unclosed(f"stages.{name}.data", "completions", unclosed, len(fits)),
-        *alerts.position_issues(session, f"stages.{name}.max_length", pairs=fits),
-        *_unread(session, f"stages.{name}.data", distinct),
+        *alerts.too_few(f"{at}.batch_size", "examples", len(fits), stage.batch_size, stage.steps),
+        *alerts.unclosed(f"{at}.data", "completions", unclosed, len(fits)),
+        *alerts.position_issues(session, f"{at}.max_length", pairs=fits),
+        *_unread(session, f"{at}.data", distinct),
     ]
     return fits, {"examples": len(fits), **counts}, found
 

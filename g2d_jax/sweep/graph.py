@@ -64,7 +64,7 @@ class Graph:
     nodes: Mapping[str, Node]
     points: Sequence[tuple[Point, Config, Mapping[str, str]]]
     trajectories: Trajectories
-    warnings: Sequence[Issue] = ()
+    warnings: Sequence[Issue]
 
 
 def node_folder(root: epath.Path, name: str) -> epath.Path:

@@ -69,7 +69,7 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
         Tracker(root, tensorboard=False) as tracker,
     ):
         graph = _claim(config, studied, root, tracker.say)
-        run_stages.warn(tracker, graph.warnings)
+        _warn(tracker, graph)
         failed = _Worker(config.name, studied, graph, root, tracker).work()
         for name, reason in failed.items():
             tracker.say(f"{name} failed: {reason}")
@@ -95,7 +95,7 @@ def show(config: ConfigDict, workdir: storage.PathLike) -> None:
                 if storage.finished(node_folder(root, ids[name])) is None:
                     left.append(name)
             rows.append([point.label, ", ".join(left) or "done"])
-        run_stages.warn(tracker, graph.warnings)
+        _warn(tracker, graph)
         tracker.table(f"{len(rows)} points", ["point", "left to do"], rows)
         done = 0
         for node in graph.nodes.values():
@@ -114,6 +114,11 @@ def _whole_graph(name: str, studied: Sequence[Point], root: epath.Path) -> Graph
     if file.exists():
         _require_alike(root / "points" / name, _by_label(storage.read_json(file)), graph)
     return graph
+
+
+def _warn(tracker: Tracker, graph: Graph) -> None:
+    for text in dict.fromkeys(map(str, graph.warnings)):
+        tracker.say(f"WARNING: {text}", "yellow")
 
 
 def _by_label(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -355,7 +360,7 @@ class _Worker:
                 )
                 kept_inputs.check_hub(self.root, session)
                 run_stages.settle_micro(session)
-                session_issues.with_errors(session, session_issues.of_stages(session, [node.name]))
+                session_issues.tell(session, session_issues.of_stages(session, [node.name]))
                 run_stages.compile_ahead(session, [node.name])
                 run_stages.run_stage(session, node.name, plan(node.config), again=True)
             except (

@@ -16,7 +16,7 @@ from g2d_jax.report.run import report
 from g2d_jax.runtime.storage import write_json
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages import alerts, online
-from g2d_jax.stages.alerts import collapse, too_few_problems
+from g2d_jax.stages.alerts import collapse, too_few
 from g2d_jax.stages.causes import Cause
 
 ONLINE = Online()
@@ -143,18 +143,18 @@ def test_remedies_are_those_not_taken_yet(changes, cause, expected):
     [
         (
             ("problems", 3, 8, 30),
-            "stages.a.prompts_per_step is 8, and there are 3 problems for 30 batches: each is drawn "
+            "a.size is 8, and there are 3 problems for 30 batches: each is drawn "
             "80 times, some of them twice in a batch:",
         ),
         (("problems", 7, 8, 1), "each is drawn 1 times, some of them twice in a batch"),
         (("problems", 100, 32, 200), "each is drawn 64 times: lower it or steps, or give more"),
         (("problems", 20_000, 32, 160), ""),
-        (("examples", 64, 64, 21), "stages.a.batch_size is 64, and there are 64 examples"),
+        (("examples", 64, 64, 21), "a.size is 64, and there are 64 examples"),
         (("examples", 128_000, 64, 2000), ""),
     ],
 )
 def test_too_little_data_for_a_stage(arguments, expected):
-    found = too_few_problems("a", *arguments)
+    found = too_few("a.size", *arguments)
     assert len(found) == bool(expected) and all(expected in str(issue) for issue in found)
 
 

@@ -120,7 +120,7 @@ def test_a_policy_that_is_another_model_is_refused_before_any_work(config, tmp_p
 
     storage.write_json(other / "config.json", {**own, "max_position_embeddings": 64})
     session = opened(config, tmp_path / "longer")
-    assert session_issues.of_inputs(session) == []
+    assert session_issues.of_inputs(session, ["evaluate"]) == []
     assert load_policy(session, f"hf:{other}").config == shape
 
     changed = {**own, "rms_norm_eps": 1e-5, "rope_parameters": None, "rope_theta": 5e5}
@@ -134,7 +134,7 @@ def test_a_policy_that_is_another_model_is_refused_before_any_work(config, tmp_p
 
     storage.write_json(other / "config.json", own)
     (other / "model.safetensors").unlink()
-    (found,) = session_issues.of_inputs(session)
+    (found,) = session_issues.of_inputs(session, ["evaluate"])
     assert found.path == "stages.evaluate.policies" and "holds neither model.s" in found.text
 
 

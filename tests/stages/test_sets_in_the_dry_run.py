@@ -110,7 +110,7 @@ def test_the_dry_run_grades_as_the_run(several, tmp_path, opened, capsys):
     dryrun.show(several)
     shown = capsys.readouterr().out
     assert shown.count("</think>\\boxed{") == 6
-    assert " 1.0 | correct" in shown and "gets no more" not in shown
+    assert " 1.0 | correct" in shown and "for the opposite" not in shown
     session = opened(several, tmp_path / "work", None)
     problem = session.problems.train[0]
     texts = [f"</think>\\boxed{{{problem.answer}}}", f"\\boxed{{{problem.answer}}}"]

@@ -34,7 +34,7 @@ def run(session: Session, name: str = "") -> dict[str, Any]:
     default the config's first one."""
     name = name or next(iter(session.config.stages))
     names = session_issues.unfinished(session, [name])
-    session_issues.with_errors(session, session_issues.of_stages(session, names))
+    session_issues.tell(session, session_issues.of_stages(session, names))
     return run_stages.run_stage(session, name, graph.plan(session.config))
 
 
