@@ -147,23 +147,31 @@ def command(how: list[str], number: int) -> list[str]:
     return arguments
 
 
-def reported(arguments: list[str]) -> list[str]:
-    """The errors and warnings of a command."""
+def reported(arguments: list[str]) -> tuple[int, list[str]]:
+    """The exit status of a command, and its errors and warnings."""
     shown, failed = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(failed):
         status = main(arguments)
     assert bool(status) == bool(failed.getvalue())
     warnings = [line for line in shown.getvalue().splitlines() if "WARNING" in line]
-    return [*failed.getvalue().splitlines(), *warnings]
+    return status, [*failed.getvalue().splitlines(), *warnings]
 
 
 def test_without_a_mistake_nothing_is_reported() -> None:
-    assert reported([*command([], 0), "--dry-run"]) == []
+    assert reported([*command([], 0), "--dry-run"]) == (0, [])
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_reported_where_it_was_made(name: str) -> None:
+    """By the dry run; and an error by the run too, in the same words, before its first stage."""
     at, how = MISTAKES[name]
     arguments = command(how, list(MISTAKES).index(name))
-    found = reported([*arguments, "--dry-run"])
+    status, found = reported([*arguments, "--dry-run"])
     assert [line for line in found if at in line], found
+    if not status:
+        return
+    has_workdir = "--workdir" in arguments
+    stopped, told = reported([*arguments, *([] if has_workdir else ["--workdir", "work"])])
+    assert stopped == 1 and (told == found or has_workdir), told
+    assert not list(Path("work").glob("01-*"))
+    shutil.rmtree("work", ignore_errors=True)

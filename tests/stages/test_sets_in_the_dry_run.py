@@ -195,4 +195,4 @@ def test_what_counts_as_correct_is_said_of_a_function(
     only(several, "sft")
     several.reward.update(function="near:reward", correct_above=0.4)
     dryrun.show(several)
-    assert "what near:reward scores above reward.correct_above=0.4" in capsys.readouterr().out
+    assert "correct is what gets more than reward.correct_above=0.4" in capsys.readouterr().out
