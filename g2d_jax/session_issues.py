@@ -65,8 +65,8 @@ def tell(session: Session, found: Sequence[Issue]) -> None:
 
 
 def of_inputs(session: Session, names: Sequence[str]) -> list[Issue]:
-    """Return what makes model, tokenizer, devices, server or problems unusable; not what follows
-    from another of these."""
+    """Return what makes model, tokenizer, devices or problems unusable; not what follows from
+    another of these."""
     config = session.config
     found: list[Issue] = []
 
@@ -90,7 +90,6 @@ def of_inputs(session: Session, names: Sequence[str]) -> list[Issue]:
         if has_devices:
             works("compute", lambda: kernel_of(session, LANES))
             works("compute", lambda: session.sampling.devices.for_sampling)
-            works("engine.url", lambda: session.sampling.server)
     return found
 
 
@@ -114,11 +113,13 @@ def _weights(session: Session, names: Sequence[str]) -> Iterator[tuple[str, Call
 
 
 def of_stages(session: Session, names: Sequence[str]) -> list[Issue]:
-    """Return what stages find wrong with their data, their rows and the kernels of sampling."""
+    """Return what stages find wrong with their data, their rows and what draws their responses."""
     config = session.config
     found = [*session.problems.issues]
-    if not config.engine.is_server and any(config.stages[name].samplings() for name in names):
-        found += faults("compute", lambda: session.sampling.sampler)
+    if any(config.stages[name].samplings() for name in names):
+        setting = "engine.url" if config.engine.is_server else "compute"
+        # A server is asked for its model's name.
+        found += faults(setting, lambda: getattr(session.sampling.engine, "model", None))
     for name in names:
         found += _of_stage(session, name)
     return found
