@@ -222,6 +222,7 @@ def test_a_name_that_is_mistyped_is_one_error() -> None:
         ["dtype=bf16", "compute.attention=cudnn"],
         ["lora.rank=-1", "lora.quantise=int8"],
         ["stages.warmup.loss=dop", "stages.warmup.beta=0.1"],
+        ["reward.functions=(1,)", "reward.weights=(1.0,)"],
     ],
 )
 def test_what_follows_from_a_wrong_value_is_not_reported(overrides: list[str]) -> None:

@@ -131,14 +131,16 @@ def load(
         read, wrong = _read(config, tokenizer, own_reward, tell_of, splits, contents)
         if wrong:
             raise Invalid(wrong)
+    processes.agreed("problems", [content.digest for content in contents.values()])
     longest = config.data.max_prompt_length
     for name, found in read.items():
         for split, whole in found.items():
             problems, too_long = tokenizer.drop_too_long(whole, longest)
             if too_long:
                 limit = f"{longest} tokens (data.max_prompt_length)"
-                label = split if name == "main" else f"{name}, {split}"
-                tell_of(f"{label}: {counted(too_long, 'prompt')} of over {limit} dropped")
+                tell_of(
+                    f"{setting_of(name, split)}: {counted(too_long, 'prompt')} of over {limit} dropped"
+                )
             earlier = set(ids_of(loaded[split]))
             new = [problem for problem in problems if problem.id not in earlier]
             dropped = len(problems) - len(new)
@@ -163,10 +165,10 @@ def load(
     for name, found in read.items():
         for split in found:
             if not any(problem.task == name for problem in loaded[split]):
-                why = [text for text in said if f"{split}:" in text]
-                why += [issue.text for issue in issues if issue.path == f"data.{split}"]
+                setting = setting_of(name, split)
+                why = [text for text in [*said, *map(str, issues)] if text.startswith(setting)]
                 reason = "; ".join(why) or "of few problems a part may have none, so give more"
-                raise ValueError(f"{setting_of(name, split)} has no problem left: {reason}")
+                raise ValueError(f"{setting} has no problem left: {reason}")
     return Problems(
         loaded,
         contents,
@@ -255,11 +257,11 @@ def _read(
     wrong: list[Issue] = []
 
     def of_source(name: str, split: str, task: Task) -> None:
-        label = split if name == "main" else f"{name}, {split}"
+        label = setting_of(name, split)
         how = reading(task.reward, own_reward and name == "main")
         source: Source = getattr(task, split)
         problems, report, content = read_source(source, config.data.seed, how)
-        contents[setting_of(name, split)] = content
+        contents[label] = content
         tell(label, report, say, tokenizer.template)
         if how.verified:
             problems = _answered(problems, label, say)

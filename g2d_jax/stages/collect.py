@@ -105,7 +105,6 @@ def run(session: Session, name: str, stage: Collect) -> dict[str, Any]:
 def issues(session: Session, name: str, stage: Collect) -> list[Issue]:
     """Return what may be wrong with the number and the lengths of prompts, or with a dump. Raises
     ValueError as the run would for one."""
-    setting = f"stages.{name}.rollouts"
     if stage.rollouts == "sample":
         return _sampling_issues(session, name, stage)
     if stage.rollouts in ("archive", *session.config.stages):
@@ -114,7 +113,7 @@ def issues(session: Session, name: str, stage: Collect) -> list[Issue]:
     show_rollout(session, name, stage.rollouts, groups)
     rows = (row.rollout for row in itertools.chain.from_iterable(groups))
     pairs = [(rollout.prompt_ids, rollout.token_ids) for rollout in rows]
-    return alerts.position_issues(session, setting, pairs=pairs)
+    return alerts.position_issues(session, f"stages.{name}.rollouts", pairs=pairs)
 
 
 def show_rollout(session: Session, name: str, path: str, groups: ExternalGroups) -> None:
@@ -132,8 +131,9 @@ def _sampling_issues(session: Session, name: str, stage: Collect) -> list[Issue]
     if stage.prompts > most:
         text = f"is {stage.prompts}, and there are {most} training problems: rollouts are of these"
         found.append(warning(f"stages.{name}.prompts", text))
-    limit = f"stages.{name}.sampling.max_new_tokens"
-    return found + alerts.position_issues(session, limit, stage.sampling)
+    return found + alerts.position_issues(
+        session, f"stages.{name}.sampling.max_new_tokens", stage.sampling
+    )
 
 
 def programs(

@@ -143,8 +143,7 @@ def sampling(
 
 def issues(session: Session, name: str, stage: BestCheckpoint | Evaluate) -> list[Issue]:
     """Return what may be wrong with the lengths of an evaluate or best_checkpoint stage."""
-    setting = f"stages.{name}.sampling.max_new_tokens"
-    return alerts.position_issues(session, setting, stage.sampling)
+    return alerts.position_issues(session, f"stages.{name}.sampling.max_new_tokens", stage.sampling)
 
 
 def programs(

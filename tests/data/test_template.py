@@ -137,7 +137,7 @@ def test_failing_template_says_what_to_do(make):
 def test_chat_settings_that_need_a_template(make):
     with pytest.raises(ValueError, match="no chat template"):
         Template(make(), TemplateSettings(chat=True))
-    with pytest.raises(ValueError, match="system prompt needs a chat template"):
+    with pytest.raises(ValueError, match="no chat template is in use to put it in"):
         Template(make(), TemplateSettings(system="Be brief."))
 
 
