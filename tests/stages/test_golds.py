@@ -195,6 +195,6 @@ def test_rollouts_of_a_problem_that_is_left_out_are_left_out_too(asking, tmp_pat
 def test_a_split_of_such_problems_alone_is_refused(asking, tmp_path, opened):
     asking.data.dev.path = problems(tmp_path / "prose.jsonl", 60, PROSE, SENTENCE)
     with pytest.raises(
-        ValueError, match=r"data\.dev has no problem left: has 2 of 2 reference answers"
+        ValueError, match=r"data\.dev has no problem left: data\.dev has 2 of 2 reference"
     ):
         opened(asking, tmp_path / "work", None).problems  # noqa: B018 - read here
