@@ -38,7 +38,7 @@ from g2d_jax.config.io import (
     suggest,
     typed,
 )
-from g2d_jax.config.section import Invalid, Issue, editable
+from g2d_jax.config.section import Invalid, Issue
 from g2d_jax.workdir import read_settings
 
 _UNSET = ("none", "null")
@@ -232,17 +232,6 @@ _WRONG_TYPE = re.compile(
     r"and cannot be casted to type <class '(?P<type>.+?)'>",
     re.DOTALL,
 )
-_SOURCE = 'settings.source("FILE.jsonl"), or another source of problems in it'
-_MADE_BY = {
-    **{split: _SOURCE for split in ("train", "dev", "test")},
-    "data": f"{_SOURCE}; of the run's data it is config.data.train, .dev and .test that are given",
-    "optimizer": "settings.optimizer(LEARNING_RATE)",
-    "sampling": "settings.sampling(MAX_NEW_TOKENS)",
-    "reward": 'settings.reward(function="verify") or of another function',
-    "stages": "a stage by its name: config.stages.NAME = settings.online(…)",
-    "tasks": "a task by its name: config.tasks.NAME = settings.task(…)",
-}
-"""The call that makes a section of each name, for messages."""
 
 
 def _wrong_type(field: str, given: str, kind: str) -> str:
@@ -254,34 +243,11 @@ def _wrong_type(field: str, given: str, kind: str) -> str:
     if not kind.endswith("ConfigDict"):
         meanings = {known.__name__: meaning for known, meaning in MEANING.items()}
         return f"{field} must be {meanings.get(kind, 'a value')} ({kind}), got {given!r}"
-    fields = _sections().get(field, ())
-    if field in _MADE_BY:
-        way = f"give it {_MADE_BY[field]}"
-    elif fields:
-        example = "path" if "path" in fields else fields[0]
-        way = f"set its fields one by one, config.{field}.{example} = … (of {listed(fields)})"
-    else:  # the name is the user's own
-        way = (
-            "a stage is what settings.sft(…), online, collect, offline, best_checkpoint or "
-            "evaluate makes"
-        )
+    maker = "source" if field in ("data", "train", "dev", "test") else field
+    way = "set its fields one by one"
+    if callable(getattr(schema, maker, None)):
+        way = f"give it settings.{maker}(…), or {way}"
     return f"{field} is a section of settings and cannot be {given}: {way}"
-
-
-def _sections() -> dict[str, list[str]]:
-    """Map the name of every section to its fields."""
-    found: dict[str, list[str]] = {}
-
-    def look(section: ConfigDict) -> None:
-        for name, value in section.items():
-            if isinstance(value, ConfigDict):
-                found.setdefault(name, list(value.keys()))  # config.model, not config.reward.model
-                look(value)
-
-    look(schema.base())
-    for kind in schema.STAGES.values():
-        look(editable(kind()))
-    return found
 
 
 # Overrides

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import host_memory
+from g2d_jax import host_memory, session_issues
 from g2d_jax.config import Config, places
 from g2d_jax.config.graph import plan
 from g2d_jax.rewards.functions import RewardFunction
@@ -30,7 +30,6 @@ from g2d_jax.run_stages import (
     open_session,
     require_packages,
     run_stage,
-    warn,
 )
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tracking import Tracker
@@ -69,7 +68,7 @@ def run(
     order = plan(settings)
     require_packages(settings)
     with open_session(settings, order, folder, until or "", reward, objectives or {}) as session:
-        warn(session.tracker, warnings)
+        session_issues.tell(session, warnings)
         names = order.until(until)
         compile_ahead(session, names)
         if not processes.on_leader(lambda: has_begun(folder)):

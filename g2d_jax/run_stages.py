@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,16 +17,15 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import mesh as meshes
+from g2d_jax import session_issues
 from g2d_jax import stages as stage_modules
 from g2d_jax.accounting import TRAINING, goodput
 from g2d_jax.config import Config, Sft, check, places, prefix_of, setting_of
 from g2d_jax.config.graph import Plan
 from g2d_jax.config.io import to_dict
-from g2d_jax.config.policy_name import OF_MODEL, PolicyName
-from g2d_jax.config.section import Issue, error
+from g2d_jax.config.section import Issue, faults
 from g2d_jax.data.problems import check_training
 from g2d_jax.models.decoder import count_params, count_trained
-from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
 from g2d_jax.runtime import flags, memory, precision, processes, program_cache, storage
 from g2d_jax.runtime.compile_times import compiling
@@ -34,8 +33,7 @@ from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, require_wandb
 from g2d_jax.session import init_params, inputs
-from g2d_jax.session.answers import warn_of_answers
-from g2d_jax.session.policies import base_of, model_of, require_elsewhere
+from g2d_jax.session.policies import require_elsewhere
 from g2d_jax.session.problems import described, table
 from g2d_jax.session.program import compile_programs
 from g2d_jax.session.session import Session, StopRun
@@ -68,48 +66,36 @@ def checked(
     """
     run, found = check.issues(config, until)
     found = [*known, *found]
-    paths = {issue.path for issue in found}
-    found += [issue for issue in places.issues(to_dict(run)) if issue.path not in paths]
-    paths = {issue.path for issue in found}
-    for path, look in _looks(run):
-        if path in paths:
-            continue
-        try:
-            look()
-        except ValueError as fault:
-            found.append(error(path, f"cannot be used: {fault}"))
+    for issue in (*places.issues(to_dict(run)), *_issues(run)):
+        if issue.path not in {other.path for other in found}:
+            found.append(issue)
     check.refuse(found)
     return run, found
 
 
-def _looks(config: Config) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield settings that name something, each with a function that raises ValueError where it
-    cannot be used."""
-    shape = init_params.shape
-    yield "model", lambda: shape(config.model, 1, init_params.adapters(config.lora))
+def _issues(config: Config) -> Iterator[Issue]:
+    """Yield settings that name something which cannot be used, or a shape that is none."""
+    if not config.model.path:
+        shape = partial(init_params.shape, config.model, 1)
+        wrong = faults("model", lambda: shape({}))
+        yield from wrong or faults("lora", lambda: shape(init_params.adapters(config.lora)))
     if config.engine.is_server:
         from g2d_jax.runtime import endpoint  # here: few runs have one
 
-        url = config.engine.url
-        yield "engine.url", lambda: endpoint.check_url(url)
-        yield "engine.api_key_env", lambda: endpoint.api_key(url, config.engine.api_key_env)
+        url, key = config.engine.url, config.engine.api_key_env
+        wrong = faults("engine.url", lambda: endpoint.check_url(url))
+        yield from wrong or faults("engine.api_key_env", lambda: endpoint.api_key(url, key))
     for name, task in config.all_tasks.items():
         setting = f"{setting_of(name, 'train')}.path"
-        yield setting, partial(check_training, task.train.path, setting)
+        yield from faults(setting, partial(check_training, task.train.path, setting))
         for function in task.reward.user_functions:
             setting = "function" if function == task.reward.function else "functions"
             look = partial(load_reward, function, task.reward.folder)
-            yield f"{prefix_of(name)}reward.{setting}", look
+            yield from faults(f"{prefix_of(name)}reward.{setting}", look)
     for name, stage in config.stages.items():
         for field, policies in stage.policies_by_field().items():
             for policy in policies:
-                yield f"stages.{name}.{field}", partial(require_elsewhere, policy)
-
-
-def warn(tracker: Tracker, warnings: Iterable[Issue]) -> None:
-    """Print the warnings among the issues of a run's settings, or a study's, each once."""
-    for text in dict.fromkeys(map(str, warnings)):
-        tracker.say(f"WARNING: {text}", "yellow")
+                yield from faults(f"stages.{name}.{field}", partial(require_elsewhere, policy))
 
 
 def require_packages(config: Config) -> None:
@@ -167,14 +153,10 @@ def open_session(
             folders = order.folders(folder)
             session = Session(config, folder, tracker, folders, reward, objectives, inputs=found)
             with contextlib.closing(session):
-                processes.on_leader(lambda: check_models(session))
-                _ = session.problems  # by all processes, which agree on them
-                # Raises for an impossible mesh, before any work.
-                _ = session.sampling.devices.for_sampling
+                session_issues.refuse(session, order.until(until))
                 settle_micro(session, begun=has_begun(folder))
                 compiling.take_programs()  # those of an earlier run in this process
                 _introduce(session, order, until)
-                warn_of_answers(session)
                 problems = session.problems.train
                 session.scorer.start(problems[:: -(-len(problems) // 256) or 1])
                 yield session
@@ -205,6 +187,7 @@ def settle_micro(session: Session, *, begun: bool = True) -> None:
             lambda: list(vars(keep(session.workdir, machine, chosen, begun)).values())
         )
         session.micro = Micro(remat, tokens)
+        vars(session).pop("compute", None)  # it knows of the other one
         why = "by the memory of the devices"
         if session.micro != chosen:
             why = "as when this run began on such a machine"
@@ -239,31 +222,6 @@ def _introduce(session: Session, order: Plan, until: str) -> None:
         say(f"{name}: examples from {described(stage.data)}")
 
 
-def check_models(session: Session) -> None:
-    """Raise ValueError for a model, a policy "hf:PATH" of a stage that is not finished, or a reward
-    model, whose files cannot be loaded, by config.json and the headers of its weights."""
-    if session.model_folder is not None:
-        find_weights(session.model_folder, session.model_config.base)
-    for name, stage in session.config.stages.items():
-        folder = session.folders.get(name)
-        if folder is None or storage.finished(folder):
-            continue
-        for policy in stage.policies_read():
-            try:
-                if PolicyName.parse(policy).origin == OF_MODEL:
-                    model_of(session, policy)
-                elif session.config.lora.rank:
-                    base_of(session, policy)
-            except ValueError as error:
-                raise ValueError(f"stages.{name}: {error}") from error
-    for name, task in session.config.all_tasks.items():
-        is_own = name == "main" and session.reward is not None
-        if task.reward.function == "model" and not is_own:
-            from g2d_jax.scoring import reward_model
-
-            reward_model.conversations_of(task.reward.model)
-
-
 def check_joined() -> None:
     """Raise ValueError in a process of several that knows nothing of the others, and without the
     devices asked for."""
@@ -290,12 +248,9 @@ def compile_ahead(session: Session, names: Sequence[str]) -> None:
 
     Stages whose shapes depend on their data are left out: they compile at their own start.
     """
-    finished = processes.on_leader(
-        lambda: [name for name in names if storage.finished(session.folders[name])]
-    )
-    for name in names:
+    for name in session_issues.unfinished(session, names):
         stage = session.config.stages[name]
-        if name not in finished and not stage.shapes_from_data:
+        if not stage.shapes_from_data:
             compile_programs(
                 session.ahead, stage_modules.of_kind(stage.kind).programs(session, name, stage)
             )
@@ -319,6 +274,8 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
         with memory.measured() as peak:
             session.peak = peak
             fields = stage_modules.of_kind(stage.kind).run(session, name, stage)
+            ahead = session.warnings.get("", []) + session.warnings.get(name, [])
+            fields["warnings"] = ahead + fields.get("warnings", [])
             session.writer.wait()
             held = max(processes.gather(peak.read()))
     except Exception as error:
@@ -349,8 +306,6 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
     }
     if stage.kind in TRAINING:
         manifest["micro"] = vars(session.micro)
-    if session.problems.unreadable:
-        manifest["unreadable"] = session.problems.unreadable
     if stage.kind not in TRAINING:  # training stages log it with every update
         session.tracker.log(name, 0, goodput(fields), kind="goodput")
     session.tracker.flush()

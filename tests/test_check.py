@@ -184,6 +184,22 @@ def test_a_reward_model_with_further_functions_still_knows_no_right_and_wrong() 
     assert found.startswith("reward.verifiable is True")
 
 
+@pytest.mark.parametrize(
+    ("text", "warned"),
+    [
+        (r"Q: {problem}\nA:", True),
+        (r"{problem}\n\nanswer:", True),
+        ("{problem}\nA:", False),
+        (r"{problem} with $a \neq 0$, $\nabla f$, $\nu$, $x \not\in A$", False),
+    ],
+)
+def test_line_breaks_that_a_shell_handed_over_as_two_characters_are_warned_of(
+    text: str, warned: bool
+) -> None:
+    _, found = check.issues(resolve("demo", [f"tokenizer.prompt_template={text}"]))
+    assert [issue.path for issue in found] == ["tokenizer.prompt_template"] * warned
+
+
 def test_a_name_that_is_mistyped_is_one_error() -> None:
     config = resolve("demo")
     with config.stages.unlocked():
@@ -191,9 +207,9 @@ def test_a_name_that_is_mistyped_is_one_error() -> None:
         del config.stages["warmup"]
     found = errors(config)
     assert {text.split()[0] for text in found} == {
-        "stages.collect",
-        "stages.dpo",
-        "stages.evaluate",
+        "stages.collect.policy",
+        "stages.dpo.policy",
+        "stages.evaluate.policies",
     }
     assert all("there are: init" in text for text in found)
 
@@ -205,6 +221,7 @@ def test_a_name_that_is_mistyped_is_one_error() -> None:
         ["dtype=bf16", "compute.attention=cudnn"],
         ["lora.rank=-1", "lora.quantise=int8"],
         ["stages.warmup.loss=dop", "stages.warmup.beta=0.1"],
+        ["reward.functions=(1,)", "reward.weights=(1.0,)"],
     ],
 )
 def test_what_follows_from_a_wrong_value_is_not_reported(overrides: list[str]) -> None:

@@ -139,10 +139,9 @@ FEW_SHOT = "--config.tokenizer.prompt_template=1+1=?2####2{problem}"
         (
             [FEW_SHOT, "--config.reward.answers=last_line"],
             r"\| right, as asked \| #### -?\d+ +\| +0.0 \| no_answer",
-            "asks for #### x, where main reads answers by the rule 'last_line': let "
-            "tokenizer.prompt_template, or the data's prompts, ask for Answer: x, or set "
-            "reward.answers='boxed' or "
-            "'hash'",
+            "reward.answers is 'last_line', and the prompt asks for #### x: let "
+            "tokenizer.prompt_template, or the data's prompts, ask for Answer: x, or set it to "
+            "'boxed' or 'hash'",
         ),
     ],
 )
@@ -454,7 +453,7 @@ def test_other_settings_are_refused_for_the_same_workdir(work: Path, g2d: G2D) -
         (
             0.5,
             0.0,
-            "so a right answer to .* \\(0.5\\), a right answer to .* counts as the opposite",
+            "reward takes '.*', a right answer to .* \\(0.5\\), .* for the opposite",
         ),
         (1.0, 0.0, ""),
     ],
@@ -473,12 +472,9 @@ def graded(completions, answer, **columns):
     monkeypatch.syspath_prepend(tmp_path)
     verifiable = "--config.reward.verifiable=true"
     function = f"--config.reward.function={name}:graded"
-    short = "--config.stages.collect.sampling.max_new_tokens=2"
-    shown = g2d("run", "--config", TINY, "--dry-run", function, verifiable, short)
-    assert bool(told) == ("counts as the opposite" in shown)
+    shown = g2d("run", "--config", TINY, "--dry-run", function, verifiable)
+    assert bool(told) == ("for the opposite" in shown)
     assert re.search(told, shown)
-    assert "WARNING: collect: max_new_tokens is 2, and the shortest right response tried" in shown
-    assert "WARNING: warmup: max_new_tokens" not in shown
 
 
 @pytest.mark.quick
@@ -494,8 +490,8 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     )
     assert "stages.warmup.steps: 20 -> 3\n" in shown
     assert (
-        "warmup: 40 problems for 3 batches of 400: each is drawn 30 times, some of them twice"
-        in shown
+        "prompts_per_step is 400, and there are 40 problems for 3 batches: each is drawn 30 times, "
+        "some of them twice" in shown
     )
     assert "| warmup   | online" in shown and "parameters; devices: " in shown
     assert "\ntokens that end a response: '<eos>' (1)\n" in shown
@@ -510,7 +506,7 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
         f"| right | \\boxed{{{answer}}}" in shown for answer in answers
     )
     # tiny.py's reward is no verifier
-    assert "gets no more, in \\boxed{}, than a wrong one" in shown
+    assert "for the opposite of what it is: look at how it reads" in shown
     assert len(shown.splitlines()) < 110 and list(tmp_path.iterdir()) == []
     tags = (
         "--config.reward.function=verify",
@@ -520,11 +516,8 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     shown = g2d("run", "--config", TINY, "--dry-run", *tags)
     assert "| right           | <answer>" in shown and "read by the rule 'tags'" in shown
     assert re.search(r"\| right, as asked \| \\boxed\{\S+ +\| +0.0 \| no_answer", shown)
-    assert (
-        "WARNING: the prompt asks for \\boxed{x}, where main reads answers by the rule 'tags'"
-        in shown
-    )
-    assert "gets no more" not in shown
+    assert "WARNING: reward.answers is 'tags', and the prompt asks for \\boxed{x}: let" in shown
+    assert "for the opposite" not in shown
     chosen = {
         "warmup.sampling": '["}"]',
         "collect.sampling": '[" ","   "]',

@@ -18,7 +18,7 @@ ROOMS = [
     "session",
     "rollouts",
     "stages",
-    "run_stages",
+    "trial session_issues run_stages",
     (
         "report sweep card push host_memory dryrun plan pipeline commands "
         "status arguments cli __main__"

@@ -23,7 +23,8 @@ from g2d_jax.session import inputs
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.problems import READ_FOR
 from g2d_jax.session.session import Session
-from g2d_jax.stages.alerts import position_alerts
+from g2d_jax.session_issues import tell
+from g2d_jax.stages.alerts import position_issues
 
 
 def sample(
@@ -101,8 +102,7 @@ def _answers(
     ]
     most = range(params.max_new_tokens)
     pairs = [(request.prompt_ids, most) for request in requests]
-    for alert in position_alerts(session, pairs=pairs):
-        session.say_once(f"WARNING: {alert.text}")
+    tell(session, position_issues(session, "--max-new-tokens", pairs=pairs))
     rollouts = list(session.sampling.sampler.generate(view, requests, "sample"))
     place = {problem.id: i for i, problem in enumerate(problems)}
     rollouts.sort(key=lambda r: (place[r.problem_id], r.sample))

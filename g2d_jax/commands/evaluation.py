@@ -20,6 +20,7 @@ from g2d_jax.session import inputs
 from g2d_jax.session.policies import checkpoint_of
 from g2d_jax.session.problems import READ_FOR
 from g2d_jax.session.session import Session
+from g2d_jax.session_issues import tell
 from g2d_jax.stages import evaluate as evaluation
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import absolute
@@ -89,6 +90,7 @@ def evaluate(
         place = folder / "evaluations" / name
         session.folders = {**session.folders, name: place}
         if not storage.finished(place):
+            tell(session, [*session.problems.issues, *evaluation.issues(session, own, stage)])
             results = evaluation.run(session, name, stage)
             about = {
                 "kind": "evaluate",

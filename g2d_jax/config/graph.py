@@ -63,24 +63,25 @@ def plan(config: Config) -> Plan:
 def _inputs(name: str, stage: Stage, stages: Stages, faults: list[Issue]) -> list[str]:
     """Return the stages that a stage reads; what it cannot read is added to the faults."""
     inputs = []
-    for policy in stage.policies_read():
-        # A model's, or another run's, is there before this run begins: it orders nothing.
-        parsed = PolicyName.parse(policy)
-        if parsed.is_model or parsed.is_external:
-            continue
-        reading = f"reads policy {policy!r}"
-        maker = stages.get(parsed.stage)
-        if maker is None:
-            others = [other for other in stages if stages[other].is_policy and other != name]
-            reading += f"; there are: {', '.join(['init', *others])}"
-        elif not maker.is_policy:
-            reading += f", but a {maker.kind} stage trains none"
-        elif parsed.step is not None and (fault := maker.step_fault(parsed.step)):
-            reading += f", but {fault}"
-        else:
-            inputs.append(parsed.stage)
-            continue
-        faults.append(error(f"stages.{name}", reading))
+    for field, policies in stage.policies_by_field().items():
+        for policy in policies:
+            # A model's, or another run's, is there before this run begins: it orders nothing.
+            parsed = PolicyName.parse(policy)
+            if parsed.is_model or parsed.is_external:
+                continue
+            reading = f"names the policy {policy!r}"
+            maker = stages.get(parsed.stage)
+            if maker is None:
+                others = [other for other in stages if stages[other].is_policy and other != name]
+                reading += f"; there are: {', '.join(['init', *others])}"
+            elif not maker.is_policy:
+                reading += f", but a {maker.kind} stage trains none"
+            elif parsed.step is not None and (fault := maker.step_fault(parsed.step)):
+                reading += f", but {fault}"
+            else:
+                inputs.append(parsed.stage)
+                continue
+            faults.append(error(f"stages.{name}.{field}", reading))
     # A kind of your own may refuse what it is to read: see docs/extending/stage.md.
     try:
         return [*inputs, *stage.stages_read(stages)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 from g2d_jax.config.section import (
+    Bounds,
     Dtype,
     Issue,
     ModelPath,
@@ -14,6 +17,7 @@ from g2d_jax.config.section import (
     Run,
     Section,
     error,
+    warning,
 )
 
 
@@ -35,7 +39,9 @@ class Lora(Section):
     """Low-rank adapters beside the model's linear layers; only they are trained."""
 
     rank: NonNegative = 0  # 0: none, all parameters are trained
-    alpha: float = 16.0  # their product is scaled by alpha / rank
+    alpha: Annotated[float, Bounds(above=0, below=math.inf)] = (
+        16.0  # their product is scaled by alpha / rank
+    )
     # or some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, …
     targets: tuple[str, ...] = ("all-linear",)
     # of the parameters that are not trained: "bfloat16" halves their memory
@@ -63,3 +69,16 @@ class Tokenizer(Section):
     prompt_template: str = "plain"  # "plain", "paper", or any text with {problem}
     system: str | None = None  # unset: no system block; "default": what the template inserts
     enable_thinking: bool | None = None
+
+    def issues(self, run: Run) -> Iterator[Issue]:
+        """Yield line breaks as a shell hands them over."""
+        yield from super().issues(run)
+        for name in ("prompt_template", "system"):
+            if _TYPED_BREAK.search(getattr(self, name) or ""):
+                text = "has a backslash and an n where a line break may be meant"
+                remedy = rf"in bash write $'--config.tokenizer.{name}=…\n…'"
+                yield warning(name, text, f"{remedy}, or set it in the config file")
+
+
+# A backslash and an n; not the beginning of a command of LaTeX.
+_TYPED_BREAK = re.compile(r"\\n(?!(?:abla|e|eg|eq|ewline|i|mid|onumber|ot|otin|u)\b)")

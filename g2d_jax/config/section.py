@@ -4,7 +4,7 @@ where one is made.
 class Sampling(Section):
     temperature: Annotated[float, Bounds(least=0)] = 1.0
 
-editable(Sampling()) ─► ConfigDict, which config files and --config.FIELD=VALUE change ─► record(Sampling, …)
+editable(Sampling()) ─► ConfigDict, which config files and --config.FIELD=VALUE change ─► read(Sampling, …)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union
 
@@ -136,6 +136,21 @@ error = functools.partial(Issue, "error")
 warning = functools.partial(Issue, "warning")
 
 
+def faults(path: str, look: Callable[[], object]) -> list[Issue]:
+    """Return what a function finds wrong by raising ValueError, [] where it raises none. path: the
+    setting that cannot be used then, unless the message begins with it, or with one within."""
+    try:
+        look()
+    except Invalid as fault:
+        return list(fault.issues)
+    except ValueError as fault:
+        first, _, rest = str(fault).partition(" ")
+        if f"{first}.".startswith(f"{path}."):
+            return [error(first, rest)]
+        return [error(path, f"cannot be used: {fault}")]
+    return []
+
+
 class Invalid(ValueError):
     """Settings cannot be used. issues: all that is wrong."""
 
@@ -175,9 +190,11 @@ class Hint(NamedTuple):
             return next(filter(None, map(self.items.item_fault, value)), "")
         return ""
 
-    def other_than(self, value: Any) -> Any:
+    def other_than(self, value: Any, wrong: Any = None) -> Any:
         """Return a value that the field may have and that is another one; the same if there is none
-        at hand."""
+        at hand. wrong: the value in whose place it stands: of a list as many items."""
+        if self.items is not None and isinstance(wrong, Sequence):
+            return (self.items.other_than(self.items.kind()),) * len(wrong)
         tried = self.choices
         if self.kind in (int, float):
             tried = (10**6, 1, 0.5)
@@ -266,16 +283,6 @@ def editable(section: Section) -> ConfigDict:
     return config
 
 
-def record(section: type[S], values: ConfigDict, path: str = "", **fields: Any) -> S:
-    """Return the record of a ConfigDict that `editable` made: see `read`. Raises Invalid with all
-    values that are wrong."""
-    found: list[Issue] = []
-    made = read(section, values, found, path, **fields)
-    if found:
-        raise Invalid(found)
-    return made
-
-
 def read(
     section: type[S],
     values: ConfigDict,
@@ -302,8 +309,8 @@ def read(
             value = value.to_dict()
         if fault := hint.fault(value):
             found.append(error(f"{prefix}{name}", fault))
-            value = getattr(section(), name)
+            wrong, value = value, getattr(section(), name)
             if other:
-                value = hint.other_than(value)
+                value = hint.other_than(value, wrong)
         fields[name] = value
     return section(**fields)

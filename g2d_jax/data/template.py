@@ -40,8 +40,6 @@ PROMPT_TEMPLATES = {
 DEFAULT_SYSTEM = "default"
 _CLOCK = re.compile(r"""strftime_now\(\s*(["'])((?:(?!\1).)*)\1\s*\)""")
 _WORDS = re.compile(r"\w\s+\w")
-# A backslash and an n as a shell hands them over; not the beginning of a command of LaTeX.
-_TYPED_BREAK = re.compile(r"\\n(?!(?:abla|e|eg|eq|ewline|i|mid|onumber|ot|otin|u)\b)")
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
 # Stand-ins whose place in a rendered conversation shows what the template put around them; of
 # letters alone, which no template escapes, strips or splits.
@@ -81,7 +79,7 @@ class TemplateSettings:
     def __post_init__(self) -> None:
         if PLACEHOLDER not in self.pattern:
             raise ValueError(
-                f"prompt_template is one of {', '.join(PROMPT_TEMPLATES)} or a text that contains "
+                f"tokenizer.prompt_template is one of {', '.join(PROMPT_TEMPLATES)} or a text that contains "
                 f"{PLACEHOLDER}, got {self.prompt_template!r}"
                 f"{suggest(self.prompt_template, PROMPT_TEMPLATES)}"
             )
@@ -90,17 +88,6 @@ class TemplateSettings:
     def pattern(self) -> str:
         """Return the prompt template's text."""
         return PROMPT_TEMPLATES.get(self.prompt_template, self.prompt_template)
-
-
-def typed_warning(setting: str, text: str) -> str:
-    r"""Return a warning for a text of the settings with \n in it as two characters, "" for any
-    other."""
-    if not _TYPED_BREAK.search(text):
-        return ""
-    return (
-        f"WARNING: {setting} has a backslash and an n where a line break may be meant: in bash "
-        f"write $'--config.{setting}=…\\n…', or set it in the config file"
-    )
 
 
 Fault = Callable[[ValueError], None]
@@ -146,8 +133,8 @@ class Template:
         self.is_chat: bool = has_template and settings.chat is not False
         if not self.is_chat and settings.system not in (None, DEFAULT_SYSTEM):
             raise ValueError(
-                "a system prompt needs a chat template, which is not in use here: "
-                f"{settings.system!r}"
+                f"tokenizer.system is {settings.system!r}, and no chat template is in use to put it "
+                "in: leave it unset"
             )
         self.settings = settings
         self._tokenizer = tokenizer

@@ -220,8 +220,8 @@ class PromptTokenizer:
         named = [f"{self.backend.id_to_token(i)!r} ({i})" for i in self.eos_ids]
         return ", ".join(named)
 
-    def stop_string_warning(self, setting: str, string: str) -> str:
-        """Return a warning for a stop string with a special token in it, "" for any other.
+    def stop_string_fault(self, string: str) -> str:
+        """Say what is wrong with a stop string that has a special token, "" for any other.
 
         Responses are read without that token. The string is not refused: a policy may spell it out
         in other tokens.
@@ -237,7 +237,7 @@ class PromptTokenizer:
             if ends:
                 way = "leave the string out, for that token ends a response by itself"
             return (
-                f"WARNING: {setting} has {string!r}, and responses are read without the special "
+                f"has {string!r}, and responses are read without the special "
                 f"token {name!r}, so that the string never ends one at it: {way}"
             )
         return ""

@@ -360,10 +360,6 @@ class Lora:
     targets: tuple[str, ...] = EVERY_TARGET
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or not 0 < self.alpha < math.inf:
-            raise ValueError(
-                f"lora.rank and lora.alpha must be positive, got {self.rank} and {self.alpha}"
-            )
         if not self.targets or len(set(self.targets)) < len(self.targets):
             raise ValueError(
                 f"lora.targets must name at least one layer, and none twice, got {self.targets}"
@@ -652,7 +648,7 @@ class ModelConfig:
         if wrong := [name for name in lora.targets if name not in self.linear]:
             why = "; experts have no adapters" if self.num_experts else ""
             raise ValueError(
-                f"lora.targets: this model has no linear layer {wrong[0]!r}{why}; there are "
+                f"lora.targets has {wrong[0]!r}, which is no linear layer of this model{why}; there are "
                 f"{', '.join(self.linear)}"
             )
 

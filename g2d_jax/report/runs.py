@@ -229,16 +229,13 @@ class Run:
         """List what the stages warned of, in their order: as manifests have it; of one under way,
         as it was logged.
 
-        Before that come the reference answers that the verifier cannot read, after it `damage`.
+        `damage` comes last.
         """
-        unreadable: dict[str, None] = {}
-        warned: list[str] = []
+        warned: dict[str, None] = {}
         for stage in self.stages.values():
-            entries = stage.manifest.get("unreadable", ())
-            unreadable |= dict.fromkeys(str(entry["text"]) for entry in entries)
-            warnings = self._warnings_of(stage)
-            warned += [str(warning["text"]) for warning in warnings if "text" in warning]
-        return [*unreadable, *warned, *self.damage]
+            for warning in self._warnings_of(stage):
+                warned[str(warning["text"])] = None
+        return [*warned, *self.damage]
 
     def _warnings_of(self, stage: Stage) -> Sequence[Mapping[str, Any]]:
         if stage.manifest:

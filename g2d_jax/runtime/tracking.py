@@ -506,13 +506,12 @@ class Tracker:
             self._wandb.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
             self._wandb.log({**scalars, f"{stage}/step": int(step)})
 
-    def warn(
-        self, stage: str, step: int, cause: str, text: str, values: Mapping[str, float]
-    ) -> None:
-        """Print a warning in yellow, and log it with the kind "warning/CAUSE": its text, and
-        numbers it rests on."""
+    def warn(self, stage: str, step: int, cause: str, text: str) -> dict[str, Any]:
+        """Print a warning in yellow, and log it with the kind "warning/CAUSE"; return what a
+        manifest has of it."""
         self.screen.say(f"WARNING: {text}", "yellow")
-        self._record(self._metrics, stage, step, f"warning/{cause}", metrics=values, text=text)
+        self._record(self._metrics, stage, step, f"warning/{cause}", metrics={}, text=text)
+        return {"cause": cause, "step": step, "text": text}
 
     def error(self, stage: str, text: str) -> None:
         """Log why a stage could not go on, with the kind "error". A log that cannot be written is

@@ -3,9 +3,10 @@ of a prompt that asks for answers in another form than the reward reads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from g2d_jax.config import Sft
+from g2d_jax.config import Issue, Sft, prefix_of
+from g2d_jax.config.section import warning
 from g2d_jax.data.template import PLACEHOLDER
 from g2d_jax.records import Problem
 from g2d_jax.rewards.extract import in_form
@@ -19,13 +20,13 @@ SHOWN = 3
 """Problems that are shown in full, as the model reads them."""
 
 
-def warn_of_answers(session: Session) -> None:
+def answer_issues(session: Session) -> Iterator[Issue]:
     """Warn of each task whose right answers would not be read, or be cut."""
     for task in session.config.all_tasks:
         problems = problems_of(session, task)
         if problems and is_read_by_rule(session, task):
-            _warn_of_form(session, task, problems[0])
-        _warn_of_stops(session, task, problems)
+            yield from _form_issues(session, task, problems[0])
+        yield from _stop_issues(session, task, problems)
 
 
 def is_read_by_rule(session: Session, task: str) -> bool:
@@ -87,7 +88,7 @@ def _instruction(session: Session, problem: Problem) -> str:
     return "\n".join([settings.system or "", *(message["content"] for message in problem.prompt)])
 
 
-def _warn_of_form(session: Session, task: str, problem: Problem) -> None:
+def _form_issues(session: Session, task: str, problem: Problem) -> Iterator[Issue]:
     """Warn of a prompt that asks for a form of answers that the task's rule does not read, or for
     none where no demonstration shows one."""
     rule = session.config.all_tasks[task].reward.answers
@@ -95,18 +96,19 @@ def _warn_of_form(session: Session, task: str, problem: Problem) -> None:
     form, also = "no form of answers", ""
     if asked:
         rules = " or ".join(map(repr, readers(asked[0])))
-        form, also = asked[0].write("x"), f", or set reward.answers={rules}"
+        form, also = asked[0].write("x"), f", or set it to {rules}"
     elif session.config.stages_of(Sft) or asked_for(str(problem.prompt)):
         return
     if read_by_rule(session, task, asked):
         return
-    session.tracker.say(
-        f"WARNING: the prompt asks for {form}, where {task} reads answers by the rule "
-        f"{rule!r}: let tokenizer.prompt_template, or the data's prompts, ask for {in_form('x', rule)}{also}"
+    yield warning(
+        f"{prefix_of(task)}reward.answers",
+        f"is {rule!r}, and the prompt asks for {form}",
+        f"let tokenizer.prompt_template, or the data's prompts, ask for {in_form('x', rule)}{also}",
     )
 
 
-def _warn_of_stops(session: Session, task: str, problems: Sequence[Problem]) -> None:
+def _stop_issues(session: Session, task: str, problems: Sequence[Problem]) -> Iterator[Issue]:
     """Warn of stop strings that would end a right response before its answer."""
     stops = list(stop_strings(session.config))
     if not stops:
@@ -119,17 +121,21 @@ def _warn_of_stops(session: Session, task: str, problems: Sequence[Problem]) -> 
     )
     of_kind = {"right responses": answers, "worked examples of the template": examples}
     for setting, string in stops:
-        where = f"WARNING: {setting} has {string!r}, which ends"
+        if fault := session.tokenizer.stop_string_fault(string):
+            yield warning(setting, fault)
+        has = f"has {string!r}, which ends"
         ends_any = False
         for kind, texts in of_kind.items():
             ended = [text for text in texts if string in text]
             if ended:
                 ends_any = True
                 example = shortened(ended[0], 1000)
-                session.say_once(f"{where} {len(ended)} of {len(texts)} {kind} early: {example!r}")
+                yield warning(
+                    setting, f"{has} {len(ended)} of {len(texts)} {kind} early: {example!r}"
+                )
         if not ends_any and not string.strip(" "):
             spaces = "space" if string == " " else f"{len(string)} spaces in a row"
-            session.say_once(f"{where} a response at its first {spaces}")
+            yield warning(setting, f"{has} a response at its first {spaces}")
 
 
 def worked_examples(pattern: str, is_chat: bool) -> list[str]:

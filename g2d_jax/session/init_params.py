@@ -47,7 +47,8 @@ def shape(settings: Model, vocab_size: int, adapters: Mapping[str, Any]) -> Mode
     try:
         return ModelConfig(**sizes, vocab_size=vocab_size, tie_word_embeddings=True, **adapters)
     except ValueError as error:
-        raise ValueError(f"model.{error}") from error
+        prefix = "" if str(error).startswith("lora.") else "model."
+        raise ValueError(f"{prefix}{error}") from error
 
 
 def base_dtype(config: Config) -> jnp.dtype:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from g2d_jax import contents
-from g2d_jax.config import Config, Reward, places, prefix_of, setting_of
+from g2d_jax.config import Config, Issue, Reward, places, prefix_of, setting_of
+from g2d_jax.config.check import refuse
 from g2d_jax.config.io import identity, input_settings, to_dict
 from g2d_jax.config.policy_name import OF_MODEL, PolicyName
+from g2d_jax.config.section import error
 from g2d_jax.data.problems import on_hub
 from g2d_jax.models import hf
 from g2d_jax.runtime import precision, storage
@@ -30,12 +32,18 @@ def digests(config: Config, only: Sequence[str] | None = None) -> dict[str, str]
 
     only: settings, or their sections, to look at. Files of reward functions are under names that no
     identity reads: a function that failed has to be fixed, and then the run goes on. Raises
-    ValueError for what cannot be read.
+    Invalid with all that cannot be read.
     """
     found = _function_files(config)
-    for setting in input_settings(to_dict(config)):
-        if only is None or setting.path.startswith(tuple(only)):
-            found[setting.path] = digest(setting.text, setting.kind, setting.revision)
+    wrong: list[Issue] = []
+    for path, text, kind, revision in input_settings(to_dict(config)):
+        if only is not None and not path.startswith(tuple(only)):
+            continue
+        try:
+            found[path] = digest(text, kind, revision)
+        except ValueError as fault:
+            wrong.append(error(path, f"cannot be used: {fault}"))
+    refuse(wrong)
     return found
 
 

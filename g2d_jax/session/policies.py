@@ -12,7 +12,7 @@ from etils import epath
 from g2d_jax import contents
 from g2d_jax.accounting import POLICIES
 from g2d_jax.config import places
-from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName
+from g2d_jax.config.policy_name import INIT, OF_RUN, PolicyName
 from g2d_jax.models import decoder, hf, lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.hf_folder import find_weights
@@ -236,9 +236,8 @@ def followed(policy: str, folder: epath.Path) -> str:
 
 
 def require_elsewhere(policy: str) -> None:
-    """Raise ValueError if a policy outside this run ("run:…", "hf:…") does not exist, or is the end
-    of a stage that has not come to it: each load would take what is newest then. A hub id is not
-    looked up."""
+    """Raise ValueError if a policy of another run ("run:…") does not exist, or is the end of a stage
+    that has not come to it: each load would take what is newest then."""
     name = PolicyName.parse(policy)
     if name.origin == OF_RUN:
         policy = followed(policy, stage_of_run(policy))
@@ -255,8 +254,6 @@ def require_elsewhere(policy: str) -> None:
                 f"name a step, as in {policy}@{max(steps)}, one of its keep if it goes on; or let it "
                 "finish first"
             )
-    if name.origin == OF_MODEL and places.is_path(name.place):
-        hf.read_config(hf.resolve(name.place))
 
 
 def stage_of_run(policy: str) -> epath.Path:

@@ -7,11 +7,12 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import NamedTuple
 
 from g2d_jax import keys
-from g2d_jax.config import Config, Reward, Source, Task
+from g2d_jax.config import Config, Invalid, Issue, Reward, Source, Task, setting_of
+from g2d_jax.config.section import faults, warning
 from g2d_jax.data.fields import THOUGHTS
 from g2d_jax.data.order import Mixture, Order
 from g2d_jax.data.problems import FIELDS, LoadReport, load_problems
@@ -19,7 +20,7 @@ from g2d_jax.data.splits import Names, drop_overlap, names_of
 from g2d_jax.data.template import Template
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.records import Problem, Prompt, by_id, indices_by_task
-from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime import processes
 from g2d_jax.runtime.terminal import counted
 
 Say = Callable[[str], None]
@@ -46,14 +47,13 @@ class Problems:
     """The problems of a run.
 
     by_split: those that are used. left_out: the problems that were taken out of each split, for the
-    verifier cannot read their reference answers. unreadable: messages about such answers:
-    {"split", "problems", "of", "text"} each. count_tokens: of a problem's prompt. conversation: of a
-    prompt, see `names_of`.
+    verifier cannot read their reference answers. issues: warnings of these. count_tokens: of a
+    problem's prompt. conversation: of a prompt, see `names_of`.
     """
 
     by_split: Splits
     left_out: Splits
-    unreadable: list[dict[str, Any]]
+    issues: list[Issue]
     count_tokens: Callable[[Problem], int]
     conversation: Callable[[Prompt], Prompt]
 
@@ -117,9 +117,25 @@ def load(
     read different ones.
     """
     loaded: Splits = {"train": [], "dev": [], "test": []}
-    for name, task in config.all_tasks.items():
-        found = _of_task(config, name, task, tokenizer, own_reward, say, splits)
-        for split, problems in found.items():
+    said: list[str] = []
+
+    def tell_of(text: str) -> None:
+        said.append(text)
+        say(text)
+
+    with processes.barrier():
+        read, wrong = _read(config, tokenizer, own_reward, tell_of, splits)
+        if wrong:
+            raise Invalid(wrong)
+    longest = config.data.max_prompt_length
+    for name, found in read.items():
+        for split, whole in found.items():
+            problems, too_long = tokenizer.drop_too_long(whole, longest)
+            if too_long:
+                limit = f"{longest} tokens (data.max_prompt_length)"
+                tell_of(
+                    f"{setting_of(name, split)}: {counted(too_long, 'prompt')} of over {limit} dropped"
+                )
             earlier = set(ids_of(loaded[split]))
             new = [problem for problem in problems if problem.id not in earlier]
             dropped = len(problems) - len(new)
@@ -140,21 +156,18 @@ def load(
         if overlap:
             say(f"{split}: {counted(overlap, 'problem')} dropped: also in {' or '.join(others)}")
     # Last, so that what a policy may be trained on does not depend on what the verifier can read.
-    left_out, messages = _leave_out(config, loaded, own_reward, unreadable)
-    for entry in messages:
-        say(f"WARNING: {entry['text']}")
-    for split, problems in loaded.items():
-        is_named = any(getattr(task, split).path for task in config.all_tasks.values())
-        if not problems and is_named and split in splits:
-            raise ValueError(
-                f"data.{split} has no problem left after filtering; see the messages above"
-            )
-    ids = {split: ids_of(problems) for split, problems in loaded.items()}
-    processes.agreed("problems", storage.fingerprint(ids))
+    left_out, issues = _leave_out(config, loaded, own_reward, unreadable)
+    for name, found in read.items():
+        for split in found:
+            if not any(problem.task == name for problem in loaded[split]):
+                setting = setting_of(name, split)
+                why = [text for text in [*said, *map(str, issues)] if text.startswith(setting)]
+                reason = "; ".join(why) or "of few problems a part may have none, so give more"
+                raise ValueError(f"{setting} has no problem left: {reason}")
     return Problems(
         loaded,
         left_out,
-        messages,
+        issues,
         count_tokens=lambda problem: len(tokenizer.encode_prompt(problem)),
         conversation=tokenizer.conversation,
     )
@@ -162,10 +175,10 @@ def load(
 
 def _leave_out(
     config: Config, loaded: Splits, own_reward: bool, unreadable: Unreadable | None
-) -> tuple[Splits, list[dict[str, Any]]]:
+) -> tuple[Splits, list[Issue]]:
     """Take the problems out of their splits whose reference answer the verifier cannot read.
 
-    Returns them, and the messages about such answers.
+    Returns them, and warnings.
     """
     graded = set()
     for name, reward in config.rewards.items():
@@ -175,28 +188,27 @@ def _leave_out(
     if graded and unreadable is not None:
         ids = unreadable([problem for problem in joined(loaded) if problem.task in graded])
     left_out: Splits = {}
-    messages: list[dict[str, Any]] = []
+    found: list[Issue] = []
     for split, problems in loaded.items():
         left_out[split] = [problem for problem in problems if problem.id in ids]
         loaded[split] = [problem for problem in problems if problem.id not in ids]
         if left_out[split]:
             asked = sum(problem.task in graded for problem in problems)
-            text = _message(split, left_out[split], asked)
-            count = len(left_out[split])
-            messages.append({"split": split, "problems": count, "of": asked, "text": text})
-    return left_out, messages
+            found.append(_unread(split, left_out[split], asked))
+    return left_out, found
 
 
-def _message(split: str, unread: Sequence[Problem], of: int) -> str:
+def _unread(split: str, unread: Sequence[Problem], of: int) -> Issue:
     """Say how many reference answers of a split the verifier cannot read, and the first of them."""
     first = ", ".join(
         f"{problem.answer!r:.{MOST_SHOWN}} (problem {problem.id})" for problem in unread[:SHOWN]
     )
-    return (
-        f"{split}: the verifier cannot read {len(unread):,} of {of:,} reference answers, so their "
-        "problems are left out. Or give other answers, another column (data.*.fields) or a reward "
-        f"function of your own. The first: {first}"
+    text = (
+        f"has {len(unread):,} of {of:,} reference answers that the verifier cannot read, and their "
+        f"problems are left out: {first}"
     )
+    remedy = "give other answers, another column (fields), or a reward function of your own"
+    return warning(f"data.{split}", text, remedy)
 
 
 class Reading(NamedTuple):
@@ -213,40 +225,40 @@ def reading(reward: Reward, own: bool = False) -> Reading:
     return Reading(reward.function == "verify" and not own, bool(reward.user_functions) or own)
 
 
-def _of_task(
+def _read(
     config: Config,
-    name: str,
-    task: Task,
     tokenizer: PromptTokenizer,
     own_reward: bool,
     say: Say,
     splits: Collection[str],
-) -> Splits:
-    """Read a task's problems by split."""
-    prefix = "" if name == "main" else f"{name}, "
-    longest = config.data.max_prompt_length
-    how = reading(task.reward, own_reward and name == "main")
-    loaded: Splits = {}
-    for split in SPLITS:
+) -> tuple[dict[str, Splits], list[Issue]]:
+    """Read the sources of all tasks; return the problems by task and split, and the sources that
+    cannot be read."""
+    read: dict[str, Splits] = {}
+    wrong: list[Issue] = []
+
+    def of_source(name: str, split: str, task: Task) -> None:
+        label = setting_of(name, split)
+        how = reading(task.reward, own_reward and name == "main")
         source: Source = getattr(task, split)
-        if not source.path or split not in splits:
-            continue
         problems, report = load_problems(source, verified=how.verified)
-        tell(f"{prefix}{split}", report, say, tokenizer.template)
+        tell(label, report, say, tokenizer.template)
         if how.verified:
-            problems = _answered(problems, f"{prefix}{split}", say)
+            problems = _answered(problems, label, say)
         without = sum(problem.answer is None for problem in problems)
         if without and how.columns:
             hint = f"; {NO_COLUMN}" * (without == len(problems))
             say(
-                f"{prefix}{split}: {without} of {len(problems)} problems have no reference "
-                f"answer: a reward function gets None for them{hint}"
+                f"{label}: {without} of {len(problems)} problems have no reference answer: a reward "
+                f"function gets None for them{hint}"
             )
-        short, dropped = tokenizer.drop_too_long(problems, longest)
-        loaded[split] = [replace(problem, task=name) for problem in short]
-        if dropped:
-            say(f"{prefix}{split}: {counted(dropped, 'prompt')} of over {longest} tokens dropped")
-    return loaded
+        read.setdefault(name, {})[split] = [replace(problem, task=name) for problem in problems]
+
+    for name, task in config.all_tasks.items():
+        for split in SPLITS:
+            if getattr(task, split).path and split in splits:
+                wrong += faults(setting_of(name, split), partial(of_source, name, split, task))
+    return read, wrong
 
 
 def _answered(problems: list[Problem], label: str, say: Say) -> list[Problem]:
@@ -334,19 +346,10 @@ def count_drawn(config: Config, train: Sequence[Problem]) -> int:
 
 def train_order(config: Config, train: Sequence[Problem], purpose: str) -> Order | Mixture:
     """Return the order in which a stage draws from the training problems: tasks mixed by their
-    weights.
-
-    Raises ValueError for a task with a weight and without problems.
-    """
+    weights."""
     tasks, counts = config.all_tasks, Counter(problem.task for problem in train)
     if len(tasks) == 1:
         return order(config, counts["main"], purpose)
-    empty = [name for name, task in tasks.items() if task.weight and not counts[name]]
-    if empty:
-        raise ValueError(
-            f"task {empty[0]!r} has no training problem left: see the messages above, or set its "
-            "weight 0"
-        )
     low, _ = keys.key_data(config.seed, "order", purpose)
     return Mixture(
         [counts[name] for name in tasks], [task.weight for task in tasks.values()], int(low)

@@ -43,7 +43,7 @@ def choose_row_length(
     which it is chosen; without any it is what holds `longest` tokens. Of equals the shortest is
     taken.
     """
-    step = kernels.LANES if _kernel(session, kernels.LANES) == "splash" else 16
+    step = kernels.LANES if kernel_of(session, kernels.LANES) == "splash" else 16
     shortest = round_up(longest, step)
     most = max(shortest, _microbatch_tokens(session, 0) // meshes.row_ways(session.mesh))
 
@@ -55,7 +55,7 @@ def choose_row_length(
         )
 
     length = min(range(shortest, most + 1, step), key=columns)
-    session.kernels[f"packed rows of {length} tokens"] = _kernel(session, length)
+    session.kernels[f"packed rows of {length} tokens"] = kernel_of(session, length)
     return length
 
 
@@ -65,7 +65,7 @@ def pack_rows(session: Session, groups: Sequence[Group], rows: RowShape) -> Pack
     return pack(groups, **_layout(session, rows))
 
 
-def _kernel(session: Session, length: int) -> kernels.Kernel:
+def kernel_of(session: Session, length: int) -> kernels.Kernel:
     """Return the kernel of attention over rows of a length. Raises ValueError where the configured
     one cannot serve."""
     return kernels.choose(

@@ -36,7 +36,7 @@ from g2d_jax.session.problems import SPLITS, Problems, Reading, reading
 from g2d_jax.session.problems import load as load_problems
 from g2d_jax.session.reward_manager import RewardManager
 from g2d_jax.session.sampling import RunSampling
-from g2d_jax.session.tokenizers import run_tokenizer
+from g2d_jax.session.tokenizers import open_tokenizer
 from g2d_jax.session.training_memory import Micro
 from g2d_jax.training.objectives import Compute, Objective
 
@@ -60,7 +60,8 @@ class Session:
     should begin with.
     follows: the work directory that says which reference answers can be read, None: its own. asks:
     whether the verifier is asked about the others; else all can.
-    mean_prompt: tokens of a mean prompt that a plan's work is for, None: of the problems.
+    mean_prompt: tokens of a mean prompt that a plan's work is for, None: of the problems. is_dry:
+    whether examples are shown.
     """
 
     config: Config
@@ -83,12 +84,16 @@ class Session:
     follows: epath.Path | None = None
     asks: bool = True
     mean_prompt: float | None = None
+    is_dry: bool = False
     clock: Clock = field(default_factory=Clock)
     ahead: CompileAhead = field(default_factory=CompileAhead)
     writer: Writer = field(default_factory=Writer)
     peak: Peak | None = None  # of the host memory of the stage under way
     # a user's own, by stage
     losses: dict[str, tuple[Objective, Programs]] = field(default_factory=dict)
+    # stage -> what was read to check it, until it runs; its warnings, and of "" those of all
+    given: dict[str, Any] = field(default_factory=dict)
+    warnings: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def at(
         self, config: Config, folders: Mapping[str, epath.Path], tracker: Tracker, **changes: Any
@@ -99,6 +104,7 @@ class Session:
         # The stages decide over how many devices it splits, and what training has room for.
         for decided in ("sampling", "micro", "compute"):
             vars(other).pop(decided, None)
+        vars(other).update(given={}, warnings={})
         vars(other).update(config=config, folders=folders, tracker=tracker, **changes)
         return other
 
@@ -155,7 +161,7 @@ class Session:
     @cached_property
     def tokenizer(self) -> PromptTokenizer:
         """The tokenizer with its templates."""
-        return run_tokenizer(self.config, self.fault, self.say_once)
+        return open_tokenizer(self.config.tokenizer, self.config.model, self.fault)
 
     @cached_property
     def problems(self) -> Problems:

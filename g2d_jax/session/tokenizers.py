@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from g2d_jax.config import Config, Model, Tokenizer
 from g2d_jax.config.section import Section
 from g2d_jax.data import arithmetic
-from g2d_jax.data.template import Fault, TemplateSettings, refuse, typed_warning
+from g2d_jax.data.template import Fault, TemplateSettings, refuse
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models import hf
-
-
-def run_tokenizer(config: Config, fault: Fault, warn: Callable[[str], None]) -> PromptTokenizer:
-    """Load a run's tokenizer. warn: called with what is doubtful of a template or a stop string."""
-    for name in ("prompt_template", "system"):
-        warning = typed_warning(f"tokenizer.{name}", getattr(config.tokenizer, name) or "")
-        if warning:
-            warn(warning)
-    tokenizer = open_tokenizer(config.tokenizer, config.model, fault)
-    for setting, string in stop_strings(config):
-        warning = tokenizer.stop_string_warning(setting, string)
-        if warning:
-            warn(warning)
-    return tokenizer
 
 
 def stop_strings(config: Config) -> Iterator[tuple[str, str]]:

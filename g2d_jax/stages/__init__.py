@@ -10,9 +10,9 @@ def of_kind(kind: str) -> ModuleType:
     """Return the module of a kind of stage, imported when one is needed.
 
     Its run(session, name, stage) returns the fields of the manifest, and programs(session, name,
-    stage, response) yields the programs that a run compiles. alerts_ahead(session, name, stage)
-    returns what a dry run can tell of its data, and raises what the run would raise. Raises
-    ValueError for no kind of stage.
+    stage, response) yields the programs that a run compiles. issues(session, name, stage) returns
+    what its data, model or devices tell before it begins, and raises ValueError as `run` would.
+    Raises ValueError for no kind of stage.
     """
     if kind not in STAGES:
         raise ValueError(f"there is no kind of stage {kind!r}")

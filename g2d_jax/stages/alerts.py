@@ -12,17 +12,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from g2d_jax.config import (
-    Offline,
-    Online,
-    Sampling,
-)
-from g2d_jax.models.config import LongRope
+from g2d_jax.config import Issue, Offline, Online, Sampling
+from g2d_jax.config.section import error, warning
+from g2d_jax.models.config import LongRope, ModelConfig
 from g2d_jax.records import Verdict
 from g2d_jax.runtime.terminal import counted, shortened
 from g2d_jax.session.session import Session
@@ -41,8 +38,6 @@ WATCHED = (
 )
 """Metrics of an online update that the rules read."""
 
-Drawn = Literal["problems", "examples"]
-
 WINDOW = 5  # steps at either end whose medians are compared
 FALLS = {"entropy": ("entropy", 0.2, 0.05), "length": ("completions/mean_length", 0.5, 0.2)}
 """Cause -> metric, the share of its start below which it has collapsed if the reward has not risen,
@@ -56,13 +51,9 @@ UNREAD = 0.5  # share of responses in which no answer was found
 UNGRADED = 0.2  # share of responses that no one could grade
 SIGNAL = 0.1  # share of prompts whose responses differ in reward, below which a step hardly teaches
 MIXED = 0.1  # the same share of the prompts that pairs are made of
-BATCHES: Mapping[Drawn, tuple[str, int]] = {
-    "problems": ("prompts_per_step", 50),
-    "examples": ("batch_size", 20),
-}
-"""By what a stage draws, the setting that says how many a step, and the times that each is drawn
-above which they are too few. Rewards stand more repetition than demonstrations, which are learned
-by heart."""
+# Times that each is drawn above which they are too few. Rewards stand more repetition than
+# demonstrations, which are learned by heart.
+MOST_VISITS = {"problems": 50, "examples": 20}
 UPDATES = 10  # of an offline stage: fewer hardly move a policy
 DISPLACED = 0.2  # nats a token that chosen responses lose
 SAFE_EPSILON = 1e-4  # of Adam, as the paper has it for verifiable tasks
@@ -70,12 +61,10 @@ SAFE_EPSILON = 1e-4  # of Adam, as the paper has it for verifiable tasks
 
 @dataclass(frozen=True)
 class Alert:
-    """A warning. cause: its name, one a stage. text: the symptom, and what to try. values: the
-    numbers it rests on."""
+    """A warning. cause: its name, one a stage. text: the symptom, and what to try."""
 
     cause: str
     text: str
-    values: Mapping[str, float] = field(default_factory=dict)
 
 
 # Reporting
@@ -87,16 +76,13 @@ def say(
     """Show the user the alerts whose cause is not among the warnings, and add them there; all
     processes call it.
 
-    warnings: {"cause", "step", "text", "values"} each, for the manifest; JSON.
+    warnings: as `Tracker.warn` returns them, for the manifest.
     """
     for alert in alerts:
-        if alert.cause in {warning["cause"] for warning in warnings}:
+        if alert.cause in {before["cause"] for before in warnings}:
             continue
         text = f"{name}{f', step {step}' if step else ''}: {alert.text}"
-        warnings.append(
-            {"cause": alert.cause, "step": step, "text": text, "values": dict(alert.values)}
-        )
-        session.tracker.warn(name, step, alert.cause, text, alert.values)
+        warnings.append(session.tracker.warn(name, step, alert.cause, text))
 
 
 def report(trainer: Trainer, alerts: Iterable[Alert]) -> None:
@@ -132,42 +118,43 @@ def watch(
     report(trainer, [*collapse(series, stage), *sampled(latest, limit, cause)])
 
 
-def position_alerts(
+def position_issues(
     session: Session,
+    setting: str,
     sampling: Sampling | None = None,
     pairs: Iterable[tuple[Sized, Sized]] = (),
-) -> list[Alert]:
+) -> list[Issue]:
     """Apply `beyond_positions` to a stage. sampling: of its responses; pairs: prompts and responses
     from elsewhere."""
     lengths = [(len(prompt), len(response)) for prompt, response in pairs]
     if sampling is not None:
         lengths.append((max(session.problems.prompt_lengths, default=0), sampling.max_new_tokens))
     # A model that begins with random parameters was trained on no positions.
-    positions = None if session.model_folder is None else session.model_config.positions
-    if positions is not None and isinstance(session.model_config.rope_scaling, LongRope):
-        refuse_beyond_short(lengths, positions)
-    return beyond_positions(lengths, positions)
+    shape = None if session.model_folder is None else session.model_config
+    return beyond_positions(setting, lengths, shape)
 
 
 # Rules
 
 
-def unclosed(what: str, count: int, of: int) -> list[Alert]:
+def unclosed(setting: str, what: str, count: int, of: int) -> list[Issue]:
     """Warn of texts to train on that leave a thought open: a policy that learns them gives no
     answer that a reward reads."""
     if not count:
         return []
     text = (
-        f"{count} of {of} {what} leave a thought open: they lack </think>, and responses like them "
-        "are graded as without an answer. To try: data with whole thoughts, or "
-        "tokenizer.enable_thinking=False where the chat template knows it"
+        f"has {count} of {of} {what} that leave a thought open: they lack </think>, and responses "
+        "like them are graded as without an answer"
     )
-    return [Alert("unclosed", text, {what: of, "open": count})]
+    remedy = "take whole thoughts, or tokenizer.enable_thinking=False where the template knows it"
+    return [warning(setting, text, remedy)]
 
 
 def say_example(session: Session, head: str, parts: Mapping[str, np.ndarray]) -> None:
-    """Print an example exactly as it is trained on, special tokens written out. parts: token ids,
-    [T] int32 each, by what they are."""
+    """Print an example in a dry run exactly as it is trained on, special tokens written out. parts:
+    token ids, [T] int32 each, by what they are."""
+    if not session.is_dry:
+        return
     lines = [head]
     for part, ids in parts.items():
         text = shortened(session.tokenizer.decode_raw(ids), 1000)
@@ -175,86 +162,57 @@ def say_example(session: Session, head: str, parts: Mapping[str, np.ndarray]) ->
     session.tracker.say("\n  ".join(lines))
 
 
-def too_few_problems(what: Drawn, count: int, batch: int, batches: int) -> list[Alert]:
-    """Warn if a stage of this many batches has too few problems, or examples, to draw them from."""
-    size, most_visits = BATCHES[what]
+def too_few(setting: str, what: str, count: int, batch: int, batches: int) -> list[Issue]:
+    """Warn if a stage of this many batches has too few problems, or examples, to draw them from.
+    setting: of the size of a batch."""
     visits = batches * batch / count
-    if not batches or (count >= batch and visits <= most_visits):
+    if not batches or (count >= batch and visits <= MOST_VISITS[what]):
         return []
     text = (
-        f"{count} {what} for {batches} batches of {batch}: each is drawn {visits:.0f} "
-        f"times{', some of them twice in a batch' if count < batch else ''}. To try: more {what}, a "
-        f"smaller {size}, fewer steps"
+        f"is {batch}, and there are {count} {what} for {batches} batches: each is drawn "
+        f"{visits:.0f} times{', some of them twice in a batch' if count < batch else ''}"
     )
-    return [Alert("data", text, {what: count, "visits": visits})]
+    return [warning(setting, text, f"lower it or steps, or give more {what}")]
 
 
-def too_few_prompts(asked: int, count: int) -> list[Alert]:
-    """Warn if a stage asks for rollouts of more prompts than there are training problems."""
-    if asked <= count:
-        return []
-    text = f"prompts is {asked}, and there are {count} training problems: rollouts are of these"
-    return [Alert("data", text, {"prompts": asked, "problems": count})]
-
-
-def unweighed(rows: int) -> list[Alert]:
-    """Warn if a loss with a ratio of policies trains on rollouts whose log-probabilities are not
-    known. rows: how many there are of these."""
-    if not rows:
-        return []
-    text = (
-        f"the dump's {rows} responses have no logprobs: how far the policy that wrote "
-        "them is from this one cannot be told, and GRPO takes them for its own, at a ratio of 1. "
-        "To try: rollouts with logprobs and "
-        'clip.importance_cap=2, loss="dpo", which needs none'
-    )
-    return [Alert("unweighed", text, {"responses": rows})]
-
-
-def refuse_beyond_short(lengths: Iterable[tuple[int, int]], positions: int) -> None:
-    """Raise ValueError if a sequence of a model with LongRoPE is longer than its short ones. lengths:
-    as `beyond_positions` has it."""
-    prompt, response = max(lengths, key=sum, default=(0, 0))
-    if prompt + response > positions:
-        raise ValueError(
-            f"prompt and response can have {prompt:,} + {response:,} = {prompt + response:,} "
-            f"tokens, and the model's rope type longrope is supported for sequences of at most "
-            f"{positions:,} (original_max_position_embeddings in its config.json): longer ones "
-            "have other frequencies at all positions. To try: a smaller sampling.max_new_tokens "
-            "(of SFT max_length) or data.max_prompt_length"
-        )
-
-
-def beyond_positions(lengths: Iterable[tuple[int, int]], positions: int | None) -> list[Alert]:
-    """Warn if a sequence is longer than what the model is made for. lengths: tokens of prompts and
-    their responses, the longest that there can be. positions: that the model was trained on, None:
-    no limit.
+def beyond_positions(
+    setting: str, lengths: Iterable[tuple[int, int]], shape: ModelConfig | None
+) -> list[Issue]:
+    """Report a sequence that is longer than what the model is made for. lengths: tokens of prompts
+    and their responses, the longest that there can be. shape: of the model, None: no limit.
 
     Rotary embeddings go on beyond it, so that nothing fails: answers just become worse.
     """
     prompt, response = max(lengths, key=sum, default=(0, 0))
-    if positions is None or prompt + response <= positions:
+    total = prompt + response
+    if shape is None or shape.positions is None or total <= shape.positions:
         return []
     text = (
-        f"prompt and response can have {prompt:,} + {response:,} = {prompt + response:,} tokens, "
-        f"and the model is made for {positions:,} (max_position_embeddings in its config.json): "
-        "beyond these it gets worse. To try: a smaller sampling.max_new_tokens (of SFT "
-        "max_length), a model of longer context, or the rope_scaling that its authors give for "
-        "this length"
+        f"makes {prompt:,} + {response:,} = {total:,} tokens of prompt and response, and the model "
     )
-    return [Alert("positions", text, {"tokens": prompt + response, "positions": positions})]
+    remedy = "lower it or data.max_prompt_length, or take a model of longer context"
+    if isinstance(shape.rope_scaling, LongRope):
+        text += (
+            f"(rope type longrope) is supported for sequences of at most {shape.positions:,} "
+            "(original_max_position_embeddings in its config.json): longer ones have other "
+            "frequencies at all positions"
+        )
+        return [error(setting, text, remedy)]
+    text += (
+        f"is made for {shape.positions:,} (max_position_embeddings in its config.json): beyond "
+        "these it gets worse"
+    )
+    return [warning(setting, text, f"{remedy}, or the rope_scaling that its authors give for it")]
 
 
-def few_updates(updates: int, batch: int, pairs: int, more: str) -> list[Alert]:
-    """Warn if an offline stage does too few updates to move a policy. more: what there may be more
-    of."""
+def few_updates(updates: int, batch: int, pairs: int) -> str:
+    """Say that an offline stage does too few updates to move a policy, "" for enough."""
     if updates >= UPDATES:
-        return []
-    text = (
+        return ""
+    return (
         f"{counted(updates, 'update')} of {counted(batch, 'pair')} ({pairs:,} in all) is too little "
-        f"to change a policy much. To try: more {more}, a smaller batch_size, more epochs"
+        "to change a policy much"
     )
-    return [Alert("data", text, {"pairs": pairs, "updates": updates})]
 
 
 def few_pairs(counts: Mapping[str, int], cause: Cause) -> list[Alert]:
@@ -274,7 +232,7 @@ def few_pairs(counts: Mapping[str, int], cause: Cause) -> list[Alert]:
         f"{mixed} of {prompts} prompts have responses to tell apart ({why}), which gives "
         f"{counts['pairs']} pairs: {cause.symptom}. To try: {cause.remedy}"
     )
-    return [Alert("signal", text, {"mixed": mixed, "prompts": prompts})]
+    return [Alert("signal", text)]
 
 
 def sampled(
@@ -294,7 +252,7 @@ def sampled(
             "a larger sampling.max_new_tokens, the template that the model was trained with "
             "(tokenizer.chat, tokenizer.prompt_template), SFT on responses that end"
         )
-        alerts.append(Alert("cut", text, {"clipped_ratio": cut}))
+        alerts.append(Alert("cut", text))
     unscorable = shares.get("verdicts/unscorable", 0.0)
     timeout = shares.get("verdicts/timeout", 0.0)
     if unscorable + timeout > UNGRADED:
@@ -303,7 +261,7 @@ def sampled(
             f"unscorable, {timeout:.0%} timeouts, which count as wrong). To try: look at the "
             "reference answers and at samples/, a larger reward.cpu_seconds"
         )
-        alerts.append(Alert("ungraded", text, {"unscorable": unscorable, "timeout": timeout}))
+        alerts.append(Alert("ungraded", text))
     signal = shares.get("frac_signal", 1.0)
     mute = shares.get("verdicts/no_answer", 0.0)
     if signal >= SIGNAL and mute <= UNREAD:
@@ -314,10 +272,10 @@ def sampled(
             f"{signal:.0%} of the prompts give a signal, and the rest teaches nothing: "
             f"{why.symptom}. To try: {why.remedy}"
         )
-        alerts.append(Alert("signal", text, {"frac_signal": signal}))
+        alerts.append(Alert("signal", text))
     elif why.verdict is Verdict.NO_ANSWER:
         text = f"of {whose}, {why.symptom}. To try: {why.remedy}"
-        alerts.append(Alert("no_answer", text, {"no_answer": mute}))
+        alerts.append(Alert("no_answer", text))
     return alerts
 
 
@@ -333,7 +291,7 @@ def chosen_logps_fell(change: float, stage: Offline) -> list[Alert]:
         f"a smaller optimizer.learning_rate (now {stage.optimizer.learning_rate:g}), fewer epochs, "
         "pairs of the policy's own recent responses"
     )
-    return [Alert("displaced", text, {"chosen_per_token": change})]
+    return [Alert("displaced", text)]
 
 
 def collapse(series: Mapping[str, Sequence[float]], stage: Online) -> list[Alert]:
@@ -367,7 +325,7 @@ def _collapsed(cause: str, first: float, last: float, stage: Online) -> Alert:
         "length": f"the length of its samples has collapsed to {last:.4g} tokens, {share}",
     }[cause]
     text = f"{what}. To try (arXiv 2506.21495): {'; '.join(remedies(cause, stage))}"
-    return Alert(cause, text, {"first": first, "last": last})
+    return Alert(cause, text)
 
 
 def remedies(cause: str, stage: Online) -> list[str]:

@@ -27,7 +27,7 @@ from g2d_jax.session.session import Session, StopRun
 from g2d_jax.stages import alerts
 from g2d_jax.stages.alerts import Alert
 from g2d_jax.stages.held_out import HeldOut, task_results, write_problems
-from g2d_jax.stages.held_out import alerts_ahead as alerts_ahead
+from g2d_jax.stages.held_out import issues as issues
 from g2d_jax.stages.held_out import programs as programs
 from g2d_jax.training.checkpoint import Checkpoints
 
@@ -41,7 +41,6 @@ def run(session: Session, name: str, stage: BestCheckpoint) -> dict[str, Any]:
     problems = session.problems.by_split["dev"]
     write_problems(session.folders[name], problems)
     warnings: list[dict[str, Any]] = []
-    alerts.say(session, name, 0, alerts_ahead(session, name, stage), warnings)
     cost = Cost()
     scores: dict[int, dict[str, Any]] = {}
     steps = candidates(stage, session)

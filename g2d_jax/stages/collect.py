@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from g2d_jax.config import Collect, Online
+from g2d_jax.config import Collect, Issue, Online
 from g2d_jax.config.policy_name import PolicyName
+from g2d_jax.config.section import warning
 from g2d_jax.config.stages.collect import rollout_origin
 from g2d_jax.data.order import draw
 from g2d_jax.data.preferences import is_correct, pairs_of, select_pairs, to_preference
@@ -28,7 +29,7 @@ from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict, differ, pick
 from g2d_jax.rollouts.buffer import read_rounds
-from g2d_jax.rollouts.external import ExternalGroups, ExternalRow, external_groups, read_groups
+from g2d_jax.rollouts.external import ExternalGroups, external_groups, read_groups
 from g2d_jax.rollouts.generate import (
     Draws,
     Groups,
@@ -38,7 +39,6 @@ from g2d_jax.rollouts.generate import (
     grouped,
     problems_of,
     rewards,
-    rows_of,
     sampled_batches,
 )
 from g2d_jax.rollouts.programs import sampling_programs
@@ -88,12 +88,7 @@ def run(session: Session, name: str, stage: Collect) -> dict[str, Any]:
     if template:  # other libraries render the pairs' messages with it as the policy saw them
         processes.on_leader(lambda: storage.write_bytes(folder / CHAT_TEMPLATE, template.encode()))
     warnings: list[dict[str, Any]] = []
-    found = (
-        _sampling_alerts(session, stage)
-        if stage.samples
-        else _position_alerts(session, rows_of(groups))
-    )
-    alerts.say(session, name, 0, [*found, *alerts.few_pairs(counts, cause), *of_samples], warnings)
+    alerts.say(session, name, 0, [*alerts.few_pairs(counts, cause), *of_samples], warnings)
     logged = dict(described)
     for key, value in counts.items():
         logged[f"pairs/{key}"] = float(value)
@@ -107,16 +102,18 @@ def run(session: Session, name: str, stage: Collect) -> dict[str, Any]:
     return {**cost.manifest(), "counts": counts, "result": result, "warnings": warnings}
 
 
-def alerts_ahead(session: Session, name: str, stage: Collect) -> list[alerts.Alert]:
-    """Return what may be wrong with the settings and a dump. Raises ValueError as the run would for
-    one."""
+def issues(session: Session, name: str, stage: Collect) -> list[Issue]:
+    """Return what may be wrong with the number and the lengths of prompts, or with a dump. Raises
+    ValueError as the run would for one."""
     if stage.samples:
-        return _sampling_alerts(session, stage)
+        return _sampling_issues(session, name, stage)
     if not stage.dump.path:
         return []
     groups = read_groups(session, stage.dump)
     show_rollout(session, name, stage.dump.path, groups)
-    return _position_alerts(session, itertools.chain.from_iterable(groups))
+    rows = (row.rollout for row in itertools.chain.from_iterable(groups))
+    pairs = [(rollout.prompt_ids, rollout.token_ids) for rollout in rows]
+    return alerts.position_issues(session, f"stages.{name}.dump.path", pairs=pairs)
 
 
 def show_rollout(session: Session, name: str, path: str, groups: ExternalGroups) -> None:
@@ -128,17 +125,15 @@ def show_rollout(session: Session, name: str, path: str, groups: ExternalGroups)
     alerts.say_example(session, head, parts)
 
 
-def _sampling_alerts(session: Session, stage: Collect) -> list[alerts.Alert]:
+def _sampling_issues(session: Session, name: str, stage: Collect) -> list[Issue]:
     most = count_drawn(session.config, session.problems.train)
-    found = alerts.too_few_prompts(stage.prompts, most)
-    return found + alerts.position_alerts(session, stage.sampling)
-
-
-def _position_alerts(
-    session: Session, rows: Iterable[ScoredRollout | ExternalRow]
-) -> list[alerts.Alert]:
-    pairs = [(row.rollout.prompt_ids, row.rollout.token_ids) for row in rows]
-    return alerts.position_alerts(session, pairs=pairs)
+    found: list[Issue] = []
+    if stage.prompts > most:
+        text = f"is {stage.prompts}, and there are {most} training problems: rollouts are of these"
+        found.append(warning(f"stages.{name}.prompts", text))
+    return found + alerts.position_issues(
+        session, f"stages.{name}.sampling.max_new_tokens", stage.sampling
+    )
 
 
 def programs(

@@ -24,7 +24,7 @@ from g2d_jax.session.session import Session
 from g2d_jax.stages import alerts
 from g2d_jax.stages.causes import Cause, cause_of
 from g2d_jax.stages.held_out import HeldOut, task_results, write_problems
-from g2d_jax.stages.held_out import alerts_ahead as alerts_ahead
+from g2d_jax.stages.held_out import issues as issues
 from g2d_jax.stages.held_out import programs as programs
 from g2d_jax.study import informativeness, stats
 
@@ -51,7 +51,6 @@ def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
     answers: dict[str, Answers] = {}
     warnings: list[dict[str, Any]] = []
     write_problems(session.folders[name], problems)
-    alerts.say(session, name, 0, alerts_ahead(session, name, stage), warnings)
     total = len(problems) * len(stage.policies)
     label = name if name in session.config.stages else "evaluate"
     with session.track_cost(cost), session.tracker.progress(label, total) as bar:

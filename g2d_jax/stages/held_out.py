@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from g2d_jax.config import BestCheckpoint, Evaluate
+from g2d_jax.config import BestCheckpoint, Evaluate, Issue
 from g2d_jax.records import Problem, indices_by_task
 from g2d_jax.rollouts.generate import (
     Batches,
@@ -141,11 +141,9 @@ def sampling(
     )
 
 
-def alerts_ahead(
-    session: Session, name: str, stage: BestCheckpoint | Evaluate
-) -> list[alerts.Alert]:
-    """Return what may be wrong with the settings of an evaluate or best_checkpoint stage."""
-    return alerts.position_alerts(session, stage.sampling)
+def issues(session: Session, name: str, stage: BestCheckpoint | Evaluate) -> list[Issue]:
+    """Return what may be wrong with the lengths of an evaluate or best_checkpoint stage."""
+    return alerts.position_issues(session, f"stages.{name}.sampling.max_new_tokens", stage.sampling)
 
 
 def programs(

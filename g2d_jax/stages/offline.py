@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from g2d_jax.config import Collect, DPOLoss, Offline, OnlineDPO
+from g2d_jax.config import Collect, DPOLoss, Issue, Offline, OnlineDPO
 from g2d_jax.config.policy_name import PolicyName
+from g2d_jax.config.section import warning
 from g2d_jax.data.order import draw
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.data.preferences import check_preferences
@@ -57,7 +58,7 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
     training, {} for a loss that compares with no reference. (Before it rewards and margins are 0,
     for the policy is the reference.)
     """
-    pairs = read(session, stage)
+    pairs = session.given.pop(name, None) or read(session, stage)
     examples = batch(pairs, np.zeros((len(pairs), 2)))
     count = len(pairs)
     row_length = _row_length(session, examples, stage.batch_size)
@@ -75,7 +76,10 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
     with open_trainer(training) as trainer:
         if trainer.step == 0 and stage.compares:
             trainer.cost = scoring
-        alerts.report(trainer, _alerts_of(session, stage, pairs))
+        few = alerts.few_updates(steps, batch_size, count)
+        if few and stage.preferences in session.config.stages:  # else `issues` said so
+            more = "more prompts or pairs_per_prompt, a smaller batch_size, more epochs"
+            alerts.report(trainer, [alerts.Alert("data", f"{few}. To try: {more}")])
         while trainer.meet_before_update():
             with session.track_cost(trainer.cost):
                 drawn = [i for i, _ in draw(order, trainer.step * batch_size, batch_size)]
@@ -112,33 +116,26 @@ def _tokens(example: Group) -> int:
     return len(example.prompt_ids) + sum(len(response.token_ids) for response in example.responses)
 
 
-def alerts_ahead(session: Session, name: str, stage: Offline) -> list[alerts.Alert]:
-    """Return what may be wrong with the settings and a set made elsewhere, whose first pair is
-    shown.
-
-    Raises ValueError as the run would for such a set.
-    """
-    pairs: list[Preference] = []
-    if stage.preferences not in session.config.stages:
-        pairs = read(session, stage)
-        pair, head = pairs[0], f"{name}: {len(pairs)} pairs of {stage.preferences}"
-        ids = {"prompt": pair.prompt_ids, "chosen": pair.chosen_ids, "rejected": pair.rejected_ids}
-        alerts.say_example(session, f"{head}; the first of them:", ids)
-    return _alerts_of(session, stage, pairs)
-
-
-def _alerts_of(session: Session, stage: Offline, pairs: Sequence[Preference]) -> list[alerts.Alert]:
-    """Return what may be wrong with the settings and the pairs."""
-    unclosed, more = 0, f"prompts or pairs_per_prompt of {stage.preferences}"
-    if stage.preferences not in session.config.stages:
-        more = "pairs"
-        leaves_open = session.tokenizer.leaves_open
-        unclosed = sum(leaves_open(pair.prompt, pair.chosen) for pair in pairs)
-    found = alerts.unclosed("chosen responses", unclosed, len(pairs))
-    if pairs:
-        size = min(stage.batch_size, len(pairs))
-        found += alerts.few_updates(len(pairs) * stage.epochs // size, size, len(pairs), more)
-    return [*found, *positions_exceeded(session, pairs)]
+def issues(session: Session, name: str, stage: Offline) -> list[Issue]:
+    """Return what may be wrong with a set made elsewhere, whose first pair is shown; `run` takes
+    it. Raises ValueError as `read`."""
+    if stage.preferences in session.config.stages:
+        return []
+    session.given[name] = pairs = read(session, stage)
+    pair, setting = pairs[0], f"stages.{name}.preferences"
+    ids = {"prompt": pair.prompt_ids, "chosen": pair.chosen_ids, "rejected": pair.rejected_ids}
+    head = f"{name}: {len(pairs)} pairs of {stage.preferences}; the first of them:"
+    alerts.say_example(session, head, ids)
+    unclosed = sum(session.tokenizer.leaves_open(pair.prompt, pair.chosen) for pair in pairs)
+    size = min(stage.batch_size, len(pairs))
+    found = alerts.unclosed(setting, "chosen responses", unclosed, len(pairs))
+    if few := alerts.few_updates(len(pairs) * stage.epochs // size, size, len(pairs)):
+        found.append(
+            warning(setting, f"give {few}", "more pairs, a smaller batch_size, more epochs")
+        )
+    sides = [(pair.prompt_ids, pair.chosen_ids) for pair in pairs]
+    sides += [(pair.prompt_ids, pair.rejected_ids) for pair in pairs]
+    return found + alerts.position_issues(session, setting, pairs=sides)
 
 
 def programs(
@@ -272,14 +269,6 @@ def read(session: Session, stage: Offline) -> list[Preference]:
             "them out"
         )
     return pairs
-
-
-def positions_exceeded(session: Session, pairs: Sequence[Preference]) -> list[alerts.Alert]:
-    """Warn if a pair is longer than what the model is made for."""
-    sides: list[tuple[np.ndarray, np.ndarray]] = []
-    for pair in pairs:
-        sides += [(pair.prompt_ids, pair.chosen_ids), (pair.prompt_ids, pair.rejected_ids)]
-    return alerts.position_alerts(session, pairs=sides)
 
 
 def batch(pairs: list[Preference], references: np.ndarray) -> list[Group]:

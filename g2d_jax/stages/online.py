@@ -13,8 +13,9 @@ from typing import Any, assert_never
 
 import numpy as np
 
-from g2d_jax.config import Online
+from g2d_jax.config import Issue, Online
 from g2d_jax.config.policy_name import INIT
+from g2d_jax.config.section import warning
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import lora
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict, indices_by_task, pick
@@ -28,7 +29,7 @@ from g2d_jax.rollouts.buffer import (
     logprob_scorer_of,
     scored_under,
 )
-from g2d_jax.rollouts.external import ExternalBatches, external_batches
+from g2d_jax.rollouts.external import external_batches
 from g2d_jax.rollouts.generate import (
     describe,
     draw_once,
@@ -40,7 +41,6 @@ from g2d_jax.rollouts.programs import sampling_programs
 from g2d_jax.rollouts.workload import workload_of
 from g2d_jax.runtime import memory
 from g2d_jax.session.answers import SHOWN, show_problem
-from g2d_jax.session.problems import train_order
 from g2d_jax.session.program import Program
 from g2d_jax.session.row_shapes import RowShape, choose_row_length
 from g2d_jax.session.session import Session, StopRun
@@ -63,12 +63,11 @@ PATIENCE = 50  # steps in a row without any reward signal, after which a stage s
 
 def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
     """Do stage.steps updates; return the manifest's fields."""
-    external = external_batches(session, name, stage)
+    external = session.given.pop(name, None) or external_batches(session, name, stage)
     with (
         open_trainer(training_of(session, name, stage)) as trainer,
         closing(RolloutBuffer(trainer, stage, external)) as buffer,
     ):
-        alerts.report(trainer, _alerts_of_inputs(session, name, stage, external))
         if buffer.ahead is not None:
             session.tracker.say(schedule(name, stage))
         buffer.require_files()
@@ -114,30 +113,31 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
         }
 
 
-def alerts_ahead(session: Session, name: str, stage: Online) -> list[alerts.Alert]:
-    """Return what may be wrong with the settings, problems and dump. Raises ValueError as the run
-    would for them."""
+def issues(session: Session, name: str, stage: Online) -> list[Issue]:
+    """Return what may be wrong with the number of problems, the lengths of responses, or a dump,
+    which `run` takes. Raises ValueError as the run would for them."""
     row_shape(session, stage)
-    # Raises for a task that has no training problem left; the run draws by its own order.
-    train_order(session.config, session.problems.train, name)
     external = external_batches(session, name, stage)
-    if external is not None:
-        show_rollout(session, name, stage.dump.path, external.groups)
-    return _alerts_of_inputs(session, name, stage, external)
-
-
-def _alerts_of_inputs(
-    session: Session, name: str, stage: Online, external: ExternalBatches | None
-) -> list[alerts.Alert]:
-    """Return what may be wrong with the settings, the number of problems, the dump, and the lengths
-    of responses."""
     if external is None:
-        problems = len(session.problems.train)
         count = -(-stage.steps // stage.num_iterations)
-        scarce = alerts.too_few_problems("problems", problems, stage.prompts_per_step, count)
-        return [*scarce, *alerts.position_alerts(session, stage.sampling)]
-    unweighed = alerts.unweighed(external.unweighed)
-    return [*unweighed, *alerts.position_alerts(session, pairs=external.pairs)]
+        problems, size = len(session.problems.train), stage.prompts_per_step
+        limit = f"stages.{name}.sampling.max_new_tokens"
+        return [
+            *alerts.too_few(f"stages.{name}.prompts_per_step", "problems", problems, size, count),
+            *alerts.position_issues(session, limit, stage.sampling),
+        ]
+    session.given[name] = external
+    show_rollout(session, name, stage.dump.path, external.groups)
+    setting = f"stages.{name}.dump.path"
+    found = alerts.position_issues(session, setting, pairs=external.pairs)
+    if external.unweighed:
+        text = (
+            f"have {external.unweighed} responses without logprobs: how far the policy that wrote "
+            "them is from this one cannot be told, and GRPO takes them for its own, at a ratio of 1"
+        )
+        remedy = 'give logprobs and set clip.importance_cap=2, or loss="dpo", which needs none'
+        found.append(warning(setting, text, remedy))
+    return found
 
 
 def programs(

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from g2d_jax.config import Sft
+from g2d_jax.config import Issue, Sft
+from g2d_jax.config.section import warning
 from g2d_jax.data.distinct import require_few
 from g2d_jax.data.examples import load_examples
 from g2d_jax.data.order import draw
@@ -36,12 +37,11 @@ Encoded = tuple[np.ndarray, np.ndarray]
 
 def run(session: Session, name: str, stage: Sft) -> dict[str, Any]:
     """Train on demonstrations for stage.steps updates; return the manifest's fields."""
-    demonstrations, counts, found = examples(session, name, stage)
+    demonstrations, counts, _ = session.given.pop(name, None) or examples(session, name, stage)
     order = problem_order(session.config, len(demonstrations), f"sft/{name}")
     training = training_of(session, name, stage, row_length(session, stage, demonstrations))
     compile_programs(session.ahead, _programs(training, stage))
     with open_trainer(training) as trainer:
-        alerts.report(trainer, found)
         while trainer.meet_before_update():
             with session.track_cost(trainer.cost):
                 drawn = draw(order, trainer.step * stage.batch_size, stage.batch_size)
@@ -50,10 +50,9 @@ def run(session: Session, name: str, stage: Sft) -> dict[str, Any]:
         return trainer.finish(counts)
 
 
-def alerts_ahead(session: Session, name: str, stage: Sft) -> list[alerts.Alert]:
-    """Return what may be wrong with the settings and examples, the first of which is shown. Raises
-    ValueError as the run would for them."""
-    encoded, _, found = examples(session, name, stage)
+def issues(session: Session, name: str, stage: Sft) -> list[Issue]:
+    """Return what may be wrong with the examples, the first of which is shown; `run` takes them."""
+    session.given[name] = encoded, _, found = examples(session, name, stage)
     prompt, completion = encoded[0]
     head = f"{name}: {len(encoded)} examples of {described(stage.data)}; the first of them:"
     alerts.say_example(session, head, {"prompt": prompt, "completion": completion})
@@ -92,7 +91,7 @@ def training_of(session: Session, name: str, stage: Sft, columns: int) -> Traini
 
 def examples(
     session: Session, name: str, stage: Sft
-) -> tuple[list[Encoded], dict[str, int], list[alerts.Alert]]:
+) -> tuple[list[Encoded], dict[str, int], list[Issue]]:
     """Load the examples that fit, without those whose prompt is in dev or test, as token ids; count
     each kind, and return what may be wrong with them and the settings."""
     data, tokenizer = stage.data, session.tokenizer
@@ -108,8 +107,8 @@ def examples(
     for example in distinct:
         try:
             prompt, completion = tokenizer.encode_example(example)
-        except ValueError as error:
-            unwritten.append(f"{data.path}, example of prompt {example.prompt!r:.80}: {error}")
+        except ValueError as fault:
+            unwritten.append(f"{data.path}, example of prompt {example.prompt!r:.80}: {fault}")
             continue
         if len(prompt) + len(completion) <= stage.max_length:
             fits.append((prompt, completion))
@@ -133,8 +132,8 @@ def examples(
         )
     if not fits:
         raise ValueError(
-            f"stages.{name}.data: {data.path} has no example left that fits and is not in dev or "
-            "test"
+            f"stages.{name}.data has no example that fits: {too_long} are longer than max_length "
+            f"{stage.max_length}, {overlap} ask a problem of dev or test"
         )
     counts = {
         "duplicates": report.duplicates,
@@ -143,16 +142,17 @@ def examples(
         "too_long": too_long,
         "unclosed": unclosed,
     }
+    at = f"stages.{name}"
     found = [
-        *alerts.too_few_problems("examples", len(fits), stage.batch_size, stage.steps),
-        *alerts.unclosed("completions", unclosed, len(fits)),
-        *alerts.position_alerts(session, pairs=fits),
-        *_unread(session, distinct),
+        *alerts.too_few(f"{at}.batch_size", "examples", len(fits), stage.batch_size, stage.steps),
+        *alerts.unclosed(f"{at}.data", "completions", unclosed, len(fits)),
+        *alerts.position_issues(session, f"{at}.max_length", pairs=fits),
+        *_unread(session, f"{at}.data", distinct),
     ]
     return fits, {"examples": len(fits), **counts}, found
 
 
-def _unread(session: Session, demonstrations: Sequence[Example]) -> list[alerts.Alert]:
+def _unread(session: Session, setting: str, demonstrations: Sequence[Example]) -> list[Issue]:
     """Warn of demonstrations of training problems with an answer that the reward would not read."""
     tasks, problems = session.config.all_tasks, session.problems.train_by_id
     by_task: dict[str, list[str]] = {}
@@ -165,8 +165,8 @@ def _unread(session: Session, demonstrations: Sequence[Example]) -> list[alerts.
     found = []
     for task, texts in by_task.items():
         if is_read_by_rule(session, task) and (cause := unread(texts[:MOST_READ], task, tasks)):
-            text = f"{cause.symptom}. A policy that learns from them gets no reward. To try: "
-            found.append(alerts.Alert("no_answer", text + cause.remedy))
+            text = f"teaches what gets no reward: {cause.symptom}"
+            found.append(warning(setting, text, f"to try: {cause.remedy}"))
     return found
 
 

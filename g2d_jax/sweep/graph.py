@@ -22,7 +22,7 @@ from types import MappingProxyType
 from etils import epath
 
 from g2d_jax import run_stages
-from g2d_jax.config import BestCheckpoint, Config, Evaluate, Online
+from g2d_jax.config import BestCheckpoint, Config, Evaluate, Issue, Online
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import begins_more, identity, to_dict
 from g2d_jax.runtime import precision, storage
@@ -56,12 +56,14 @@ class Node:
 @dataclass(frozen=True)
 class Graph:
     """The stages of a study. nodes: by id, each after those it reads. points: each with its config
-    and its stages' nodes. trajectories: those of its online stages that are shared.
+    and its stages' nodes. trajectories: those of its online stages that are shared. warnings: of
+    the settings of any point.
     """
 
     nodes: Mapping[str, Node]
     points: Sequence[tuple[Point, Config, Mapping[str, str]]]
     trajectories: Trajectories
+    warnings: Sequence[Issue]
 
 
 def node_folder(root: epath.Path, name: str) -> epath.Path:
@@ -77,11 +79,13 @@ def build(studied: Sequence[Point], requested: Trajectories = MappingProxyType({
     """
     trajectories: dict[str, tuple[int, Sequence[int]]] = {}
     configs = []
+    warnings: list[Issue] = []
     for point in studied:
         try:
-            config, _ = run_stages.checked(point.config)
+            config, found = run_stages.checked(point.config)
         except ValueError as error:
             raise ValueError(f"point {point.label}: {error}") from error
+        warnings += found
         configs.append(_explicit(config))
         for name, key in _ids(configs[-1]).items():
             stage = configs[-1].stages_of(Online).get(name)
@@ -101,7 +105,7 @@ def build(studied: Sequence[Point], requested: Trajectories = MappingProxyType({
             for node in _nodes(config, ids, name):
                 nodes.setdefault(node.id, node)
         points.append((point, config, ids))
-    return Graph(nodes, points, trajectories)
+    return Graph(nodes, points, trajectories, warnings)
 
 
 def _explicit(config: Config) -> Config:

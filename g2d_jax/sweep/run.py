@@ -16,7 +16,6 @@ are reused.
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +27,8 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import __version__, pipeline, run_stages
-from g2d_jax.config import Config, Issue, Online, check
+from g2d_jax import __version__, pipeline, run_stages, session_issues
+from g2d_jax.config import Config, Online
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import begins_more, differences, identity, to_dict
 from g2d_jax.runtime import precision, processes, program_cache, storage
@@ -78,7 +77,7 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
         Tracker(root, tensorboard=False) as tracker,
     ):
         graph = _claim(config, studied, root, tracker.say)
-        run_stages.warn(tracker, _warnings(graph))
+        _warn(tracker, graph)
         failed = _Worker(config.name, studied, graph, root, tracker).work()
         for name, reason in failed.items():
             tracker.say(f"{name} failed: {reason}")
@@ -104,7 +103,7 @@ def show(config: ConfigDict, workdir: storage.PathLike) -> None:
                 if storage.finished(node_folder(root, ids[name])) is None:
                     left.append(name)
             rows.append([point.label, ", ".join(left) or "done"])
-        run_stages.warn(tracker, _warnings(graph))
+        _warn(tracker, graph)
         tracker.table(f"{len(rows)} points", ["point", "left to do"], rows)
         done = 0
         for node in graph.nodes.values():
@@ -125,10 +124,9 @@ def _whole_graph(name: str, studied: Sequence[Point], root: epath.Path) -> Graph
     return graph
 
 
-def _warnings(graph: Graph) -> list[Issue]:
-    """List what is doubtful about the settings of any point."""
-    found = (check.issues(settings)[1] for _, settings, _ in graph.points)
-    return list(itertools.chain.from_iterable(found))
+def _warn(tracker: Tracker, graph: Graph) -> None:
+    for text in dict.fromkeys(map(str, graph.warnings)):
+        tracker.say(f"WARNING: {text}", "yellow")
 
 
 def _by_label(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -373,6 +371,7 @@ class _Worker:
                     inputs=inputs.digests(node.config),
                 )
                 run_stages.settle_micro(session)
+                session_issues.tell(session, session_issues.of_stages(session, [node.name]))
                 run_stages.compile_ahead(session, [node.name])
                 run_stages.run_stage(session, node.name, plan(node.config), again=True)
             except (

@@ -3,7 +3,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax.data.template import Template, TemplateSettings, typed_warning
+from g2d_jax.data.template import Template, TemplateSettings
 
 BOS = "<|bos|>"
 QUESTION = "What is {1+1}?"
@@ -95,21 +95,6 @@ def test_no_text_of_a_problem_breaks_the_prompt_template(make, problem):
     )
 
 
-@pytest.mark.parametrize("text", [r"Q: {problem}\nA:", r"{problem}\n\nanswer:", r"{problem} \n"])
-def test_line_breaks_that_a_shell_handed_over_as_two_characters_are_told(text):
-    assert "tokenizer.prompt_template has a backslash and an n" in typed_warning(
-        "tokenizer.prompt_template", text
-    )
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["{problem}\nA:", r"{problem} with $a \neq 0$, $\nabla f$, $\nu$, $x \not\in A$", "plain"],
-)
-def test_line_breaks_and_latex_are_not_told(text):
-    assert typed_warning("tokenizer.prompt_template", text) == ""
-
-
 def test_dated_block_is_taken_out_and_the_bos_stays(make):
     tokenizer = make(make.dated, bos_token=BOS)
     assert render(tokenizer) == "<|bos|>[user]\n\nWhat is {1+1}?<|im_end|>[assistant]\n\n"
@@ -152,7 +137,7 @@ def test_failing_template_says_what_to_do(make):
 def test_chat_settings_that_need_a_template(make):
     with pytest.raises(ValueError, match="no chat template"):
         Template(make(), TemplateSettings(chat=True))
-    with pytest.raises(ValueError, match="system prompt needs a chat template"):
+    with pytest.raises(ValueError, match="no chat template is in use to put it in"):
         Template(make(), TemplateSettings(system="Be brief."))
 
 

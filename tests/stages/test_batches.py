@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from g2d_jax import config as settings
-from g2d_jax.config.section import record
+from g2d_jax.config.section import read
 from g2d_jax.data.curriculum import History
 from g2d_jax.data.packing import pack
 from g2d_jax.data.preferences import pairs_of
@@ -64,7 +64,7 @@ def stage_of(groups=(), **changes: Any):
         "sampling": settings.sampling(8),
         **changes,
     }
-    return record(settings.Online, settings.online(**changes))
+    return read(settings.Online, settings.online(**changes), [])
 
 
 def make(groups, tasks=None, visit=0, seed=0, **changes: Any) -> batches.Batch:

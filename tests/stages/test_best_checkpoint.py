@@ -233,7 +233,7 @@ def test_equal_scores_give_the_earlier_step():
             "evaluate",
             "policies",
             ("best@1",),
-            "reads policy 'best@1', but a best_checkpoint stage chooses the step",
+            "names the policy 'best@1', but a best_checkpoint stage chooses the step",
         ),
         ("evaluate", "policies", ("worst",), "'worst'; there are: init, best, train"),
     ],

@@ -472,8 +472,10 @@ def test_rollouts_of_more_prompts_than_there_are_is_said(small, tmp_path, opened
     small.stages.collect.prompts = 100
     session = opened(small, tmp_path)
     count = len(session.problems.train)
-    (alert,) = collect.alerts_ahead(session, "collect", session.config.stages["collect"])
-    assert alert.text.startswith(f"prompts is 100, and there are {count} training problems")
+    (issue,) = collect.issues(session, "collect", session.config.stages["collect"])
+    assert str(issue).startswith(
+        f"stages.collect.prompts is 100, and there are {count} training problems"
+    )
 
 
 def test_no_pairs_of_single_responses_say_so(small, tmp_path, opened):

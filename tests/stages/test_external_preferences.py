@@ -188,7 +188,10 @@ def test_an_offline_stage_alone_trains_on_a_set(small, tmp_path, opened, capsys)
     )
     dryrun.show(small)
     shown = capsys.readouterr().out
-    assert "dpo: 8 updates of 4 pairs (16 in all) is too little to change a policy much" in shown
+    assert (
+        "stages.dpo.preferences give 8 updates of 4 pairs (16 in all) is too little to change a policy much"
+        in shown
+    )
     assert (
         "dpo: 16 pairs of " in shown
         and "| <|start|>user\n  | Add 0.<|eot|>\n  | <|start|>assistant" in shown

@@ -69,26 +69,13 @@ ALL = {
 def test_they_are_left_out_of_every_split_and_told(asking, tmp_path, opened, capsys):
     session = opened(asking, tmp_path / "work", None)
     assert answers(session) == LEFT
-    told = said(capsys)
-    assert (
-        "WARNING: train: the verifier cannot read 2 of 6 reference answers, so their problems "
-        "are left out." in told
+    train, dev, test = map(str, session.problems.issues)
+    assert train.startswith(
+        "data.train has 2 of 6 reference answers that the verifier cannot read, and their problems "
+        "are left out: 'It is seven, since 3 + 4 = 7.' (problem "
     )
-    assert (
-        "The first: 'It is seven, since 3 + 4 = 7.' (problem " in told
-        and "'about 72 apples I think' (problem " in told
-    )
-    assert (
-        "WARNING: dev: the verifier cannot read 1 of 2" in told
-        and "WARNING: test: the verifier cannot read 1" in told
-    )
-    assert [
-        (entry["split"], entry["problems"], entry["of"]) for entry in session.problems.unreadable
-    ] == [
-        ("train", 2, 6),
-        ("dev", 1, 2),
-        ("test", 1, 3),
-    ]
+    assert "'about 72 apples I think' (problem " in train
+    assert dev.startswith("data.dev has 1 of 2 ") and test.startswith("data.test has 1 of 3 ")
     assert [problem.answer for problem in session.problems.left_out["train"]] == [SENTENCE, PROSE]
     assert {problem.answer for problem in session.problems.held_out} == {
         "21",
@@ -116,8 +103,8 @@ def test_other_rewards_ask_nothing(asking, tmp_path, opened, capsys):
             )
     session = opened(asking, tmp_path / "work", None)
     assert answers(session)["train"] == [*LEFT["train"], SENTENCE, "62", "62"]
-    told = said(capsys)
-    assert "train: the verifier cannot read 3 of 8" in told
+    issue, *_ = session.problems.issues
+    assert str(issue).startswith("data.train has 3 of 8 reference answers")
     own = opened(asking, tmp_path / "own")  # a function of the user's in place of the main task's
     assert answers(own)["train"][:6] == [*ALL["train"][:5], '["1,234"]']  # as the data has them
     asking.reward.function = asking.tasks.texts.reward.function = "tiny:even"
@@ -208,5 +195,7 @@ def test_rollouts_of_a_problem_that_is_left_out_are_left_out_too(asking, tmp_pat
 
 def test_a_split_of_such_problems_alone_is_refused(asking, tmp_path, opened):
     asking.data.dev.path = problems(tmp_path / "prose.jsonl", 60, PROSE, SENTENCE)
-    with pytest.raises(ValueError, match=r"data\.dev has no problem left after filtering"):
+    with pytest.raises(
+        ValueError, match=r"data\.dev has no problem left: data\.dev has 2 of 2 reference"
+    ):
         opened(asking, tmp_path / "work", None).problems  # noqa: B018 - read here

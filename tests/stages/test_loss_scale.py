@@ -20,7 +20,7 @@ import pytest
 from g2d_jax import config as settings
 from g2d_jax import mesh as meshes
 from g2d_jax.config import Online, Optimizer
-from g2d_jax.config.section import record
+from g2d_jax.config.section import read
 from g2d_jax.data.packing import Packed, pack
 from g2d_jax.losses import mean_metrics
 from g2d_jax.models import decoder
@@ -148,7 +148,7 @@ def stage_of(**changes: Any) -> Any:
         **changes,
     )
     stage.dpo.update(beta=BETA, **dpo)
-    return record(Online, stage)
+    return read(Online, stage, [])
 
 
 def make(stage: Any) -> batches.Batch:

@@ -10,7 +10,7 @@ from worlds import only, run
 
 from g2d_jax import config as settings
 from g2d_jax.config import Reward, check
-from g2d_jax.config.section import record
+from g2d_jax.config.section import read
 from g2d_jax.config_load import resolve
 from g2d_jax.mesh import make_mesh
 from g2d_jax.records import Problem
@@ -32,7 +32,7 @@ def scorers(tmp_path: Path) -> Iterator[Callable[..., RewardManager]]:
 
     def make(**rewards: dict[str, object]) -> RewardManager:
         sections = {
-            task: record(Reward, settings.reward(**changes)) for task, changes in rewards.items()
+            task: read(Reward, settings.reward(**changes), []) for task, changes in rewards.items()
         }
         mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
         made.append(RewardManager(sections, lambda: mesh))

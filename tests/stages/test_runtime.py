@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from g2d_jax import config as settings
-from g2d_jax import dryrun, run_stages
+from g2d_jax import dryrun, session_issues
 from g2d_jax.config import Collect, Dump, Offline, Online, Optimizer, Sft
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.packing import Group, Response
@@ -117,23 +117,22 @@ def test_a_policy_that_is_another_model_is_refused_before_any_work(config, tmp_p
 
     storage.write_json(other / "config.json", {**own, "max_position_embeddings": 64})
     session = opened(config, tmp_path / "longer")
-    run_stages.check_models(session)
+    assert session_issues.of_inputs(session, ["evaluate"]) == []
     assert load_policy(session, f"hf:{other}").config == shape
 
     changed = {**own, "rms_norm_eps": 1e-5, "rope_parameters": None, "rope_theta": 5e5}
     storage.write_json(other / "config.json", changed)
     message = (
-        r"stages\.evaluate: policy 'hf:.*' has another shape than this run's model: "
+        r"stages\.evaluate\.policies cannot be used: policy 'hf:.*' has another shape than this run's model: "
         r"rope_theta 500000\.0 \(the run's: 10000\.0\), rms_norm_eps 1e-05 \(the run's: 1e-06\)$"
     )
-    for refuse in (lambda: run_stages.check_models(session), lambda: dryrun.show(config)):
-        with pytest.raises(ValueError, match=message):
-            refuse()
+    with pytest.raises(ValueError, match=message):
+        dryrun.show(config)
 
     storage.write_json(other / "config.json", own)
     (other / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"stages\.evaluate: .* holds neither model\.safetensors"):
-        run_stages.check_models(session)
+    (found,) = session_issues.of_inputs(session, ["evaluate"])
+    assert found.path == "stages.evaluate.policies" and "holds neither model.s" in found.text
 
 
 def test_the_model_behind_another_run_s_policy(config, tmp_path, opened):
@@ -254,7 +253,7 @@ def test_it_is_said_which_examples_are_not_used(config, tmp_path, opened, capsys
 def test_a_stage_of_another_name_is_named(config, tmp_path, opened):
     config.stages.sft.max_length = 2
     session = opened(config, tmp_path)
-    with pytest.raises(ValueError, match=r"stages\.cold\.data: .* no example left that fits"):
+    with pytest.raises(ValueError, match=r"stages\.cold\.data has no example that fits"):
         sft.examples(session, "cold", session.config.stage("sft", Sft))
 
 

@@ -11,7 +11,7 @@ from toys import QWEN, make_tokenizer
 from worlds import only
 
 from g2d_jax import dryrun
-from g2d_jax.rewards.functions import RewardFailed
+from g2d_jax.config import Invalid
 from g2d_jax.rollouts.generate import graded_texts
 
 THINKS = QWEN.replace("assistant\n'", "assistant\n<think>\n'")
@@ -77,7 +77,7 @@ def test_every_set_is_shown_with_what_is_left_out_and_an_example(several, tmp_pa
         f"sft: 20 examples of {sft}; the first of them:",
         # the template has written <think> in the prompt
         "tokens: | So be it. | </think> | | Yes.<|eot|>",
-        "sft: 2 of 20 completions leave a thought open",
+        "stages.sft.data has 2 of 20 completions that leave a thought open",
         f"rows of {pairs} left out: 1 broken (the first: {pairs}, line 40: 'tools' is for the chat",
         f"dpo: 39 pairs of {pairs}; the first of them:",
         "tokens: | Not so. | </think> | | Yes.<|eot|>",
@@ -109,7 +109,7 @@ def test_the_dry_run_grades_as_the_run(several, tmp_path, opened, capsys):
     dryrun.show(several)
     shown = capsys.readouterr().out
     assert shown.count("</think>\\boxed{") == 6
-    assert " 1.0 | correct" in shown and "gets no more" not in shown
+    assert " 1.0 | correct" in shown and "for the opposite" not in shown
     session = opened(several, tmp_path / "work", None)
     problem = session.problems.train[0]
     texts = [f"</think>\\boxed{{{problem.answer}}}", f"\\boxed{{{problem.answer}}}"]
@@ -133,11 +133,11 @@ def test_missing_answers_are_counted_and_tried_with_a_function(
     monkeypatch.syspath_prepend(tmp_path)
     only(several, "sft")
     several.reward.function = "needs_answers:reward"
-    with pytest.raises(RewardFailed, match="TypeError"):
+    with pytest.raises(Invalid, match=r"^reward\.function cannot be used: .* TypeError"):
         dryrun.show(several)
     assert "train: 2 of 10 problems have no reference answer" in capsys.readouterr().out
     written(tmp_path / "train.jsonl", [{"problem": "1+1=?", "gold": "2"}])
-    with pytest.raises(RewardFailed, match="TypeError"):
+    with pytest.raises(Invalid, match=r"^reward\.function cannot be used: .* TypeError"):
         dryrun.show(several)
     said = capsys.readouterr().out
     assert "train: 1 of 1 problems have no reference answer" in said
@@ -160,7 +160,8 @@ def test_demonstrations_are_read_as_the_reward_reads_responses(
     dryrun.show(several)
     said = " ".join(capsys.readouterr().out.split())
     warned = (
-        "sft: reward.answers='boxed' finds no answer in 100% of the demonstrations, such as "
+        "stages.sft.data teaches what gets no reward: reward.answers='boxed' finds no answer in 100% "
+        "of the demonstrations, such as "
         "'</think>The answer is 0.'"
     )
     assert (warned in said) == (form[0] == "T")
@@ -173,7 +174,7 @@ def test_a_prompt_that_asks_for_no_form_is_warned_of_without_demonstrations(
 ) -> None:
     only(several, "collect", "dpo")
     dryrun.show(several)
-    asks = r"the prompt asks for no form of answers, where main reads answers by the rule 'boxed'"
+    asks = r"reward.answers is 'boxed', and the prompt asks for no form of answers"
     assert asks in " ".join(capsys.readouterr().out.split())
     written(tmp_path / "train.jsonl", [{"problem": r"1+1=? Use \boxed{}.", "answer": "2"}])
     dryrun.show(several)
@@ -193,4 +194,4 @@ def test_what_counts_as_correct_is_said_of_a_function(
     only(several, "sft")
     several.reward.update(function="near:reward", correct_above=0.4)
     dryrun.show(several)
-    assert "what near:reward scores above reward.correct_above=0.4" in capsys.readouterr().out
+    assert "correct is what gets more than reward.correct_above=0.4" in capsys.readouterr().out

@@ -144,13 +144,7 @@ class Collect(PassRates, Stage):
                 f"is {self.select!r}, which chooses among pairs",
                 'set max_pairs to how many, or select="all"',
             )
-        origin: Stage = self
-        while isinstance(origin, Collect) and (other := origin.rollout_source(run.stages)):
-            origin = run.stages[other]
-        if isinstance(origin, Collect) and origin.rollouts == "archive":
-            origin = run.stages.get(own_stage(origin.policy), origin)
-        is_dump = isinstance(origin, Collect | Online) and origin.dump.path
-        if run.engine.is_server or is_dump:
+        if run.engine.is_server or drawn_with(self, run.stages).dump.path:
             yield error(
                 "select",
                 f"is {self.select!r}, which needs token entropies, and "
@@ -171,11 +165,11 @@ def rollout_origin(name: str, stages: Stages) -> str:
     return name
 
 
-def drawn_with(name: str, stages: Stages) -> Collect | Online:
+def drawn_with(stage: Collect, stages: Stages) -> Collect | Online:
     """Return the stage whose settings a collect stage's rollouts were drawn with: of an archive the
     online one."""
-    origin = stages[rollout_origin(name, stages)]
+    other = stage.rollout_source(stages)
+    origin = stage if other is None else stages[rollout_origin(other, stages)]
     assert isinstance(origin, Collect)
-    drawn = stages[own_stage(origin.policy)] if origin.rollouts == "archive" else origin
-    assert isinstance(drawn, Collect | Online)
-    return drawn
+    online = stages.get(own_stage(origin.policy))
+    return online if origin.rollouts == "archive" and isinstance(online, Online) else origin

@@ -7,7 +7,7 @@ from typing import Literal
 
 from g2d_jax.config.build import stage_of
 from g2d_jax.config.section import Issue, OnError, Policy, Positive, Preferences, Run, error
-from g2d_jax.config.stages.collect import drawn_with
+from g2d_jax.config.stages.collect import Collect, drawn_with
 from g2d_jax.config.stages.dpo import DPOLoss
 from g2d_jax.config.stages.stage import NeededFiles, Stages, TrainingStage
 from g2d_jax.config.training import Optimizer, Sampling
@@ -32,8 +32,9 @@ class Offline(DPOLoss, TrainingStage):
     def longest_row(self, prompt: int, stages: Stages) -> int:
         """Return the tokens of the longest pair: of a collect stage's responses, of two of
         max_length, or, where a set made elsewhere has no such limit, of the default length."""
-        if self.preferences in stages:
-            sampling = drawn_with(self.preferences, stages).sampling
+        collect = stages.get(self.preferences)
+        if isinstance(collect, Collect):
+            sampling = drawn_with(collect, stages).sampling
         elif self.max_length:
             return 2 * self.max_length
         else:

@@ -1,0 +1,93 @@
+"""Rewards tried before a run: on the reference answers of a few problems, and on wrong ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from g2d_jax.config import Issue, prefix_of
+from g2d_jax.config.section import warning
+from g2d_jax.data.tokenizer import THINKING
+from g2d_jax.records import Problem, Verdict
+from g2d_jax.rewards.extract import in_form
+from g2d_jax.rollouts.generate import graded_texts, opening_thoughts
+from g2d_jax.session.answers import (
+    SHOWN,
+    forms_asked_for,
+    is_read_by_rule,
+    problems_of,
+    read_by_rule,
+)
+from g2d_jax.session.session import Session
+
+_UNEXPECTED = {"right": (Verdict.INCORRECT, Verdict.NO_ANSWER), "wrong": (Verdict.CORRECT,)}
+
+
+Trial = tuple[str, list[list[Any]]]
+"""A table: its title, and rows of problem, kind of response, response, reward and verdict."""
+
+
+def try_reward(session: Session, task: str, trials: list[Trial], found: list[Issue]) -> None:
+    """Score the reference answers of a task's first problems, and others, as the prompt asks for
+    answers; add the trial, and a warning. Not of a reward model. Raises RewardFailed.
+
+    Where it asks for none, or for a form that the rule of reward.answers does not read, in the form
+    of the rule; such a form is tried beside it, and warned of.
+    """
+    problems, reward = problems_of(session, task), session.config.all_tasks[task].reward
+    if not problems or reward.function == "model":
+        return
+    tried = _responses(session, task, problems)
+    tried_problems, _, texts = zip(*tried, strict=True)
+    graded = graded_texts(session, tried_problems, texts)
+    ids = [np.zeros(1, np.int32)] * len(texts)
+    scores = session.scorer.score_local(tried_problems, graded, ids)
+    title = (
+        f"the reward of {task}, tried; answers are read by the rule {reward.answers!r}, and correct "
+        f"is what gets more than reward.correct_above={reward.correct_above:g}"
+    )
+    rows: list[list[Any]] = []
+    trials.append((title, rows))
+    misjudged: list[str] = []
+    for (problem, kind, text), score in zip(tried, scores, strict=True):
+        shown = "" if problem.answer is None else kind
+        rows.append([problem.id, shown, text, score.reward, score.verdict.value])
+        if score.verdict in _UNEXPECTED.get(shown, ()):
+            misjudged.append(f"{text!r:.60}, a {kind} answer to {problem.id} ({score.reward:g}),")
+    if misjudged and session.config.verifiable[task]:
+        text = f"takes {' '.join(misjudged)} for the opposite of what it is"
+        remedy = f"look at how it reads responses, and at correct_above={reward.correct_above:g}"
+        found.append(warning(f"{prefix_of(task)}reward", text, remedy))
+
+
+def _responses(
+    session: Session, task: str, problems: Sequence[Problem]
+) -> list[tuple[Problem, str, str]]:
+    """Return responses to try, each with its problem and kind ("right", …)."""
+    reward = session.config.all_tasks[task].reward
+    answers = [problem.answer for problem in problems if problem.answer is not None]
+    # A function of one's own may have to do without the answers of some problems.
+    holes = [problem for problem in problems[SHOWN:] if answers and problem.answer is None]
+    problems = [*problems[:SHOWN], *holes[:1]]
+    asked = forms_asked_for(session, problems[0])
+    chosen = (read_by_rule(session, task, asked) if is_read_by_rule(session, task) else asked)[:1]
+    form = chosen[0].write if chosen else partial(in_form, rule=reward.answers)
+    opened = opening_thoughts(session, problems)
+
+    def write(problem: Problem, answer: str) -> str:
+        """Write a response in which a thought that the prompt opens is closed."""
+        return THINKING[1] * (problem.id in opened) + form(answer)
+
+    tried: list[tuple[Problem, str, str]] = []
+    for problem in problems:
+        # Another problem's answer is wrong in a way that the reward may well take for right.
+        others = (answer for answer in answers if answer != problem.answer)
+        wrong = next(others, f"{problem.answer}1")
+        tried.append((problem, "right", write(problem, problem.answer or "")))
+        tried.append((problem, "wrong", write(problem, wrong)))
+        if asked and not chosen:
+            tried.append((problem, "right, as asked", asked[0].write(problem.answer or "")))
+    return tried
