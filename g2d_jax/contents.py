@@ -48,12 +48,17 @@ def of_files(paths: Sequence[str]) -> str:
 
 
 def of_model(folder: storage.PathLike) -> str:
-    """Digest a model's or tokenizer's folder; of one in the hub's cache return the commit."""
+    """Digest a model's or tokenizer's folder; of one in the hub's cache return the commit.
+
+    Raises ValueError for a folder that has no file of a model.
+    """
     place = epath.Path(folder)
     if found := _SNAPSHOT.search(os.fspath(place)):
         return f"commit {found[1]}"
-    files = [path for path in place.iterdir() if path.suffix in _OF_MODEL]
-    return of_files(sorted(map(os.fspath, files)))
+    files = sorted(os.fspath(path) for path in place.iterdir() if path.suffix in _OF_MODEL)
+    if not files:
+        raise ValueError(f"{place} holds no model: no {', '.join(_OF_MODEL)} file")
+    return of_files(files)
 
 
 def of_repository(name: str, revision: str | None) -> str:

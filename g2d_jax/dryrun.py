@@ -61,8 +61,9 @@ def show(
         with closing(session), precision.used(settings.dtype):
             _show_settings(session, config, config if named is None else named)
             session_issues.tell(session, warnings)
+            read = inputs.digests(settings)
             if workdir is not None:
-                require_same_run(settings, place, inputs=inputs.digests(settings))
+                require_same_run(settings, place, inputs=read)
             tried = session_issues.refuse(session, order.order)
             server = session.sampling.server
             if server is not None:

@@ -17,7 +17,7 @@ from g2d_jax.config.check import refuse
 from g2d_jax.config.io import identity, input_settings, to_dict
 from g2d_jax.config.policy_name import OF_MODEL, PolicyName
 from g2d_jax.config.section import error
-from g2d_jax.data.problems import on_hub
+from g2d_jax.data.problems import on_hub, open_rows
 from g2d_jax.models import hf
 from g2d_jax.runtime import precision, storage
 from g2d_jax.session.policies import followed, stage_of_run
@@ -54,6 +54,8 @@ def digest(text: str, kind: str, revision: str | None = None) -> str:
         return _checkpoint(text)
     if kind in ("policy", "model"):
         return contents.of_model(hf.resolve(text.removeprefix(OF_MODEL), revision=revision))
+    if kind == "problems":
+        open_rows(text, revision)  # raises with advice
     if hub := on_hub(text):
         return contents.of_repository(hub[0], revision)
     found = places.parts(text, kind)
