@@ -154,13 +154,13 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     wrong: list[Issue] = []
     instead = f"g2d sweep --config {arguments.config} --workdir DIR"
     config = _of_a_run(arguments, overrides, instead, wrong)
-    from g2d_jax import dryrun, pipeline, run_stages
+    from g2d_jax import dryrun, pipeline, run_issues
 
     if arguments.dry_run:
         named = resolve(arguments.config)
         dryrun.show(config, named, arguments.workdir, arguments.until, wrong)
         return
-    settings, _ = run_stages.checked(config, arguments.until, wrong)
+    settings, _ = run_issues.checked(config, arguments.until, wrong)
     processes.initialise(arguments.coordinator, arguments.num_processes, arguments.process_id)
     chosen = f"runs/{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     workdir = arguments.workdir or processes.on_leader(lambda: chosen)

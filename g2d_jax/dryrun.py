@@ -12,13 +12,13 @@ from tempfile import TemporaryDirectory
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import host_memory, session_issues
+from g2d_jax import host_memory, run_issues
 from g2d_jax.config import Issue, TrainingStage
 from g2d_jax.config import io as config_io
 from g2d_jax.config.graph import Plan, plan
 from g2d_jax.config.policy_name import own_stage
 from g2d_jax.models.decoder import count_params, count_trained
-from g2d_jax.run_stages import checked, require_packages
+from g2d_jax.run_stages import require_packages
 from g2d_jax.runtime import flags, precision, storage
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs
@@ -48,7 +48,7 @@ def show(
     found before. Everything that the run reads but weights is read, and nothing is computed on
     devices. Raises what the run would.
     """
-    settings, warnings = checked(config, until, known)
+    settings, warnings = run_issues.checked(config, until, known)
     order = plan(settings)
     require_packages(settings)
     flags.check_devices()
@@ -60,11 +60,11 @@ def show(
         session.follows = None if workdir is None else place
         with closing(session), precision.used(settings.dtype):
             _show_settings(session, config, config if named is None else named)
-            session_issues.tell(session, warnings)
+            run_issues.tell(session, warnings)
             read = inputs.digests(settings)
             if workdir is not None:
                 require_same_run(settings, place, inputs=read)
-            tried = session_issues.refuse(session, order.order)
+            tried = run_issues.refuse(session, order.order)
             server = session.sampling.server
             if server is not None:
                 tracker.say(f"engine: {settings.engine.url} serves {server.model}")

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import host_memory, session_issues
-from g2d_jax.config import Config, places
+from g2d_jax import host_memory, run_issues
+from g2d_jax.config import Config
 from g2d_jax.config.graph import plan
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.run_stages import (
     Objectives,
-    checked,
     compile_ahead,
     open_session,
     require_packages,
@@ -61,14 +60,11 @@ def run(
     is useless.
     """
     folder = absolute(workdir)
-    if isinstance(config, ConfigDict):
-        config = config.copy_and_resolve_references()
-        places.decide(config, places.here())
-    settings, warnings = checked(config, until)
+    settings, warnings = run_issues.checked(config, until)
     order = plan(settings)
     require_packages(settings)
     with open_session(settings, order, folder, until or "", reward, objectives or {}) as session:
-        session_issues.tell(session, warnings)
+        run_issues.tell(session, warnings)
         names = order.until(until)
         compile_ahead(session, names)
         if not processes.on_leader(lambda: has_begun(folder)):

@@ -9,31 +9,26 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import jax
 from etils import epath
-from ml_collections import ConfigDict
 
 from g2d_jax import mesh as meshes
-from g2d_jax import session_issues
+from g2d_jax import run_issues
 from g2d_jax import stages as stage_modules
 from g2d_jax.accounting import TRAINING, goodput
-from g2d_jax.config import Config, Sft, check, places, prefix_of, setting_of
+from g2d_jax.config import Config, Sft
 from g2d_jax.config.graph import Plan
 from g2d_jax.config.io import to_dict
-from g2d_jax.config.section import Issue, faults
-from g2d_jax.data.problems import check_training
 from g2d_jax.models.decoder import count_params, count_trained
-from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
+from g2d_jax.rewards.functions import RewardFailed, RewardFunction
 from g2d_jax.runtime import flags, memory, precision, processes, program_cache, storage
 from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, require_wandb
-from g2d_jax.session import init_params, inputs
-from g2d_jax.session.policies import require_elsewhere
+from g2d_jax.session import inputs
 from g2d_jax.session.problems import described, table
 from g2d_jax.session.program import compile_programs
 from g2d_jax.session.session import Session, StopRun
@@ -45,57 +40,12 @@ from g2d_jax.workdir import (
     claim,
     has_begun,
     packages,
-    read_inputs,
     source_digest,
     without_secrets,
 )
 
 Objectives = Mapping[str, Callable[[Compute], Objective]]
 """Stage -> the function that makes its loss."""
-
-
-def checked(
-    config: ConfigDict | Config, until: str | None = None, known: Sequence[Issue] = ()
-) -> tuple[Config, list[Issue]]:
-    """Return the settings as records, and warnings: what is wrong should show now, not after hours
-    of warm-up.
-
-    until: the stage to stop after, None for all. known: errors found before. Raises Invalid with all errors: those of
-    config/check.py, files that are not there, reward functions that cannot be imported, policies of
-    other runs that do not exist. Loads nothing.
-    """
-    run, found = check.issues(config, until)
-    found = [*known, *found]
-    for issue in (*places.issues(to_dict(run)), *_issues(run)):
-        if issue.path not in {other.path for other in found}:
-            found.append(issue)
-    check.refuse(found)
-    return run, found
-
-
-def _issues(config: Config) -> Iterator[Issue]:
-    """Yield settings that name something which cannot be used, or a shape that is none."""
-    if not config.model.path:
-        shape = partial(init_params.shape, config.model, 1)
-        wrong = faults("model", lambda: shape({}))
-        yield from wrong or faults("lora", lambda: shape(init_params.adapters(config.lora)))
-    if config.engine.is_server:
-        from g2d_jax.runtime import endpoint  # here: few runs have one
-
-        url, key = config.engine.url, config.engine.api_key_env
-        wrong = faults("engine.url", lambda: endpoint.check_url(url))
-        yield from wrong or faults("engine.api_key_env", lambda: endpoint.api_key(url, key))
-    for name, task in config.all_tasks.items():
-        setting = f"{setting_of(name, 'train')}.path"
-        yield from faults(setting, partial(check_training, task.train.path, setting))
-        for function in task.reward.user_functions:
-            setting = "function" if function == task.reward.function else "functions"
-            look = partial(load_reward, function, task.reward.folder)
-            yield from faults(f"{prefix_of(name)}reward.{setting}", look)
-    for name, stage in config.stages.items():
-        for field, policies in stage.policies_by_field().items():
-            for policy in policies:
-                yield from faults(f"stages.{name}.{field}", partial(require_elsewhere, policy))
 
 
 def require_packages(config: Config) -> None:
@@ -126,7 +76,8 @@ def open_session(
         program_cache.cached(folder / PROGRAMS),
     ):
         own_functions = _own(reward, objectives)
-        found = _inputs(config)
+        with processes.barrier():
+            found = inputs.digests(config)
         mine = {
             "config": to_dict(config),
             "until": until,
@@ -136,7 +87,7 @@ def open_session(
             "packages": {**packages(), "g2d_jax": source_digest()},
         }
         processes.agreed("settings, files or packages", mine)
-        changed = processes.on_leader(lambda: _changed_functions(folder, found))
+        changed = processes.on_leader(lambda: inputs.changed_functions(folder, found))
         token = processes.on_leader(lambda: claim(config, folder, own_functions, found))
         with processes.barrier():
             check_token(folder, token)
@@ -153,24 +104,13 @@ def open_session(
             folders = order.folders(folder)
             session = Session(config, folder, tracker, folders, reward, objectives, inputs=found)
             with contextlib.closing(session):
-                session_issues.refuse(session, order.until(until))
+                run_issues.refuse(session, order.until(until))
                 settle_micro(session, begun=has_begun(folder))
                 compiling.take_programs()  # those of an earlier run in this process
                 _introduce(session, order, until)
                 problems = session.problems.train
                 session.scorer.start(problems[:: -(-len(problems) // 256) or 1])
                 yield session
-
-
-def _inputs(config: Config) -> dict[str, str]:
-    """Return the content of what a config names, as every process sees it."""
-    with processes.barrier():
-        return inputs.digests(config)
-
-
-def _changed_functions(workdir: epath.Path, now: Mapping[str, str]) -> list[str]:
-    """List the reward functions whose file changed since a stage of the run began."""
-    return inputs.changed_functions(read_inputs(workdir), now) if has_begun(workdir) else []
 
 
 def settle_micro(session: Session, *, begun: bool = True) -> None:
@@ -248,7 +188,7 @@ def compile_ahead(session: Session, names: Sequence[str]) -> None:
 
     Stages whose shapes depend on their data are left out: they compile at their own start.
     """
-    for name in session_issues.unfinished(session, names):
+    for name in run_issues.unfinished(session, names):
         stage = session.config.stages[name]
         if not stage.shapes_from_data:
             compile_programs(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sources import load_problems
 
-from g2d_jax import pipeline
+from g2d_jax import run_issues
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
 from g2d_jax.data import arithmetic
@@ -115,7 +115,7 @@ def test_a_difficulty_of_stories_is_tried_with_the_cold_policy_of_smollm2_alone(
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_what_sampling_ahead_is_measured_with_can_run(ahead):
     config = Config.of(AHEAD["timed"]("http://localhost:8000/v1", ahead))
-    pipeline.checked(config)
+    run_issues.checked(config)
     assert config.stages["train"].has_windows
 
 
@@ -123,7 +123,7 @@ def test_what_sampling_ahead_is_measured_with_can_run(ahead):
 def test_variants_of_the_demo_can_run(variant, monkeypatch):
     monkeypatch.setattr(arithmetic, "TASKS", {**arithmetic.TASKS})
     config = DEMO_TASK["config_of"](variant, 1)
-    pipeline.checked(config)
+    run_issues.checked(config)
     problems, _ = load_problems(config.data.train.path, split="train", limit=100)
     assert config.stages.evaluate.split == "dev"
     assert max(len(problem.prompt) for problem in problems) <= config.data.max_prompt_length

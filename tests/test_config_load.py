@@ -19,7 +19,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import cli, config, config_load, dryrun, pipeline, recipes
+from g2d_jax import cli, config, config_load, dryrun, pipeline, recipes, run_issues
 from g2d_jax.config import check
 from g2d_jax.config import io as config_io
 from g2d_jax.runtime import storage
@@ -541,9 +541,9 @@ def test_words_that_mean_something_else_name_no_stage_and_no_task(name):
     with pytest.raises(
         ValueError, match=rf"stages\.{name} has a name that means something else.*{name}-1"
     ):
-        pipeline.checked(stages)
+        run_issues.checked(stages)
     stages = {f"{name}-2": {"kind": "sft", "data": {"path": "procedural:slips"}}}
-    pipeline.checked(
+    run_issues.checked(
         config.Config.of(
             config_io.from_dict({"stages": stages, "tokenizer": {"path": "procedural:slips"}})
         )
@@ -553,7 +553,7 @@ def test_words_that_mean_something_else_name_no_stage_and_no_task(name):
         with pytest.raises(
             ValueError, match=rf"tasks\.{name} has a name that means something else"
         ):
-            pipeline.checked(tasks)
+            run_issues.checked(tasks)
 
 
 @pytest.mark.parametrize(
@@ -577,11 +577,11 @@ def test_of_the_default_pass_at_those_are_told_that_so_many_answers_tell():
     made = config.Config(
         stages=stages, data=config.Data(test=test), tokenizer=config.Tokenizer(path=test.path)
     )
-    pipeline.checked(made)
+    run_issues.checked(made)
     with pytest.raises(
         ValueError, match=r"pass_at has 8, and num_generations is 2: leave these out"
     ):
-        pipeline.checked(
+        run_issues.checked(
             dataclasses.replace(made, stages={"evaluate": dataclasses.replace(few, pass_at=(1, 8))})
         )
 

@@ -16,7 +16,7 @@ import pytest
 from etils import epath
 from forks import Forks
 
-from g2d_jax import __version__, arguments, pipeline
+from g2d_jax import __version__, arguments, run_issues
 from g2d_jax import config as settings
 from g2d_jax.config import STAGES, Config, check
 from g2d_jax.config.graph import plan
@@ -459,7 +459,7 @@ def test_the_tutorial_makes_the_problems_it_shows_and_a_config(tutorial: Path) -
         assert len(rows) == 2 and Path(name.removesuffix(" <==")).read_text().startswith(
             "\n".join(rows) + "\n"
         )
-    order = plan(pipeline.checked(resolve("my_config.py"))[0]).order
+    order = plan(run_issues.checked(resolve("my_config.py"))[0]).order
     assert order == ("sft", "warmup", "collect", "dpo", "evaluate")
 
 

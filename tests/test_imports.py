@@ -18,7 +18,7 @@ ROOMS = [
     "session",
     "rollouts",
     "stages",
-    "trial session_issues run_stages",
+    "trial run_issues run_stages",
     (
         "report sweep card push host_memory dryrun plan pipeline commands "
         "status arguments cli __main__"

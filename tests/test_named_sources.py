@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from toys import save_rows
 
 from g2d_jax import config as settings
-from g2d_jax import dryrun, pipeline
+from g2d_jax import dryrun, pipeline, run_issues
 from g2d_jax.config_load import resolve, shipped
 
 TINY = str(Path(__file__).parent / "tiny.py")
@@ -94,10 +94,10 @@ def test_what_no_stage_needs_may_be_unnamed(config: ConfigDict) -> None:
     unnamed(config, "dev")
     chat(config, test=settings.source("procedural:slips", limit=4))
     config.tasks.chat.weight = 0.0
-    pipeline.checked(config)
+    run_issues.checked(config)
     only(config, "sft")
     unnamed(config, "train", "test")
-    pipeline.checked(config)
+    run_issues.checked(config)
 
 
 def test_random_parameters_have_the_tokenizer_of_embedded_tasks_only_with_their_problems(
@@ -105,7 +105,7 @@ def test_random_parameters_have_the_tokenizer_of_embedded_tasks_only_with_their_
 ) -> None:
     only(config, "warmup")
     config.stages.warmup.policy = "init"
-    pipeline.checked(config)
+    run_issues.checked(config)
     save_rows(tmp_path / "mine.jsonl", NUMBERS)
     for split in ("train", "dev", "test"):
         config.data[split] = settings.source(str(tmp_path / "mine.jsonl"), split, 9)
@@ -113,9 +113,9 @@ def test_random_parameters_have_the_tokenizer_of_embedded_tasks_only_with_their_
         ValueError,
         match=r"tokenizer\.path is empty, and so is model\.path: random parameters come wi",
     ):
-        pipeline.checked(config)
+        run_issues.checked(config)
     config.tokenizer.path = "procedural:slips"
-    pipeline.checked(config)
+    run_issues.checked(config)
 
 
 @pytest.mark.parametrize("split", ["test", "dev"])

@@ -16,7 +16,7 @@ import pytest
 from forks import Forked, Forks
 from object_store import BUCKET
 
-from g2d_jax import cli, pipeline
+from g2d_jax import cli, run_issues
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime.lock import LOCK
 
@@ -203,7 +203,7 @@ def test_a_policy_of_a_run_on_s3_is_refused_too() -> None:
     config = resolve(TINY)
     config.stages.warmup.policy = "run:s3://bucket/run#sft"
     with pytest.raises(ValueError, match=r"s3://bucket/run: a work directory is on a local disk"):
-        pipeline.checked(config)
+        run_issues.checked(config)
 
 
 def test_an_unknown_store_is_refused(start):

@@ -11,7 +11,7 @@ from etils import epath
 from ml_collections import ConfigDict
 from tiny import even
 
-from g2d_jax import commands, pipeline, run_stages, status
+from g2d_jax import commands, pipeline, run_issues, run_stages, status
 from g2d_jax import config as settings
 from g2d_jax.accounting import behind
 from g2d_jax.commands import evaluation
@@ -119,13 +119,13 @@ def test_what_cannot_work_is_refused_before_any_work(
 
 def test_archived_rollouts_need_an_online_policy_of_some_steps(config: ConfigDict) -> None:
     config.stages.collect.rollouts = "archive"
-    pipeline.checked(config)
+    run_issues.checked(config)
     config.stages.warmup.steps = 0
     with pytest.raises(ValueError, match="there is none before 'warmup', which is at step 0"):
-        pipeline.checked(config)
+        run_issues.checked(config)
     config.stages.collect.policy = "sft"
     with pytest.raises(ValueError, match=r"is 'sft', and .* needs an online stage of this run"):
-        pipeline.checked(config)
+        run_issues.checked(config)
 
 
 def test_collect_stages_share_the_rollouts_of_one_policy(
@@ -134,7 +134,7 @@ def test_collect_stages_share_the_rollouts_of_one_policy(
     with config.stages.unlocked():
         config.stages.again = settings.collect(rollouts="other")
         config.stages.other = settings.collect(rollouts="collect", select="confident", max_pairs=4)
-    pipeline.checked(config)
+    run_issues.checked(config)
     plan = graph.plan(Config.of(config))
     assert plan.order == ("sft", "warmup", "collect", "dpo", "other", "again", "evaluate")
     assert plan.inputs["other"] == ("warmup", "collect") and plan.inputs["again"] == (
@@ -146,18 +146,18 @@ def test_collect_stages_share_the_rollouts_of_one_policy(
         ValueError,
         match=r"stages\.other\.policy is 'sft', and the rollouts of 'collect' are those of 'warmup'",
     ):
-        pipeline.checked(config)
+        run_issues.checked(config)
     config.stages.other.policy = "warmup"
     config.stages.collect.rollouts = "again"
     with pytest.raises(ValueError, match="circle: again, collect, dpo, evaluate, other"):
-        pipeline.checked(config)
+        run_issues.checked(config)
     (tmp_path / "mine.jsonl").touch()
     config.stages.collect.rollouts = "sample"
     config.stages.collect.dump.path = str(tmp_path / "mine.jsonl")
     with pytest.raises(
         ValueError, match=r"stages\.other\.select .* entropies, and .*a dump gives none"
     ):
-        pipeline.checked(config)
+        run_issues.checked(config)
 
 
 def test_a_config_without_stages_and_an_unknown_stage_to_stop_at(
@@ -182,7 +182,7 @@ def begun(
 
 def again(config: ConfigDict, workdir: epath.Path) -> None:
     """What `pipeline.run` does first."""
-    pipeline.checked(config)
+    run_issues.checked(config)
     claim(Config.of(config), workdir)
 
 
@@ -425,7 +425,7 @@ def test_one_process_at_a_time_works_in_a_folder(config: ConfigDict, tmp_path: P
 )
 def test_settings_that_cannot_work_are_refused_before_any_work(override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        pipeline.checked(resolve(TINY, [override]))
+        run_issues.checked(resolve(TINY, [override]))
 
 
 @pytest.mark.slow

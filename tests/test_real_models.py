@@ -17,7 +17,7 @@ import toys as toy
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import commands, dryrun, pipeline, recipes
+from g2d_jax import commands, dryrun, pipeline, recipes, run_issues
 from g2d_jax.config import Config, graph
 from g2d_jax.config.graph import plan
 from g2d_jax.config_load import resolve
@@ -98,7 +98,7 @@ def test_models(model: str) -> None:
 def test_hyper_parameters(model: str, method: str, lora: int, rate: float) -> None:
     """Table 4 of arXiv 2506.21495, verifiable tasks, and what the papers leave open."""
     config = resolve(f"{model}:method={method},lora={lora}")
-    assert plan(pipeline.checked(config)[0]).order == METHODS[method]
+    assert plan(run_issues.checked(config)[0]).order == METHODS[method]
     adapters = (lora, 32.0, "bfloat16") if lora else (0, 16.0, "float32")
     assert (config.lora.rank, config.lora.alpha, config.lora.base_dtype) == adapters
     assert config.lora.targets == ("all-linear",)
@@ -250,7 +250,7 @@ def test_test_problems_are_not_trained_on(suite: str) -> None:
         ValueError,
         match=re.escape(f"data.train.path is '{suite}', which are test problems: train on math"),
     ):
-        pipeline.checked(config)
+        run_issues.checked(config)
 
 
 # The study over K
@@ -361,7 +361,7 @@ SUITES = [
 def test_dry_run(spec: str, toys: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train, test, count = SUITES[SPECS.index(spec) % len(SUITES)]
     config = at_toy_size(spec, toys, train, test)
-    pipeline.checked(config)
+    run_issues.checked(config)
     dryrun.show(config)
     shown = capsys.readouterr().out
     places = [

@@ -27,7 +27,7 @@ from toys import (
     solved_problems,
 )
 
-from g2d_jax import commands, pipeline
+from g2d_jax import commands, pipeline, run_issues
 from g2d_jax.config import Config
 from g2d_jax.config.graph import plan
 from g2d_jax.config_load import resolve
@@ -95,7 +95,7 @@ def published(stage: ConfigDict) -> tuple[object, ...]:
 @pytest.mark.parametrize("model", ["llama-3.1-8b-instruct", "qwen2.5-7b"])
 def test_a_row_has_the_papers_numbers(spec: str, model: str) -> None:
     config = resolve(f"{spec},model={model}")
-    assert plan(pipeline.checked(config)[0]).order == ("train", "best", "evaluate")
+    assert plan(run_issues.checked(config)[0]).order == ("train", "best", "evaluate")
     stage, adam = config.stages.train, config.stages.train.optimizer
     beta = stage.beta if stage.loss == "grpo" else stage.dpo.beta
     numbers = (beta, adam.learning_rate, adam.eps, adam.max_grad_norm, stage.reference_sync)

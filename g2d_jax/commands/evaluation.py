@@ -15,12 +15,12 @@ from g2d_jax.data import splits
 from g2d_jax.models import hf
 from g2d_jax.report.tables import FIRST, summary_table
 from g2d_jax.rewards.functions import RewardFunction, load_reward
+from g2d_jax.run_issues import tell
 from g2d_jax.runtime import precision, processes, storage
 from g2d_jax.session import inputs
 from g2d_jax.session.policies import checkpoint_of
 from g2d_jax.session.problems import READ_FOR
 from g2d_jax.session.session import Session
-from g2d_jax.session_issues import tell
 from g2d_jax.stages import evaluate as evaluation
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import absolute

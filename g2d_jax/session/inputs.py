@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
 from g2d_jax import contents
 from g2d_jax.config import Config, Issue, Reward, places, prefix_of, setting_of
 from g2d_jax.config.check import refuse
@@ -23,6 +25,7 @@ from g2d_jax.runtime import precision, storage
 from g2d_jax.session.policies import followed, stage_of_run
 from g2d_jax.session.session import Session
 from g2d_jax.training.checkpoint import Checkpoints
+from g2d_jax.workdir import has_begun, read_inputs
 
 _OUTSIDE = ("seed", "dtype", "model", "lora", "tokenizer", "data", "reward", "tasks", "engine")
 
@@ -71,8 +74,9 @@ def _checkpoint(policy: str) -> str:
         return storage.fingerprint(checkpoints.checksums(number))
 
 
-def changed_functions(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """List the reward functions whose file changed. before, now: of `digests`."""
+def changed_functions(workdir: epath.Path, now: Mapping[str, str]) -> list[str]:
+    """List the reward functions whose file changed since a stage of a run began. now: of `digests`."""
+    before = read_inputs(workdir) if has_begun(workdir) else {}
     return [name for name in now if _FILE_OF in name and before.get(name, now[name]) != now[name]]
 
 

@@ -21,7 +21,7 @@ from types import MappingProxyType
 
 from etils import epath
 
-from g2d_jax import run_stages
+from g2d_jax import run_issues
 from g2d_jax.config import BestCheckpoint, Config, Evaluate, Issue, Online
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import begins_more, identity, to_dict
@@ -82,7 +82,7 @@ def build(studied: Sequence[Point], requested: Trajectories = MappingProxyType({
     warnings: list[Issue] = []
     for point in studied:
         try:
-            config, found = run_stages.checked(point.config)
+            config, found = run_issues.checked(point.config)
         except ValueError as error:
             raise ValueError(f"point {point.label}: {error}") from error
         warnings += found

@@ -27,7 +27,7 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import __version__, pipeline, run_stages, session_issues
+from g2d_jax import __version__, pipeline, run_issues, run_stages
 from g2d_jax.config import Config, Online
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import begins_more, differences, identity, to_dict
@@ -45,7 +45,6 @@ from g2d_jax.workdir import (
     PLANS,
     absolute,
     environment,
-    read_inputs,
     read_settings,
     write_settings,
 )
@@ -194,8 +193,7 @@ def _claim(
         for point, settings, ids in graph.points:
             folder = root / "points" / config.name / point.label
             read = inputs.digests(settings)
-            if (folder / "config.json").exists():
-                changed |= dict.fromkeys(inputs.changed_functions(read_inputs(folder), read))
+            changed |= dict.fromkeys(inputs.changed_functions(folder, read))
             write_settings(settings, folder, inputs=read)
             links = []
             for name in plan(settings).order:
@@ -371,7 +369,7 @@ class _Worker:
                     inputs=inputs.digests(node.config),
                 )
                 run_stages.settle_micro(session)
-                session_issues.tell(session, session_issues.of_stages(session, [node.name]))
+                run_issues.tell(session, run_issues.of_stages(session, [node.name]))
                 run_stages.compile_ahead(session, [node.name])
                 run_stages.run_stage(session, node.name, plan(node.config), again=True)
             except (

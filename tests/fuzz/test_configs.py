@@ -22,7 +22,7 @@ from fuzz.hostile import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import config_load, pipeline, workdir
+from g2d_jax import config_load, run_issues, workdir
 from g2d_jax.config import STAGES, Config
 from g2d_jax.config import io as config_io
 
@@ -63,7 +63,7 @@ def test_one_field_of_any_value(change: tuple[str, Any]) -> None:
     section[key] = value
     config = accepted(lambda: config_io.from_dict(values), path.split(".")[0])
     if config is not None:
-        accepted(lambda: pipeline.checked(config), "")
+        accepted(lambda: run_issues.checked(config), "")
 
 
 WORDS = "None null TRUE yes 1e999 -inf nan 0x10 1_000 ٣ ² (1, [,] (((( ()"
@@ -92,7 +92,7 @@ def test_overrides(path: str, text: str) -> None:
         assert config_io.to_dict(
             config_io.from_dict(config_io.to_dict(config))
         ) == config_io.to_dict(config)
-        accepted(lambda: pipeline.checked(config), "")
+        accepted(lambda: run_issues.checked(config), "")
 
 
 @given(NAMES, TEXTS)

@@ -13,7 +13,7 @@ import pytest
 from ml_collections import ConfigDict
 from stand import LAUNCH, ROOT
 
-from g2d_jax import pipeline, run_stages
+from g2d_jax import run_issues, run_stages
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve, shipped
 from g2d_jax.data import problems
@@ -78,7 +78,7 @@ def needed() -> set[str]:
     paths = set(problems.NAMED)
     for config in map(resolve, shipped()):
         paths |= set(sources(config))
-        for check in (pipeline.checked, run_stages.require_packages):
+        for check in (run_issues.checked, run_stages.require_packages):
             found |= asked(partial(check, Config.of(config)))
     for path in paths:
         found |= asked(partial(read, path))

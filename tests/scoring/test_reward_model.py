@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from g2d_jax import config as settings
 from g2d_jax import mesh as meshes
-from g2d_jax import pipeline, session_issues
+from g2d_jax import pipeline, run_issues
 from g2d_jax.config import Config, Reward
 from g2d_jax.config import RewardModel as Settings
 from g2d_jax.config.section import read
@@ -395,7 +395,7 @@ def test_a_run_is_refused_before_any_work_for_what_only_the_reward_model_knows(
         tmp_path / "own", tensorboard=False
     ) as tracker:  # a function in its place: it need not be loaded
         session = Session(Config.of(config), epath.Path(tmp_path), tracker, {}, mine)
-        assert session_issues.of_inputs(session, []) == []
+        assert run_issues.of_inputs(session, []) == []
 
 
 def test_a_template_of_whole_conversations_needs_no_header_to_generate_behind() -> None:

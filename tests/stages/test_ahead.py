@@ -19,7 +19,7 @@ from killed import Runs
 from ml_collections import ConfigDict
 from worlds import only, run
 
-from g2d_jax import pipeline
+from g2d_jax import run_issues
 from g2d_jax.config import Config, Engine, Online
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import load_tokenizer
@@ -239,10 +239,10 @@ def test_a_policy_of_another_kind_than_is_asked_for_is_none(tmp_path: Path) -> N
 def test_settings_are_refused(config: ConfigDict, changes: dict[str, Any], message: str) -> None:
     config.engine.update(kind="server", url="http://localhost:8000/v1", sync="folder", ahead=1)
     config.stages.warmup.update(STAGE)
-    pipeline.checked(config)
+    run_issues.checked(config)
     config.update_from_flattened_dict(changes)
     with pytest.raises(ValueError, match=message):
-        pipeline.checked(config)
+        run_issues.checked(config)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 from worlds import run
 
-from g2d_jax import accounting, commands, pipeline
+from g2d_jax import accounting, commands, run_issues
 from g2d_jax import config as settings
 from g2d_jax.config import Config
 from g2d_jax.config.graph import plan
@@ -113,7 +113,7 @@ def test_the_choice_is_a_policy_like_any_other(config, tmp_path, opened):
         config.stages.more = settings.collect(
             policy="best", prompts=4, num_generations=4, sampling=settings.sampling(8)
         )
-    assert plan(pipeline.checked(config)[0]).order == ("train", "best", "more", "evaluate")
+    assert plan(run_issues.checked(config)[0]).order == ("train", "best", "more", "evaluate")
     claim(Config.of(config), epath.Path(tmp_path))
     session = opened(config, tmp_path, None)
     manifests = {name: run(session, name) for name in ("train", "best", "more", "evaluate")}
@@ -239,19 +239,19 @@ def test_equal_scores_give_the_earlier_step():
     ],
 )
 def test_what_cannot_work_is_refused(config, stage, field, value, message):
-    pipeline.checked(config)
+    run_issues.checked(config)
     config.stages[stage][field] = value
     with pytest.raises(ValueError, match=message):
-        pipeline.checked(config)
+        run_issues.checked(config)
 
 
 def test_steps_of_a_stage_that_may_end_by_itself_are_not_named(config):
     config.stages.train.update(budget={"amount": 1.0})
     config.stages.train.budget.amount = 1.0
-    pipeline.checked(config)
+    run_issues.checked(config)
     config.stages.best.steps = (1,)
     with pytest.raises(ValueError, match=r"steps is \(1,\), but train may end before"):
-        pipeline.checked(config)
+        run_issues.checked(config)
 
 
 def test_points_of_a_study_choose_among_their_own_steps(config):

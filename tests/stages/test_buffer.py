@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from worlds import bits, only, run
 
 from g2d_jax import config as settings
-from g2d_jax import pipeline
+from g2d_jax import run_issues
 from g2d_jax.config import Online
 from g2d_jax.data.order import draw
 from g2d_jax.rollouts import buffer as buffers
@@ -379,4 +379,4 @@ def test_two_tasks_with_rewards_of_their_own(train, tmp_path, opened):
 def test_settings_that_cannot_work(train, changes, message):
     train.stages.train.update(changes)
     with pytest.raises(ValueError, match=message):
-        pipeline.checked(train)
+        run_issues.checked(train)

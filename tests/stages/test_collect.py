@@ -14,7 +14,7 @@ import pytest
 from ml_collections import ConfigDict
 from worlds import bits, only, run
 
-from g2d_jax import commands, pipeline
+from g2d_jax import commands, run_issues
 from g2d_jax import config as settings
 from g2d_jax.config import Config, Dump
 from g2d_jax.config.graph import plan
@@ -124,7 +124,7 @@ def test_stages_choose_from_the_rollouts_of_another(small, tmp_path, opened):
         unsure=dict(select="uncertain", max_pairs=5),
     )
     session = opened(config, tmp_path)
-    manifests = {name: run(session, name) for name in plan(pipeline.checked(config)[0]).order}
+    manifests = {name: run(session, name) for name in plan(run_issues.checked(config)[0]).order}
     pairs = {name: read_preferences(session.folders[name] / "preferences") for name in manifests}
     assert {name: len(some) for name, some in pairs.items()} == dict(
         collect=18, few=5, many=9, sure=5, unsure=5
@@ -191,7 +191,7 @@ def test_shared_rollouts_from_an_archive_or_a_file(config, tmp_path, opened):
     config.stages.warmup.policy = "init"
     config.stages.archive1.update(policy="warmup@1", rollouts="archive")
     session = opened(config, tmp_path / "work")
-    manifests = {name: run(session, name) for name in plan(pipeline.checked(config)[0]).order}
+    manifests = {name: run(session, name) for name in plan(run_issues.checked(config)[0]).order}
     assert [manifests[name]["counts"]["pairs"] for name in ("archive2", "mine", "mine2")] == [
         2,
         4,

@@ -9,7 +9,7 @@ from etils import epath
 from ml_collections import ConfigDict
 from worlds import bits, run
 
-from g2d_jax import accounting, pipeline
+from g2d_jax import accounting, run_issues
 from g2d_jax.config import Config, graph
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime.tracking import read_metrics
@@ -63,7 +63,7 @@ def changed(config: ConfigDict, **changes: Any) -> ConfigDict:
 )
 def test_settings_that_cannot_work_are_refused_before_any_work(early, changes, message):
     with pytest.raises(ValueError, match=r"^stages\.warmup[.:]") as error:
-        pipeline.checked(changed(early, **changes))
+        run_issues.checked(changed(early, **changes))
     assert message in str(error.value)
 
 
@@ -111,7 +111,7 @@ def test_what_follows_goes_on_from_where_the_budget_ended_it(early, tmp_path, op
     budgeted = changed(early, steps=5, budget={"measure": "device_seconds", "amount": 1e-6})
     budgeted.stages.collect.rollouts = "archive"
     session = opened(budgeted, tmp_path, None)
-    pipeline.checked(budgeted)
+    run_issues.checked(budgeted)
     found = run_until(session)
     assert found["warmup"]["counts"]["steps"] == 1
     logged = [row for row in read_metrics(tmp_path) if row["stage"] == "warmup"]

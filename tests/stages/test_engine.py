@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 from worlds import bits, only, run
 
-from g2d_jax import commands, keys, pipeline
+from g2d_jax import commands, keys, pipeline, run_issues
 from g2d_jax.config import Config, Engine
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.template import TemplateSettings
@@ -465,10 +465,10 @@ def test_a_server_with_another_policy_is_not_believed(
 def test_settings_are_refused(config: ConfigDict, changes: dict[str, Any], message: str) -> None:
     config.engine.update(kind="server", url="http://localhost:8000/v1", sync="folder")
     config.stages.warmup.update(sync_every=3, clip={"importance_cap": 2.0})
-    pipeline.checked(config)
+    run_issues.checked(config)
     config.update_from_flattened_dict(changes)
     with pytest.raises(ValueError, match=message):
-        pipeline.checked(config)
+        run_issues.checked(config)
 
 
 def test_a_server_that_is_sent_nothing_is_asked_for_what_it_holds_alone(
@@ -484,7 +484,7 @@ def test_a_server_that_is_sent_nothing_is_asked_for_what_it_holds_alone(
     config.stages.evaluate.policies = ("sft@4",)
     del config.stages["collect"], config.stages["dpo"]
     with pytest.raises(ValueError, match=r"engine\.sync is 'none'.* sample from sft@4: set"):
-        pipeline.checked(config)
+        run_issues.checked(config)
     write_settings(held, epath.Path(tmp_path))
     for policy in ("dpo", "sft", "hf:other"):
         with pytest.raises(ValueError, match=f"taken to hold init .*answers of .*{policy}"):

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from toys import QWEN, make_tokenizer
 from worlds import only, run
 
-from g2d_jax import dryrun, pipeline
+from g2d_jax import dryrun, run_issues
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.records import Preference
@@ -174,7 +174,7 @@ def test_a_hub_set(small, tmp_path, opened):
     session.tokenizer = CHAT
     found = external_preferences.read(session, session.config.stages["dpo"])
     assert len(found) == 5 and session.tokenizer.decode(found[0].chosen_ids) == "Yes."
-    pipeline.checked(small)
+    run_issues.checked(small)
 
 
 def test_an_offline_stage_alone_trains_on_a_set(small, tmp_path, opened, capsys):
@@ -213,4 +213,4 @@ def test_a_path_that_is_nothing_is_refused_before_any_work(small):
             ValueError,
             match=rf"neither a collect stage \(none\) nor hub:\S+, and {path} is no file",
         ):
-            pipeline.checked(small)
+            run_issues.checked(small)

@@ -331,14 +331,14 @@ def test_before_a_stage_has_begun_all_is_free(place: Path, tmp_path: Path) -> No
 def test_a_reward_function_that_changed_is_known(place: Path, tmp_path: Path) -> None:
     config, workdir = reading(place), tmp_path / "work"
     config.reward.update(function="my_own:score", folder=str(place))
-    before = inputs.digests(Config.of(config))
     begin(config, workdir)
     with (place / "my_own.py").open("a") as file:
         file.write("# mended\n")
     after = inputs.digests(Config.of(config))
-    assert inputs.changed_functions(before, after) == ["reward: the file of my_own:score"]
-    assert inputs.changed_functions(after, after) == []
+    changed = inputs.changed_functions(epath.Path(workdir), after)
+    assert changed == ["reward: the file of my_own:score"]
     start(config, workdir)
+    assert inputs.changed_functions(epath.Path(workdir), after) == []
 
 
 def test_a_run_is_refused_before_any_work_and_its_directory_stays_as_it_was(

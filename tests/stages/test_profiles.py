@@ -9,7 +9,7 @@ import json
 import pytest
 from worlds import run
 
-from g2d_jax import cli, pipeline
+from g2d_jax import cli, run_issues
 
 
 def traced(workdir) -> dict[str, bytes]:
@@ -52,7 +52,7 @@ def test_a_window_up_to_the_last_update(config, opened, tmp_path):
 def test_what_is_no_window(config, text):
     config.logging.profile = text
     with pytest.raises(ValueError, match="write STAGE:START-STOP"):
-        pipeline.checked(config)
+        run_issues.checked(config)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_what_is_no_window(config, text):
 def test_a_window_that_cannot_come_is_refused(config, text, message):
     config.logging.profile = text
     with pytest.raises(ValueError, match=message):
-        pipeline.checked(config)
+        run_issues.checked(config)
 
 
 def test_the_flag_is_the_setting(tmp_path, capsys):

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from g2d_jax import config as settings
-from g2d_jax import dryrun, session_issues
+from g2d_jax import dryrun, run_issues
 from g2d_jax.config import Collect, Dump, Offline, Online, Optimizer, Sft
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.packing import Group, Response
@@ -117,7 +117,7 @@ def test_a_policy_that_is_another_model_is_refused_before_any_work(config, tmp_p
 
     storage.write_json(other / "config.json", {**own, "max_position_embeddings": 64})
     session = opened(config, tmp_path / "longer")
-    assert session_issues.of_inputs(session, ["evaluate"]) == []
+    assert run_issues.of_inputs(session, ["evaluate"]) == []
     assert load_policy(session, f"hf:{other}").config == shape
 
     changed = {**own, "rms_norm_eps": 1e-5, "rope_parameters": None, "rope_theta": 5e5}
@@ -131,7 +131,7 @@ def test_a_policy_that_is_another_model_is_refused_before_any_work(config, tmp_p
 
     storage.write_json(other / "config.json", own)
     (other / "model.safetensors").unlink()
-    (found,) = session_issues.of_inputs(session, ["evaluate"])
+    (found,) = run_issues.of_inputs(session, ["evaluate"])
     assert found.path == "stages.evaluate.policies" and "holds neither model.s" in found.text
 
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from g2d_jax import run_stages, session_issues
+from g2d_jax import run_issues, run_stages
 from g2d_jax.config import TrainingStage, graph
 from g2d_jax.session.row_shapes import RowShape
 from g2d_jax.session.session import Session
@@ -33,8 +33,8 @@ def run(session: Session, name: str = "") -> dict[str, Any]:
     """A stage's manifest, after a look at what it needs and a run of it if there was none; by
     default the config's first one."""
     name = name or next(iter(session.config.stages))
-    names = session_issues.unfinished(session, [name])
-    session_issues.tell(session, session_issues.of_stages(session, names))
+    names = run_issues.unfinished(session, [name])
+    run_issues.tell(session, run_issues.of_stages(session, names))
     return run_stages.run_stage(session, name, graph.plan(session.config))
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from g2d_jax import config as settings
-from g2d_jax import pipeline
+from g2d_jax import run_issues
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime import storage
@@ -59,7 +59,7 @@ def test_every_node_comes_after_what_it_reads() -> None:
     for node in made.nodes.values():
         assert seen.issuperset(node.inputs)
         assert set(node.stages) == set(node.config.stages)
-        pipeline.checked(node.config)
+        run_issues.checked(node.config)
         seen.add(node.id)
 
 

@@ -1,5 +1,7 @@
-"""All that is wrong with a run and shows in what its settings name: part two of config/check.py.
+"""All that is wrong with a run, in lists: what config/check.py finds in the settings with what needs
+other files, and then what a session needs.
 
+    settings ─► config/check.py ─► files, rewards, other runs ─► [Issue("error", "stages.dpo.beta", …), …]
     session ─► model, tokenizer, devices, weights, problems ─► rewards, stages ─► [Issue("error", "model.path", …), …]
 
 No weights are loaded, and no program is compiled.
@@ -10,19 +12,73 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from ml_collections import ConfigDict
+
 from g2d_jax import stages as stage_modules
-from g2d_jax.config import Issue, check, prefix_of
+from g2d_jax.config import Config, Issue, check, places, prefix_of, setting_of
+from g2d_jax.config.io import to_dict
 from g2d_jax.config.policy_name import OF_MODEL, PolicyName
 from g2d_jax.config.section import faults
+from g2d_jax.data.problems import check_training
 from g2d_jax.models import hf
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.models.kernels import LANES
+from g2d_jax.rewards.functions import load_reward
 from g2d_jax.runtime import processes, storage
+from g2d_jax.session import init_params
 from g2d_jax.session.answers import answer_issues
-from g2d_jax.session.policies import base_of, model_of
+from g2d_jax.session.policies import base_of, model_of, require_elsewhere
 from g2d_jax.session.row_shapes import kernel_of
 from g2d_jax.session.session import Session
 from g2d_jax.trial import Trial, try_reward
+
+
+def checked(
+    config: ConfigDict | Config, until: str | None = None, known: Sequence[Issue] = ()
+) -> tuple[Config, list[Issue]]:
+    """Return the settings as records, and warnings: what is wrong should show now, not after hours
+    of warm-up.
+
+    config: relative paths of a ConfigDict are relative to the working directory; a Config's are
+    absolute. until: the stage to stop after, None for all. known: errors found before. Raises
+    Invalid with all errors: those of config/check.py, files that are not there, reward functions
+    that cannot be imported, policies of other runs that do not exist. Loads nothing.
+    """
+    if isinstance(config, ConfigDict):
+        config = config.copy_and_resolve_references()
+        places.decide(config, places.here())
+    run, found = check.issues(config, until)
+    found = [*known, *found]
+    for issue in (*places.issues(to_dict(run)), *_issues(run)):
+        if issue.path not in {other.path for other in found}:
+            found.append(issue)
+    check.refuse(found)
+    return run, found
+
+
+def _issues(config: Config) -> Iterator[Issue]:
+    """Yield settings that name something which cannot be used, or a shape that is none."""
+    if not config.model.path:
+        shape = partial(init_params.shape, config.model, 1)
+        wrong = faults("model", lambda: shape({}))
+        yield from wrong or faults("lora", lambda: shape(init_params.adapters(config.lora)))
+    if config.engine.is_server:
+        from g2d_jax.runtime import endpoint  # here: few runs have one
+
+        url, key = config.engine.url, config.engine.api_key_env
+        wrong = faults("engine.url", lambda: endpoint.check_url(url))
+        yield from wrong or faults("engine.api_key_env", lambda: endpoint.api_key(url, key))
+    for name, task in config.all_tasks.items():
+        setting = f"{setting_of(name, 'train')}.path"
+        yield from faults(setting, partial(check_training, task.train.path, setting))
+        for function in task.reward.user_functions:
+            setting = "function" if function == task.reward.function else "functions"
+            look = partial(load_reward, function, task.reward.folder)
+            yield from faults(f"{prefix_of(name)}reward.{setting}", look)
+    for name, stage in config.stages.items():
+        for field, policies in stage.policies_by_field().items():
+            for policy in policies:
+                yield from faults(f"stages.{name}.{field}", partial(require_elsewhere, policy))
 
 
 def refuse(session: Session, names: Sequence[str]) -> list[Trial]:
