@@ -238,9 +238,8 @@ def _require_alike(folder: epath.Path, listed: Mapping[str, Any], graph: Graph) 
         before = read_settings(folder / label)
         multiplied = content.get(precision.NAME, precision.DEFAULT)
         then = _but_seed(before, content["inputs"], multiplied)
-        if changed := differences(
-            then, _but_seed(now, inputs.digests(now), precision.of(now.dtype))
-        ):
+        is_now = _but_seed(now, inputs.digests(now), precision.of(now.dtype))
+        if changed := differences(then, is_now):
             lines = "\n  ".join(changed)
             raise ValueError(
                 f"the study has the point {label} with other settings, and its report would take "

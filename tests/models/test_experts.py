@@ -171,7 +171,10 @@ def test_adapters_stand_beside_attention() -> None:
     config = dataclasses.replace(MIXTURE, lora=Lora(2, 4.0))
     assert config.lora is not None
     assert config.lora.targets == ("q_proj", "k_proj", "v_proj", "o_proj")
-    with pytest.raises(ValueError, match="no linear layer 'up_proj'; experts have no adapters"):
+    with pytest.raises(
+        ValueError,
+        match="'up_proj', which is no linear layer of this model; experts have no adapters",
+    ):
         dataclasses.replace(MIXTURE, lora=Lora(2, 4.0, ("q_proj", "up_proj")))
 
 

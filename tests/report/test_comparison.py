@@ -276,7 +276,7 @@ def test_settings_that_differ(tmp_path):
     page = Page(html(report(compared([one, other, same]))))
     assert page.table("A (one) -> B (other)") == [
         {"setting": "beta", "change": "0.1 -> 1.0"},
-        {"setting": "reward from Python", "change": "none -> mine:even"},
+        {"setting": "given from Python.reward", "change": "(absent) -> 'mine:even'"},
     ]
     assert "C: all settings as those of A." in page.text
 
