@@ -13,6 +13,7 @@ import ast
 import importlib.machinery
 import importlib.util
 import inspect
+import itertools
 import re
 import shlex
 import traceback
@@ -35,10 +36,11 @@ from g2d_jax.config.io import (
     from_dict,
     kind_of,
     listed,
+    paths,
     suggest,
     typed,
 )
-from g2d_jax.config.section import Invalid, Issue
+from g2d_jax.config.section import Invalid, Issue, editable
 from g2d_jax.workdir import read_settings
 
 _UNSET = ("none", "null")
@@ -216,12 +218,17 @@ def _text(error: BaseException) -> str:
     text = str(next(iter(error.args), type(error).__name__))
     if match := _WRONG_TYPE.match(text):
         return _wrong_type(match["field"], match["given"], match["type"])
-    if match := re.match(r"Key (\".+?\") does not exist", text):
-        remark = text.splitlines()[-1] if "Did you mean" in text else ""
-        return f"unknown field {match[1]}. {remark}".strip()
+    if match := re.match(r"Key \"(.+?)\" does not exist", text):
+        return f"unknown field {match[1]!r}{suggest(match[1], _every_path())}"
     if isinstance(error, KeyError):
         return f"unknown name {text}".replace("\n", ". ")
     return text
+
+
+def _every_path() -> list[str]:
+    """List the fields of a run and of each kind of stage, dotted within these."""
+    sections = [schema.base(), *(editable(kind()) for kind in schema.STAGES.values())]
+    return [*itertools.chain.from_iterable(map(paths, sections))]
 
 
 # ml_collections' message for a value that a field cannot have. It knows the field's own name, not
@@ -329,7 +336,8 @@ def apply(config: ConfigDict, override: str, base: places.Base | None = None) ->
     is_open = parents[-1:] in (["fields"], ["columns"])
     field = "" if is_open else field_of(section, key, path, config)
     if isinstance(field, ConfigDict):
-        raise ValueError(f"{path} is a section; set one of its fields: {listed(field.keys())}")
+        fields = listed(field.keys()) if field else f"{path}.NAME=…"
+        raise ValueError(f"{path} is a section; set one of its fields: {fields}")
     value = typed(_parse(text, field, path), field, path)
     # A stage's kind decides its fields; an optimiser's, three names down, may be changed.
     if key == "kind" and len(parents) == 2 and value != field:

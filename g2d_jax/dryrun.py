@@ -64,7 +64,7 @@ def show(
             read = inputs.digests(settings)
             if workdir is not None:
                 require_same_run(settings, place, inputs=read)
-            tried = run_issues.refuse(session, order.order)
+            tried = run_issues.examine(session, order.until(until))
             server = session.sampling.server
             if server is not None:
                 tracker.say(f"engine: {settings.engine.url} serves {server.model}")

@@ -81,7 +81,7 @@ def _issues(config: Config) -> Iterator[Issue]:
                 yield from faults(f"stages.{name}.{field}", partial(require_elsewhere, policy))
 
 
-def refuse(session: Session, names: Sequence[str]) -> list[Trial]:
+def examine(session: Session, names: Sequence[str]) -> list[Trial]:
     """Print what is doubtful about a session, and keep it for the manifests of its stages; return
     the trials of its rewards.
 

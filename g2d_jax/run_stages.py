@@ -21,6 +21,7 @@ from g2d_jax.accounting import TRAINING, goodput
 from g2d_jax.config import Config, Sft
 from g2d_jax.config.graph import Plan
 from g2d_jax.config.io import to_dict
+from g2d_jax.config.section import warning
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction
 from g2d_jax.runtime import flags, memory, precision, processes, program_cache, storage
@@ -95,22 +96,23 @@ def open_session(
         logging = config.logging
         wandb = logging.wandb_options(name=config.name)
         with Tracker(shown, tensorboard=logging.tensorboard, wandb=wandb) as tracker:
-            for name in changed:
-                tracker.say(
-                    f"WARNING: {name} has changed. Rewards from now on may not be those of earlier "
-                    "stages",
-                    "yellow",
-                )
             folders = order.folders(folder)
             session = Session(config, folder, tracker, folders, reward, objectives, inputs=found)
             with contextlib.closing(session):
-                run_issues.refuse(session, order.until(until))
+                run_issues.tell(session, [warning(name, *_CHANGED) for name in changed])
+                run_issues.examine(session, order.until(until))
                 settle_micro(session, begun=has_begun(folder))
                 compiling.take_programs()  # those of an earlier run in this process
                 _introduce(session, order, until)
                 problems = session.problems.train
                 session.scorer.start(problems[:: -(-len(problems) // 256) or 1])
                 yield session
+
+
+_CHANGED = (
+    "is in a file that has changed since this run began",
+    "choose another --workdir to score all responses by this one",
+)
 
 
 def settle_micro(session: Session, *, begun: bool = True) -> None:

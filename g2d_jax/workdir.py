@@ -252,10 +252,10 @@ def _refusal(
     """
     parts = [
         f"{workdir} was started with other settings, files or models:\n  " + "\n  ".join(changed),
-        "Choose another --workdir, or undo the change. A file or model may be elsewhere, with the "
-        "same content; of a commit of the hub set revision. Only what docs/config.md calls runtime "
-        "may change: mesh, compute, logging, checkpoint …, and the steps of an online stage that "
-        "can go on may be raised",
+        "Choose another --workdir, or undo the change. A file or model may be at another path with "
+        "the same content. For an old commit of the hub, set revision. Only what docs/config.md "
+        "calls runtime may change (mesh, compute, logging, checkpoint …), and the steps of an "
+        "online stage that can go on may be raised",
     ]
     for name, others in ended.items():
         parts.append(

@@ -159,7 +159,6 @@ def test_settings_that_hardly_anyone_wants_are_warned_of(overrides: list[str], w
         ("stages.evaluate.policies=init,init", "names a policy twice"),
         ("lora.alpha=8.0", "lora.rank is 0"),
         ("engine.sync=folder", "kind is 'sampler'"),
-        ("stages.warmup.dump.path=gone.jsonl", "the path of a dump that exists"),
     ],
 )
 def test_what_does_not_go_together_is_named_with_a_remedy(override: str, found: str) -> None:

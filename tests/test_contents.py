@@ -31,7 +31,11 @@ def test_files_of_one_name_in_several_folders_all_count(tmp_path: Path) -> None:
 
 
 def test_content_does_not_depend_on_the_place_and_does_on_names(tmp_path: Path) -> None:
-    for folder, names in (("one", "ab"), ("two", "ab"), ("three", "ac")):
+    for folder, names in (
+        ("one", ("config", "tokenizer")),
+        ("two", ("config", "tokenizer")),
+        ("three", ("config", "vocab")),
+    ):
         (tmp_path / folder).mkdir()
         for number, name in enumerate(names):
             (tmp_path / folder / f"{name}.json").write_text(f"{number}")
@@ -40,24 +44,28 @@ def test_content_does_not_depend_on_the_place_and_does_on_names(tmp_path: Path) 
     assert one.startswith("content ")
 
 
-def test_of_a_long_file_three_blocks_are_read(
+def test_of_long_weights_every_tensor_is_looked_at_and_of_other_files_every_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contents, "WHOLE", 100)
     monkeypatch.setattr(contents, "BLOCK", 10)
-    file = tmp_path / "weights.safetensors"
+    monkeypatch.setattr(contents, "BLOCKS", 50)
+    weights, rows = tmp_path / "model.safetensors", tmp_path / "rows.jsonl"
 
-    def digest(data: bytes) -> str:
-        file.unlink(missing_ok=True)
+    def digest(file: Path, data: bytes) -> str:
         file.write_bytes(data)
         contents._local.cache_clear()
         return of_files([str(file)])
 
-    zeros = bytes(200)
-    seen = {digest(zeros[:at] + b"1" + zeros[at + 1 :]) for at in (0, 9, 100, 109, 190, 199)}
-    assert len(seen) == 6 and digest(zeros) not in seen
-    assert digest(zeros[:50] + b"1" + zeros[51:]) == digest(zeros)
-    assert digest(bytes(201)) != digest(zeros)
+    zeros = bytes(10_000)
+    before = digest(weights, zeros)
+    for start in range(0, 9_800, 100):  # a tensor of 1/50 of the file
+        assert digest(weights, zeros[:start] + b"1" * 210 + zeros[start + 210 :]) != before, start
+    assert digest(weights, bytes(10_001)) != before
+    before = digest(rows, zeros)
+    assert all(
+        digest(rows, zeros[:at] + b"1" + zeros[at + 1 :]) != before for at in (0, 50, 101, 9_999)
+    )
 
 
 def test_a_model_is_its_weights_settings_and_tokenizer(tmp_path: Path) -> None:
@@ -70,7 +78,8 @@ def test_a_model_is_its_weights_settings_and_tokenizer(tmp_path: Path) -> None:
         (tmp_path / name).write_text("{}")
         seen.append(of_model(tmp_path))
     assert len(set(seen)) == 5
-    (tmp_path / "README.md").write_text("a note")
+    for name in ("README.md", "trainer_state.json"):
+        (tmp_path / name).write_text("a note")
     assert of_model(tmp_path) == seen[-1]
 
 

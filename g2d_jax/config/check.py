@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from ml_collections import ConfigDict
 
-from g2d_jax.config import places
 from g2d_jax.config.graph import plan
 from g2d_jax.config.section import Invalid, Issue, Section, error
 from g2d_jax.config.settings import Config, setting_of
@@ -53,7 +52,7 @@ def _look(run: Config, until: str | None) -> tuple[list[Issue], list[Issue]]:
     reading = {".".join(issue.path.split(".")[:2]) for issue in found}
     if "stages" in reading:  # none, or in a circle
         return found, []
-    needs = (_needs(name, stage, run) for name, stage in run.stages.items())
+    needs = (_needs(name, stage) for name, stage in run.stages.items())
     rules = [*_of(run, "", run), *_missing_problems(run), *itertools.chain.from_iterable(needs)]
     silent = {f"{path}.{field}" for path in reading for field in _READING}
     return found, [issue for issue in rules if issue.path not in silent]
@@ -90,18 +89,10 @@ def _of(section: Section, path: str, run: Config) -> Iterator[Issue]:
                 yield from _of(item, f"{path}.{name}.{key}".strip("."), run)
 
 
-def _needs(name: str, stage: Stage, run: Config) -> Iterator[Issue]:
-    """Yield examples and files that a stage needs and that are not there."""
-    at = f"stages.{name}"
+def _needs(name: str, stage: Stage) -> Iterator[Issue]:
+    """Yield examples that a stage needs and no setting names."""
     if stage.examples_path() == "":
-        yield error(f"{at}.data.path", "is not set", f"set it{_SOURCES}")
-    for needed in stage.files_read(run.stages):
-        try:
-            places.data_files(needed.path)
-        except ValueError as fault:
-            shown = places.shown(needed.path)
-            reason = str(fault).replace(needed.path, shown, 1)
-            yield error(f"{at}.{needed.field}", needed.refusal.format(place=shown, error=reason))
+        yield error(f"stages.{name}.data.path", "is not set", f"set it{_SOURCES}")
 
 
 _SOURCES = " to a file or hub:owner/name; in a config file with settings.source(…)"

@@ -145,20 +145,20 @@ def field_of(section: Any, key: str, path: str, config: ConfigDict) -> Any:
     section's fields.
     """
     if not isinstance(section, ConfigDict):
-        raise ValueError(f"unknown field {path!r}{suggest(path, _paths(config))}")
+        raise ValueError(f"unknown field {path!r}{suggest(path, paths(config))}")
     fields = dict(section.items(preserve_field_references=True))
     if key not in fields:
-        hint = suggest(path, _paths(config)) or f"; there are {listed(fields)}"
+        hint = suggest(path, paths(config)) or f"; there are {listed(fields)}"
         raise ValueError(f"unknown field {path!r}{hint}")
     return fields[key]
 
 
-def _paths(section: ConfigDict, prefix: str = "") -> Iterator[str]:
+def paths(section: ConfigDict, prefix: str = "") -> Iterator[str]:
     """Yield all dotted paths of a config, sections before their fields."""
     for key, value in section.items():
         yield f"{prefix}{key}"
         if isinstance(value, ConfigDict):
-            yield from _paths(value, f"{prefix}{key}.")
+            yield from paths(value, f"{prefix}{key}.")
 
 
 def kind_of(field: Any) -> tuple[type, bool]:

@@ -34,6 +34,13 @@ class Model(Section):
     num_key_value_heads: Positive = 2
     intermediate_size: Positive = 256
 
+    def issues(self, run: Run) -> Iterator[Issue]:
+        """Yield a width that the heads of a model of random parameters do not divide."""
+        heads = self.num_attention_heads
+        if not self.path and self.hidden_size % (2 * heads):
+            text = f"is {self.hidden_size}, and each of {heads} heads has an even part of it"
+            yield error("hidden_size", text, f"set it to a multiple of {2 * heads}")
+
 
 class Lora(Section):
     """Low-rank adapters beside the model's linear layers; only they are trained."""

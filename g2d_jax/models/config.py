@@ -540,7 +540,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
-            raise ValueError(f"family is one of {', '.join(FAMILIES)}, got {self.family!r}")
+            raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {self.family!r}")
         self._check_stated()
         self._check_sizes()
         self._fill_in()

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from g2d_jax import keys
 from g2d_jax.config import Config, Model
 from g2d_jax.config import Lora as Adapters
-from g2d_jax.config.io import identity
+from g2d_jax.config.io import differences, identity
 from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName
 from g2d_jax.models import decoder, hf, lora, quantise
 from g2d_jax.models.config import Lora, ModelConfig
@@ -144,7 +144,7 @@ def base_of(
     of another run ("run:WORKDIR#STAGE") that is gone, or whose adapters do not fit this run's
     settings.
     """
-    setting, policy = "policy", policy
+    setting = "policy"
     for _ in range(len(config.stages) + 1):
         name = PolicyName.parse(policy)
         if name.origin == OF_RUN:
@@ -174,21 +174,22 @@ def _base_elsewhere(config: Config, name: PolicyName, inputs: Mapping[str, str])
         )
     theirs, read = Config.of(read_settings(other)), read_inputs(other)
     base = base_of(theirs, name.stage, stage_folders(other), read)
-    ours = _decides_base(config, base, inputs)
-    if config.lora.rank and ours != _decides_base(theirs, base, read):
+    differing = differences(_decides_base(theirs, base, read), _decides_base(config, base, inputs))
+    if config.lora.rank and differing:
         raise ValueError(
-            f"policy {str(name)!r}: its adapters are not beside this run's model: give this run the "
-            "same model.* and lora.*, or export that policy and use hf:FOLDER"
+            f"policy {str(name)!r}: its adapters belong to another model than this run's: "
+            f"{'; '.join(differing)}. Give this run the same settings, or export that policy and "
+            "use hf:FOLDER"
         )
     if base.policy != INIT or config.lora.rank or theirs.model.path == config.model.path:
         return base
     return Base(f"{OF_MODEL}{theirs.model.path}", base.content)
 
 
-def _decides_base(config: Config, base: Base, inputs: Mapping[str, str]) -> list[Any]:
-    """List the settings that adapters and their base depend on."""
+def _decides_base(config: Config, base: Base, inputs: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings that adapters and their base depend on."""
     settings = identity(config, inputs)
-    if base.policy != INIT:
-        return [settings["lora"]]
-    seed = None if config.model.path else config.seed  # random parameters
-    return [settings["lora"], settings["model"], seed]
+    names = ["lora"]
+    if base.policy == INIT:
+        names += ["model"] if config.model.path else ["model", "seed"]  # random parameters
+    return {name: settings[name] for name in names}

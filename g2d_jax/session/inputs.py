@@ -59,10 +59,14 @@ def digest(text: str, kind: str, revision: str | None = None) -> str:
         return contents.of_model(hf.resolve(text.removeprefix(OF_MODEL), revision=revision))
     if kind == "problems":
         open_rows(text, revision)  # raises with advice
-    if hub := on_hub(text):
-        return contents.of_repository(hub[0], revision)
     found = places.parts(text, kind)
-    return contents.of_files(places.data_files(found.place if found else text))
+    place = found.place if found else ""
+    if hub := on_hub(text):
+        content = contents.of_repository(hub[0], revision)
+    else:
+        content = contents.of_files(places.data_files(place))
+    # the name of a known set, a configuration and a split decide what is read of it
+    return " ".join([content, text.replace(place, "", 1)]).strip()
 
 
 def _checkpoint(policy: str) -> str:
@@ -80,7 +84,7 @@ def changed_functions(workdir: epath.Path, now: Mapping[str, str]) -> list[str]:
     return [name for name in now if _FILE_OF in name and before.get(name, now[name]) != now[name]]
 
 
-_FILE_OF = "reward: the file of "
+_FILE_OF = "reward.function "
 
 
 def _function_files(config: Config) -> dict[str, str]:

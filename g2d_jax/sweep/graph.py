@@ -83,11 +83,12 @@ def build(studied: Sequence[Point], requested: Trajectories = MappingProxyType({
     for point in studied:
         try:
             config, found = run_issues.checked(point.config)
+            configs.append(_explicit(config))
+            ids = _ids(configs[-1])
         except ValueError as error:
             raise ValueError(f"point {point.label}: {error}") from error
         warnings += found
-        configs.append(_explicit(config))
-        for name, key in _ids(configs[-1]).items():
+        for name, key in ids.items():
             stage = configs[-1].stages_of(Online).get(name)
             if stage is not None and begins_more(to_dict(stage)):
                 most, pinned = trajectories.get(key) or requested.get(key, (0, ()))

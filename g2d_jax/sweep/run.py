@@ -213,8 +213,8 @@ def _claim(
         storage.write_json(file, content)
     for name in changed:
         say(
-            f"WARNING: {name} has changed. Stages that are done keep the rewards that they were "
-            "given: choose another --workdir to score all by this one"
+            f"WARNING: {name} is in a file that has changed. Stages that are done keep the rewards "
+            "that they were given: choose another --workdir to score all by this one"
         )
     return graph
 

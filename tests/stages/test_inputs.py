@@ -316,6 +316,20 @@ def test_the_same_elsewhere_goes_on_and_another_there_does_not(
         start(reading(there), tmp_path / "moved")
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("hub:{folder}:train", "hub:{folder}:test"),
+        ("hub:{folder}@main:train", "hub:{folder}@socratic:train"),
+        ("gsm8k:{folder}/train.jsonl", "{folder}/train.jsonl"),
+    ],
+)
+def test_what_is_read_of_a_set_belongs_to_its_content(place: Path, one: str, other: str) -> None:
+    found = [inputs.digest(text.format(folder=place), "problems") for text in (one, other, one)]
+    assert found[0] == found[2] != found[1]
+    assert str(place) not in "".join(found)
+
+
 def test_before_a_stage_has_begun_all_is_free(place: Path, tmp_path: Path) -> None:
     config, workdir = reading(place), tmp_path / "work"
     start(config, workdir)
@@ -336,7 +350,7 @@ def test_a_reward_function_that_changed_is_known(place: Path, tmp_path: Path) ->
         file.write("# mended\n")
     after = inputs.digests(Config.of(config))
     changed = inputs.changed_functions(epath.Path(workdir), after)
-    assert changed == ["reward: the file of my_own:score"]
+    assert changed == ["reward.function my_own:score"]
     start(config, workdir)
     assert inputs.changed_functions(epath.Path(workdir), after) == []
 
@@ -421,7 +435,7 @@ def test_adapters_of_another_run_beside_another_model(
     config.stages.dpo.policy = f"run:{other}#sft"
     begin(config, tmp_path / "work")
     edit_weights(base, replaced)
-    message = "its adapters (were trained beside another|are not beside this run's) model"
+    message = "its adapters (were trained beside|belong to) another model"
     with pytest.raises(ValueError, match=message):
         pipeline.run(config, tmp_path / "again")
     if begins_with == "hf:":
@@ -439,7 +453,7 @@ def test_adapters_of_another_run_beside_the_same_model_elsewhere(
     config.model.path = str(shutil.copytree(base, tmp_path / "copy"))
     begin(config, tmp_path / "work")
     edit_weights(tmp_path / "copy", replaced)
-    with pytest.raises(ValueError, match="its adapters are not beside this run's model"):
+    with pytest.raises(ValueError, match="its adapters belong to another model than this run's"):
         pipeline.run(config, tmp_path / "again")
 
 
@@ -455,7 +469,7 @@ def test_commands_put_no_adapters_of_another_run_beside_another_model(
     edit_weights(tmp_path / "copy" if begins_with == "init" else base, replaced)
     begin(config, workdir)
     policy = f"run:{other}#sft"
-    message = "its adapters (were trained beside another|are not beside this run's) model"
+    message = "its adapters (were trained beside|belong to) another model"
     with pytest.raises(ValueError, match=message):
         commands.export(workdir, tmp_path / "model", policy=policy)
     with pytest.raises(ValueError, match=message):

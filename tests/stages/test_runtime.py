@@ -143,7 +143,7 @@ def test_the_model_behind_another_run_s_policy(config, tmp_path, opened):
     config.stages.warmup.policy = f"run:{tmp_path / 'theirs'}#warmup"
     assert base_path(opened(config, tmp_path / "ours"), "dpo") == "org/instruct"
     config.lora.rank = 2
-    with pytest.raises(ValueError, match="its adapters are not beside this run's model"):
+    with pytest.raises(ValueError, match="its adapters belong to another model than this run's"):
         base_path(opened(config, tmp_path / "ours"), "dpo")
 
 

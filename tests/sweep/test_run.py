@@ -215,7 +215,7 @@ def test_a_reward_function_that_changed_is_said_once(tmp_path: Path) -> None:
             config, points(with_axes(config, (), (), (0, 1))), epath.Path(tmp_path), said.append
         )
     (line,) = said
-    assert line.startswith("WARNING: reward: the file of mine:fair has changed. ")
+    assert line.startswith("WARNING: reward.function mine:fair is in a file that has changed. ")
     assert "Stages that are done keep the rewards" in line
 
 

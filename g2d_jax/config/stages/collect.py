@@ -10,7 +10,7 @@ from g2d_jax.config.policy_name import PolicyName, own_stage
 from g2d_jax.config.section import Issue, Policy, Positive, Rollouts, Run, error
 from g2d_jax.config.stages.dump import Dump
 from g2d_jax.config.stages.online import Online
-from g2d_jax.config.stages.stage import NeededFiles, PassRates, Stage, Stages
+from g2d_jax.config.stages.stage import PassRates, Stage, Stages
 from g2d_jax.config.training import Sampling
 
 
@@ -58,10 +58,6 @@ class Collect(PassRates, Stage):
     def splits_read(self) -> tuple[str, ...]:
         """Return train, of rollouts that it draws."""
         return ("train",) if self.samples else ()
-
-    def files_read(self, stages: Stages) -> tuple[NeededFiles, ...]:
-        """Return the dump that it takes rollouts from."""
-        return self.dump.files_read()
 
     def policies_sampled(self, name: str) -> set[str]:
         """Return the policy that it draws from."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -16,7 +17,7 @@ class DPOLoss(Section):
     """The DPO loss, of a stage of either kind."""
 
     loss_type: DPOLossType = "sigmoid"
-    beta: Annotated[float, Bounds(above=0)] = 0.1
+    beta: Annotated[float, Bounds(above=0, below=math.inf)] = 0.1
     # what beta times the gap per token is to exceed, of "simpo"
     simpo_gamma: NotNegativeFloat = 0.5
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field
 
 from g2d_jax.config.section import Issue, OnError, Rollouts, Run, Section, error
-from g2d_jax.config.stages.stage import NeededFiles
 
 
 class Dump(Section):
@@ -24,10 +23,3 @@ class Dump(Section):
         """Yield settings of a dump where none is read."""
         if not self.path and self != Dump():
             yield error("path", "is not set, and other settings of a dump are", "set it too")
-
-    def files_read(self) -> tuple[NeededFiles, ...]:
-        """Return the dump as files that are needed."""
-        if not self.path:
-            return ()
-        refusal = "is {place}: give the path of a dump that exists: {error}"
-        return (NeededFiles("dump.path", self.path, refusal),)

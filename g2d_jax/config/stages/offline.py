@@ -9,7 +9,7 @@ from g2d_jax.config.build import stage_of
 from g2d_jax.config.section import Issue, OnError, Policy, Positive, Preferences, Run, error
 from g2d_jax.config.stages.collect import Collect, drawn_with
 from g2d_jax.config.stages.dpo import DPOLoss
-from g2d_jax.config.stages.stage import NeededFiles, Stages, TrainingStage
+from g2d_jax.config.stages.stage import Stages, TrainingStage
 from g2d_jax.config.training import Optimizer, Sampling
 
 
@@ -44,16 +44,6 @@ class Offline(DPOLoss, TrainingStage):
     def stages_read(self, stages: Stages) -> tuple[str, ...]:
         """Return the collect stage whose pairs it trains on."""
         return (self.preferences,) if self.preferences in stages else ()
-
-    def files_read(self, stages: Stages) -> tuple[NeededFiles, ...]:
-        """Return the preference set that it trains on, of files."""
-        if self.preferences in stages or self.preferences.startswith("hub:"):
-            return ()
-        collecting = (
-            ", ".join(name for name, other in stages.items() if other.kind == "collect") or "none"
-        )
-        refusal = f"is neither a collect stage ({collecting}) nor hub:owner/name, and {{error}}"
-        return (NeededFiles("preferences", self.preferences, refusal),)
 
     def issues(self, run: Run) -> Iterator[Issue]:
         """Yield a stage that collects no pairs, and settings for pairs from a file."""

@@ -23,7 +23,6 @@ from g2d_jax.config.section import (
 from g2d_jax.config.stages.dpo import OnlineDPO
 from g2d_jax.config.stages.dump import Dump
 from g2d_jax.config.stages.stage import (
-    NeededFiles,
     PassRates,
     Stages,
     TrainingStage,
@@ -373,10 +372,6 @@ class Online(TrainingStage):
     def splits_read(self) -> tuple[str, ...]:
         """Return train."""
         return ("train",)
-
-    def files_read(self, stages: Stages) -> tuple[NeededFiles, ...]:
-        """Return the dump that it trains on in place of sampled responses."""
-        return self.dump.files_read()
 
     def policies_sampled(self, name: str) -> set[str]:
         """Return its policy and the later ones."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from g2d_jax.config.section import (
     Fraction,
@@ -21,17 +21,6 @@ from g2d_jax.config.training import Optimizer, Sampling
 
 STAGES: dict[str, type[Stage]] = {}
 """The kinds of stages, by name."""
-
-
-class NeededFiles(NamedTuple):
-    """A path of the settings that has to lead to a file, a folder of files, or a glob of some.
-
-    field: the setting. refusal: the message where it does not, with {place} for the path and {error} for the reason.
-    """
-
-    field: str
-    path: str
-    refusal: str
 
 
 class Stage(Section):
@@ -91,10 +80,6 @@ class Stage(Section):
     def examples_path(self) -> str | None:
         """Return where its examples are from, "" where no setting says so; None without any."""
         return None
-
-    def files_read(self, stages: Stages) -> tuple[NeededFiles, ...]:
-        """Return the files made elsewhere that it reads. One on the hub is not looked up."""
-        return ()
 
     # What it samples
 
