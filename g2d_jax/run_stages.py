@@ -17,8 +17,9 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import mesh as meshes
+from g2d_jax import stage_result
 from g2d_jax import stages as stage_modules
-from g2d_jax.accounting import TRAINING, goodput
+from g2d_jax.accounting import TRAINING
 from g2d_jax.config import Config, Sft, check, places, prefix_of, setting_of
 from g2d_jax.config.graph import Plan
 from g2d_jax.config.io import to_dict
@@ -27,8 +28,9 @@ from g2d_jax.config.section import Issue, error
 from g2d_jax.data.problems import check_training
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.hf_folder import find_weights
+from g2d_jax.records import Ended
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
-from g2d_jax.runtime import flags, memory, precision, processes, program_cache, storage
+from g2d_jax.runtime import flags, memory, precision, processes, program_cache
 from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import locked
@@ -40,6 +42,7 @@ from g2d_jax.session.problems import described, table
 from g2d_jax.session.program import compile_programs
 from g2d_jax.session.session import Session, StopRun
 from g2d_jax.session.training_memory import Micro, keep
+from g2d_jax.stage_result import Compiled, StageResult
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.workdir import (
     PROGRAMS,
@@ -228,7 +231,7 @@ def check_models(session: Session) -> None:
         find_weights(session.model_folder, session.model_config.base)
     for name, stage in session.config.stages.items():
         folder = session.folders.get(name)
-        if folder is None or storage.finished(folder):
+        if folder is None or stage_result.read(folder):
             continue
         for policy in stage.policies_read():
             try:
@@ -294,7 +297,7 @@ def compile_ahead(session: Session, names: Sequence[str]) -> None:
     Stages whose shapes depend on their data are left out: they compile at their own start.
     """
     finished = processes.on_leader(
-        lambda: [name for name in names if storage.finished(session.folders[name])]
+        lambda: [name for name in names if stage_result.read(session.folders[name])]
     )
     for name in names:
         stage = session.config.stages[name]
@@ -304,15 +307,15 @@ def compile_ahead(session: Session, names: Sequence[str]) -> None:
             )
 
 
-def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) -> dict[str, Any]:
-    """Run one stage unless its manifest exists; return the manifest.
+def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) -> StageResult:
+    """Run one stage unless it is finished; return its record.
 
-    again: go on with a stage that is finished already, and replace its manifest at the end.
+    again: go on with a stage that is finished already, and replace its record at the end.
     """
     folder, stage = session.folders[name], session.config.stages[name]
     processes.note_progress(name)
     processes.check_interrupted()
-    done = processes.on_leader(lambda: storage.finished(folder))
+    done = processes.on_leader(lambda: stage_result.read(folder))
     if done is not None and not again:
         session.tracker.say(f"{name}: done before, skipped")
         return done
@@ -321,48 +324,49 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
     try:
         with memory.measured() as peak:
             session.peak = peak
-            fields = stage_modules.of_kind(stage.kind).run(session, name, stage)
+            outcome = stage_modules.of_kind(stage.kind).run(session, name, stage)
             session.writer.wait()
             held = max(processes.gather(peak.read()))
     except Exception as error:
-        told = error
+        text = without_secrets(str(error) or repr(error)).removeprefix(f"{name}: ")
+        session.tracker.end(Ended("error", text, name, isinstance(error, StopRun)))
         if isinstance(error, RewardFailed):
-            told = RewardFailed(f"{name}: {error}. Fix it, and {processes.AGAIN}: nothing is lost")
-        elif isinstance(error, StopRun):
-            told = StopRun(f"{error}. {processes.ANOTHER}")
-        session.tracker.error(name, without_secrets(str(told) or repr(told)))
-        if told is error:
-            raise
-        raise told from error
+            message = f"{name}: {error}. Fix it, and {processes.AGAIN}: nothing is lost"
+            raise RewardFailed(message) from error
+        if isinstance(error, StopRun):
+            raise StopRun(f"{error}. {processes.ANOTHER}") from error
+        raise
     made_from = {}
     for needed in order.inputs[name]:
-        read = storage.finished(session.folders[needed]) or {}
-        made_from[needed] = read.get("fingerprint")
-    manifest = {
-        "kind": stage.kind,
-        "name": name,
-        "inputs": made_from,
-        "fingerprint": inputs.stage_fingerprint(session, name, made_from),
-        "started": started,
-        "programs": compiling.take_programs(),
-        "peak_memory_bytes": held,
-        "attention": dict(session.kernels),
-        precision.NAME: precision.of(session.config.dtype),
-        **fields,
-    }
-    if stage.kind in TRAINING:
-        manifest["micro"] = vars(session.micro)
-    if session.problems.unreadable:
-        manifest["unreadable"] = session.problems.unreadable
-    if stage.kind not in TRAINING:  # training stages log it with every update
-        session.tracker.log(name, 0, goodput(fields), kind="goodput")
+        read = stage_result.read(session.folders[needed])
+        made_from[needed] = read.fingerprint if read else None
+    programs = {}
+    for program, told in compiling.take_programs().items():
+        programs[program] = Compiled(int(told["compiled"]), told["seconds"])
+    is_training = stage.kind in TRAINING
+    result = StageResult(
+        **vars(outcome),
+        kind=stage.kind,
+        name=name,
+        inputs=made_from,
+        fingerprint=inputs.stage_fingerprint(session, name, made_from),
+        started=started,
+        programs=programs,
+        peak_memory_bytes=held,
+        attention=dict(session.kernels),
+        precision=precision.of(session.config.dtype),
+        micro=vars(session.micro) if is_training else {},
+        unreadable=[entry["text"] for entry in session.problems.unreadable],
+    )
+    if not is_training:  # training stages log it with every update
+        session.tracker.log(name, 0, result.cost.goodput, kind="goodput")
     session.tracker.flush()
-    processes.on_leader(lambda: storage.finish(folder, manifest))
+    processes.on_leader(lambda: stage_result.write(folder, result))
     session.tracker.say(
-        f"{name}: done in {manifest['seconds']:.0f} s; host memory: {held / memory.GIB:.1f} GiB "
+        f"{name}: done in {result.cost.seconds:.0f} s; host memory: {held / memory.GIB:.1f} GiB "
         "at most"
     )
-    return storage.finished(folder) or manifest
+    return result
 
 
 def _own(reward: RewardFunction | None, objectives: Objectives) -> dict[str, str]:

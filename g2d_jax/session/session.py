@@ -30,7 +30,7 @@ from g2d_jax.runtime.program_cache import CompileAhead, Programs
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import init_params
 from g2d_jax.session.background_writer import Writer
-from g2d_jax.session.cost import Clock, Cost
+from g2d_jax.session.clock import Clock
 from g2d_jax.session.devices import Devices
 from g2d_jax.session.problems import SPLITS, Problems, Reading, reading
 from g2d_jax.session.problems import load as load_problems
@@ -38,6 +38,7 @@ from g2d_jax.session.reward_manager import RewardManager
 from g2d_jax.session.sampling import RunSampling
 from g2d_jax.session.tokenizers import run_tokenizer
 from g2d_jax.session.training_memory import Micro
+from g2d_jax.stage_result import Cost
 from g2d_jax.training.objectives import Compute, Objective
 
 

@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from g2d_jax.records import Verdict
 from g2d_jax.runtime.terminal import counted, shortened
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import Trainer
+from g2d_jax.stage_result import Warned
 from g2d_jax.stages.causes import Cause
 
 WATCHED = (
@@ -82,20 +83,16 @@ class Alert:
 
 
 def say(
-    session: Session, name: str, step: int, alerts: Iterable[Alert], warnings: list[dict[str, Any]]
+    session: Session, name: str, step: int, alerts: Iterable[Alert], warnings: list[Warned]
 ) -> None:
     """Show the user the alerts whose cause is not among the warnings, and add them there; all
     processes call it.
-
-    warnings: {"cause", "step", "text", "values"} each, for the manifest; JSON.
     """
     for alert in alerts:
-        if alert.cause in {warning["cause"] for warning in warnings}:
+        if alert.cause in {warning.cause for warning in warnings}:
             continue
         text = f"{name}{f', step {step}' if step else ''}: {alert.text}"
-        warnings.append(
-            {"cause": alert.cause, "step": step, "text": text, "values": dict(alert.values)}
-        )
+        warnings.append(Warned(alert.cause, step, text, alert.values))
         session.tracker.warn(name, step, alert.cause, text, alert.values)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any, assert_never
 
@@ -52,6 +53,7 @@ from g2d_jax.session.training_programs import (
     reference_shapes,
 )
 from g2d_jax.session.windows import window_at
+from g2d_jax.stage_result import Outcome, Stop
 from g2d_jax.stages import alerts, early_stopping
 from g2d_jax.stages.causes import LONGER, Cause, cause_of
 from g2d_jax.stages.collect import show_rollout
@@ -59,8 +61,8 @@ from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective
 
 
-def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
-    """Do stage.steps updates; return the manifest's fields."""
+def run(session: Session, name: str, stage: Online) -> Outcome:
+    """Do stage.steps updates; return what was done."""
     external = external_batches(session, name, stage)
     with (
         open_trainer(training_of(session, name, stage)) as trainer,
@@ -106,12 +108,12 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
             if trainer.step % max(stage.steps // 4, 1) == 0:
                 _log_samples(trainer, train_batch)
         state = trainer.extra_state
-        return {
-            **trainer.finish({"steps": trainer.step, **buffer.summary()}),
-            "at": state.costs,
-            "generation": buffer.usage(),
-            "stop": state.ended or {"rule": "steps"},
-        }
+        return replace(
+            trainer.finish({"steps": trainer.step, **buffer.summary()}),
+            costs=state.costs,
+            generation=buffer.usage(),
+            stop=state.ended or Stop(),
+        )
 
 
 def alerts_ahead(session: Session, name: str, stage: Online) -> list[alerts.Alert]:

@@ -168,7 +168,7 @@ def test_a_page_under_way_shows_text_as_text_and_allows_its_scripts_alone() -> N
     waiting = StageState("dpo", "offline", "waiting", "", float("nan"), float("nan"), "", "")
     rows = [{"prompt": HOSTILE, "completion": "x" * 1000, "verdict": "correct"}]
     now = [stages_table([stage, waiting]), samples_table(Samples("warmup", 3, rows))]
-    report = Report("report", "mine", "", "", [], {"now": now}, live=Live(1e9, 30.0))
+    report = Report("report", "mine", "", [], {"now": now}, live=Live(1e9, 30.0))
     page = html(report)
     assert HOSTILE not in page and page.count("&lt;script&gt;alert") == 2
     assert 'data-written="1000000000.0" data-every="30.0"' in page

@@ -17,7 +17,7 @@ from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import load_tokenizer
 from g2d_jax.records import Score, Verdict
 from g2d_jax.report.prompts import Prompts, run_tokenizer
-from g2d_jax.report.read import read_run
+from g2d_jax.report.runs import read_run
 from g2d_jax.report.samples import (
     PROBLEMS,
     Listing,
@@ -34,7 +34,7 @@ def listed(
 ) -> Listing:
     """The list of an evaluation with these marks."""
     write_json(folder / "config.json", {"config": {"name": "made", "seed": 0, "stages": {}}})
-    evaluation(folder / name, answers, {"split": "test", "samples": 2})
+    evaluation(folder / name, answers)
     (listing,) = browser(read_run(folder))
     return listing
 

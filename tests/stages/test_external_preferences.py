@@ -202,7 +202,7 @@ def test_an_offline_stage_alone_trains_on_a_set(small, tmp_path, opened, capsys)
         and "  | No way.<|eot|>" in shown
     )
     manifest = run(opened(small, tmp_path / "work"))
-    assert manifest["counts"]["pairs"] == 16 and manifest["counts"]["steps"] == 8
+    assert manifest.counts["pairs"] == 16 and manifest.counts["steps"] == 8
     assert read_metrics(tmp_path / "work")[-1]["metrics"]["rewards/margins"] > 0
 
 

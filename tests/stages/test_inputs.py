@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from toys import QWEN, SIZES, make_tokenizer, save_rows
 from transformers import PreTrainedTokenizerFast
 
-from g2d_jax import commands, dryrun, pipeline
+from g2d_jax import commands, dryrun, pipeline, stage_result
 from g2d_jax import config as settings
 from g2d_jax.config import Config, Source, Stage, graph
 from g2d_jax.config.section import ModelPath, Preferences, ProblemsPath, Rollouts, Section
@@ -30,8 +30,8 @@ from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models import table
 from g2d_jax.models.hf_folder import read_config
-from g2d_jax.runtime import storage
 from g2d_jax.session import inputs, kept_inputs, problems
+from g2d_jax.stage_result import StageResult
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import claim, require_same_run
 
@@ -168,7 +168,7 @@ def begin(config: ConfigDict, workdir: Path) -> None:
     """Make the work directory of a run that has begun."""
     claim(Config.of(config), epath.Path(workdir))
     start(config, workdir)
-    storage.finish(workdir / "01-sft", {"kind": "sft", "seconds": 0})
+    stage_result.write(workdir / "01-sft", StageResult(kind="sft", name="sft"))
 
 
 @pytest.fixture
@@ -370,7 +370,7 @@ def test_before_a_stage_has_begun_all_is_free(place: Path, tmp_path: Path) -> No
     start(config, workdir)
     edit_weights(place / "model", scaled)
     start(config, workdir)
-    storage.finish(workdir / "01-sft", {"kind": "sft"})
+    stage_result.write(workdir / "01-sft", StageResult(kind="sft", name="sft"))
     start(config, workdir)
     edit_weights(place / "model", replaced)
     with pytest.raises(ValueError, match=r"the 28 tensors and settings are not the same"):
@@ -477,7 +477,7 @@ def test_a_run_is_refused_before_any_work_and_its_directory_stays_as_it_was(
     config.tokenizer.chat = False
     claim(Config.of(config), epath.Path(workdir))
     for folder in graph.plan(Config.of(config)).folders(epath.Path(workdir)).values():
-        storage.finish(folder, {"kind": "any", "seconds": 0})
+        stage_result.write(folder, StageResult(kind="any", name="any"))
     pipeline.run(config, workdir, until="evaluate")
     kept = json.loads((workdir / "inputs.json").read_text())
     assert kept["data.train"] == {
