@@ -6,7 +6,6 @@ work directories ─► read_run ─► Policy, whose ancestry is walked here �
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from etils import epath
 
 from g2d_jax import accounting, stage_result
 from g2d_jax.config.policy_name import PolicyName, is_external, own_stage
@@ -27,7 +27,8 @@ from g2d_jax.workdir import PLANS, absolute
 
 
 def policies(*workdirs: PathLike) -> pd.DataFrame:
-    """Read every evaluated policy of runs, and of the points of studies, as a row each.
+    """Read every evaluated policy of runs, of the points of studies, and of tables such as
+    benchmarks/results, as a row each.
 
     A row is one policy on one split of problems, of one run and so of one seed. Where several
     stages evaluated it on a split, the last counts. NaN, or an empty text, is not known.
@@ -56,9 +57,37 @@ def policies(*workdirs: PathLike) -> pd.DataFrame:
     ids, correct              arrays: problem ids [N] ascending; answers [N, samples], 1 right, 0 wrong,
                               NaN not scored
 
-    Raises ValueError for a folder that holds no run and no study, and for damaged records.
+    Tables have fewer columns. Raises ValueError for a folder that holds none of these, and for
+    damaged records.
     """
-    return frame_of(itertools.chain.from_iterable(map(_runs, workdirs)))
+    frames = []
+    for workdir in workdirs:
+        is_table = (absolute(workdir) / TABLES[0]).exists()
+        frames.append(_archived(absolute(workdir)) if is_table else frame_of(_runs(workdir)))
+    return pd.concat(frames, ignore_index=True)
+
+
+TABLES = ("policies.parquet", "verdicts.parquet")
+"""Files of studies whose work directories are gone: see benchmarks/claims.py."""
+
+
+def _archived(folder: epath.Path) -> pd.DataFrame:
+    """Read the policies of `TABLES`, with the intervals that the verdicts give."""
+    point = ["study", "arm", "setting", "rate", "seed", "budget", "policy"]
+    read, verdicts = (pd.read_parquet(folder / name) for name in TABLES)
+    costs = ["flops", "generated", "trained", "tokens"]
+    shown = {"var_name": "split", "value_name": "accuracy"}
+    frame = read.melt([*point, *costs], ["dev", "test"], **shown).dropna(subset="accuracy")
+    by_problem = verdicts["correct"] / verdicts["answers"]
+    grouped = by_problem.groupby([verdicts[name].astype(object) for name in (*point, "split")])
+    spread = grouped.agg(standard_error="sem", problems="count")
+    frame = frame.merge(spread, "left", left_on=[*point, "split"], right_index=True)
+    half = frame["problems"].map(stats.t_quantile) * frame["standard_error"]
+    frame["low"] = (frame["accuracy"] - half).clip(0, 1)
+    frame["high"] = (frame["accuracy"] + half).clip(0, 1)
+    frame["rate"] = pd.to_numeric(frame["rate"], errors="coerce")
+    names = {"setting": "settings", "rate": "online_learning_rate", "budget": "K"}
+    return frame.rename(columns=names)
 
 
 def frame_of(runs: Iterable[tuple[Mapping[str, str], Run]]) -> pd.DataFrame:
