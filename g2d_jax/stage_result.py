@@ -169,13 +169,11 @@ class TaskResult:
 NO_ACCURACY = Accuracy(math.nan, math.nan, math.nan, math.nan, 0, 0, 0)
 """The accuracy of answers that are neither right nor wrong."""
 
-MARKS = {1.0: "1", 0.0: "0"}
-"""Right and wrong answers as `Evaluated.marks` writes them; "-" is not scored."""
-
 
 def marks_of(correct: np.ndarray) -> list[str]:
     """Write answers [N, S], right 1, wrong 0 or NaN, as a text of S characters for each problem."""
-    return ["".join(MARKS.get(value, "-") for value in row) for row in correct.tolist()]
+    letters = np.select([correct == 1, correct == 0], ["1", "0"], "-")
+    return list(map("".join, letters.tolist()))
 
 
 @dataclass(frozen=True)

@@ -240,11 +240,7 @@ def curves(
                 steps = np.asarray(x, np.float64)
                 _draw_line(ax, _named(key), steps, values[panel, key], look)
         if lowest is not None:
-            for ax in axes:
-                ax.set_yscale("log", nonpositive="clip")
-                ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-                ax.yaxis.set_minor_formatter(NullFormatter())
-                ax.set_ylim(bottom=lowest)
+            _log_scale(axes, lowest)
         _legend(figure, axes)
     longest = max(map(len, values.values()))
     notes = [note]
@@ -258,6 +254,14 @@ def curves(
     if missing:
         notes.append(f"{missing} of {total} values are not finite and not drawn.")
     return Chart(name, title, "; ".join(said), " ".join(filter(None, notes)), figure)
+
+
+def _log_scale(axes: Sequence[Axes], lowest: float) -> None:
+    for ax in axes:
+        ax.set_yscale("log", nonpositive="clip")
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.set_ylim(bottom=lowest)
 
 
 def _draw_line(

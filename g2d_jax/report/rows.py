@@ -377,7 +377,8 @@ def _group(
 def _same_problems(seeds: Sequence[Policy]) -> list[pd.DataFrame]:
     """Return the test answers of policies. Raises ValueError where they are not to the same
     problems."""
-    answers = [own for own in (policy.answers("test") for policy in seeds) if own is not None]
+    found = [policy.answers("test") for policy in seeds]
+    answers = [own for own in found if own is not None]
     for policy, own in zip(seeds, answers, strict=True):
         if not own.index.equals(answers[0].index):
             names = f"{seeds[0].run.workdir.name} and {policy.run.workdir.name}"
@@ -388,7 +389,8 @@ def _same_problems(seeds: Sequence[Policy]) -> list[pd.DataFrame]:
 def _goes_on_from(group: Group, other: Group) -> bool:
     """Whether a policy has the same online training behind it, and was tested on the same
     problems."""
-    mine, others = (set().union(*(row.warmup_folders for row in one)) for one in (group, other))
+    mine = set[epath.Path]().union(*(row.warmup_folders for row in group))
+    others = set[epath.Path]().union(*(row.warmup_folders for row in other))
     return bool(mine & others) and group[0].ids == other[0].ids
 
 

@@ -16,7 +16,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow.compute as pc
+import pandas as pd
 from etils import epath
 
 from g2d_jax.config.policy_name import own_stage
@@ -27,12 +27,12 @@ from g2d_jax.report.prompts import Prompts, run_tokenizer
 from g2d_jax.report.rows import Row
 from g2d_jax.report.runs import COLLECT, Run, read_parquet
 from g2d_jax.runtime.terminal import counted
-from g2d_jax.stage_result import Evaluation
+from g2d_jax.stage_result import Evaluated, Evaluation
+from g2d_jax.study import stats
 
-PROBLEMS, CHANGED, EXTREMES, SAMPLES, MOST_DIFFERENT = 60, 30, 5, 4, 40
-"""The problems of a list, those among them that are there for their change, for a short and for a
-long answer, the first samples of each policy (pairs of each problem), the problems of a
-comparison."""
+PROBLEMS, CHANGED, SAMPLES, MOST_DIFFERENT = 60, 30, 4, 40
+"""The problems of a list, those among them that are there for their change, the first samples of
+each policy (pairs of each problem), the problems of a comparison."""
 
 LENGTH = 4000
 """Characters of a completion that are shown."""
@@ -201,71 +201,15 @@ def _rows(
     return by_problem
 
 
-class Outline(NamedTuple):
-    """The scores and lengths of a policy's answers, by problem.
-
-    scores: mean accuracies over all samples, or rewards where these alone are scored; NaN without
-    either. lengths: tokens of the samples that a list shows.
-    """
-
-    scores: Mapping[str, float]
-    lengths: Mapping[str, Sequence[int]]
-
-
-def _outline(file: epath.Path) -> Outline:
-    """Read what all answers in a file are like, without their texts."""
-    table = read_parquet(file, ["problem_id", "sample", "verdict", "reward", "token_ids"])
-    tokens = pc.list_value_length(table["token_ids"]).to_pylist()
-    accuracies = {verdict.value: verdict.accuracy for verdict in Verdict}
-    values: dict[str, list[float]] = {}
-    lengths: dict[str, list[int]] = {}
-    for row, length in zip(table.drop_columns("token_ids").to_pylist(), tokens, strict=True):
-        problem = str(row["problem_id"])
-        if row["sample"] < SAMPLES:
-            lengths.setdefault(problem, []).append(length)
-        of_problem = values.setdefault(problem, [])
-        value = accuracies.get(row["verdict"])
-        if row["verdict"] == Verdict.SCORED.value:
-            value = row["reward"]
-        if value is not None and not math.isnan(value):
-            of_problem.append(value)
-    scores = {}
-    for problem, of_problem in values.items():
-        scores[problem] = float(np.mean(of_problem)) if of_problem else math.nan
-    return Outline(scores, lengths)
-
-
-def _changes(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Subtract scores, of problems that have both, problem ids ascending; equal ones are equal also
-    where rounding tells 2/3 - 1/3 from 1 - 2/3."""
-    changes = {}
-    for problem in sorted(before.keys() & after.keys()):
-        change = round(after[problem] - before[problem], 9)
-        if not math.isnan(change):
-            changes[problem] = change
-    return changes
-
-
-def _most_changed(changes: Mapping[str, float]) -> list[str]:
-    """Order the problems that changed, the largest change first, either way, equal ones by id."""
-    changed = [problem for problem in sorted(changes) if changes[problem]]
-    return sorted(changed, key=lambda problem: -abs(changes[problem]))
-
-
-def _extremes(outlines: Sequence[Outline]) -> list[str]:
-    """Return the problems with the shortest and with the longest of all answers shown, equal ones by
-    id."""
-    shortest: dict[str, int] = {}
-    longest: dict[str, int] = {}
-    for outline in outlines:
-        for problem, lengths in outline.lengths.items():
-            shortest[problem] = min(*lengths, shortest.get(problem, lengths[0]))
-            longest[problem] = max(*lengths, longest.get(problem, lengths[0]))
-    by_id = sorted(shortest)
-    return [
-        *sorted(by_id, key=lambda problem: shortest[problem])[:EXTREMES],
-        *sorted(by_id, key=lambda problem: -longest[problem])[:EXTREMES],
-    ]
+def _scores(evaluation: Evaluation, policy: Evaluated, file: epath.Path) -> pd.Series[float]:
+    """Return a policy's mean accuracy over all samples of each problem, or its mean reward where
+    that alone is scored; NaN without either."""
+    scores = pd.Series(stats.row_means(policy.correct), index=list(evaluation.ids))
+    if scores.isna().any():
+        rows = read_parquet(file, ["problem_id", "verdict", "reward"]).to_pandas()
+        ranked = rows[rows["verdict"] == Verdict.SCORED.value]
+        scores = scores.fillna(ranked.groupby("problem_id")["reward"].mean())
+    return scores.sort_index()
 
 
 class Column(NamedTuple):
@@ -331,42 +275,40 @@ def _outcome(rows: Sequence[Answer]) -> str:
 
 
 def _evaluated(run: Run, stage: str, evaluation: Evaluation) -> Listing:
-    """List every policy's answers to the same problems: half of them for their change, some for the
-    length of an answer."""
-    names: list[str] = []
-    files: list[epath.Path] = []
-    outlines: list[Outline] = []
+    """List every policy's answers to the same problems: half of them for their change."""
+    files: dict[str, epath.Path] = {}
+    scores: list[pd.Series[float]] = []
     for policy in evaluation.policies:
         file = run.rollouts_file(stage, policy)
         if file.exists():
-            names.append(fmt.policy_name(policy.name, policy.label))
-            files.append(file)
-            outlines.append(_outline(file))
-    there = sorted(set[str]().union(*map(attrgetter("scores"), outlines)))
-    changes: dict[str, float] = {}
-    if len(files) > 1:
-        changes = _changes(outlines[0].scores, outlines[-1].scores)
-    first = _most_changed(changes)[:CHANGED]
-    # A dict keeps the order: for their change, for a length, then the first of the others by id.
-    ranked = list(dict.fromkeys([*first, *_extremes(outlines), *there]))[:PROBLEMS]
+            files[fmt.policy_name(policy.name, policy.label)] = file
+            scores.append(_scores(evaluation, policy, file))
+    names = list(files)
+    # Equal scores are equal also where rounding tells 2/3 - 1/3 from 1 - 2/3.
+    changes = pd.Series(dtype=float) if len(names) < 2 else (scores[-1] - scores[0]).round(9)
+    most = (
+        changes[changes.notna() & (changes != 0)].abs().sort_values(ascending=False, kind="stable")
+    )
+    first = list(most.index[:CHANGED])
+    there = sorted(evaluation.ids) if files else []
+    # A dict keeps the order: those that changed most, then the first of the others by id.
+    ranked = list(dict.fromkeys([*first, *there]))[:PROBLEMS]
     ranks = {problem: rank for rank, problem in enumerate(ranked)}
-    columns = []
-    for name, file in zip(names, files, strict=True):
-        columns.append(Column(name, _rows(ranked, [file], _ROLLOUT)))
+    columns = [Column(name, _rows(ranked, [file], _ROLLOUT)) for name, file in files.items()]
     rows = []
     problems = run.problems(stage)
     for problem in sorted(ranked):
-        entry = problems.get(problem, {})
-        row = _row(problem, entry, columns, stage, changes.get(problem, math.nan))
+        change = float(changes.get(problem, math.nan))
+        row = _row(problem, problems.get(problem, {}), columns, stage, change)
         rows.append(row._replace(rank=ranks[problem]))
-    chosen = f"the {EXTREMES} with the shortest and the {EXTREMES} with the longest answer, and "
+    chosen = ""
     if first:
         chosen = (
             f"the {len(first):,} whose mean over all samples changed most from {names[0]} to "
-            f"{names[-1]}, either way, {chosen}"
+            f"{names[-1]}, either way, and "
         )
     rule = _rule(len(ranked), len(there), "problems", chosen)
-    if changes and not (first and len(ranked) < len(there)):
+    if len(names) > 1 and not (first and len(ranked) < len(there)):
         rule += f" Before and after: {names[0]} and {names[-1]}."
     return Listing(f"Held-out problems, {stage}", rule, names, rows)
 

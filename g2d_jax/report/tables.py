@@ -216,7 +216,8 @@ def _rewards(evaluation: Evaluation, policy: Evaluated, change: Change) -> dict[
 
 def pass_at_ks(evaluation: Evaluation) -> list[int]:
     """List the k of the pass@k that policies were evaluated with, ascending."""
-    return sorted({int(k) for policy in evaluation.policies for k in policy.pass_at})
+    ks = itertools.chain.from_iterable(policy.pass_at for policy in evaluation.policies)
+    return sorted(set(map(int, ks)))
 
 
 def tasks_table(evaluation: Evaluation) -> Table:
@@ -245,15 +246,17 @@ def tasks_table(evaluation: Evaluation) -> Table:
 def verdicts_table(evaluation: Evaluation) -> Table:
     """Return the share of each policy's answers by verdict, of those that occur and that the result
     is not about."""
-    counts = [policy.verdicts for policy in evaluation.policies]
+    total = Counter[str]()
+    for policy in evaluation.policies:
+        total.update(policy.verdicts)
     wrong = [verdict for verdict in Verdict if verdict not in (Verdict.CORRECT, Verdict.SCORED)]
-    shown = [verdict for verdict in wrong if any(one.get(verdict.value) for one in counts)]
+    shown = [verdict for verdict in wrong if total[verdict.value]]
     rows = []
     for policy in evaluation.policies:
-        total = max(sum(policy.verdicts.values()), 1)
+        count = max(sum(policy.verdicts.values()), 1)
         row = {"policy": policy_name(policy.name, policy.label)}
         for verdict in shown:
-            row[words(verdict.value)] = fmt.percent(policy.verdicts.get(verdict.value, 0) / total)
+            row[words(verdict.value)] = fmt.percent(policy.verdicts.get(verdict.value, 0) / count)
         rows.append(row)
     return table("Answers that are not right, by verdict, %", rows if shown else [])
 
