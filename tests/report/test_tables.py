@@ -276,7 +276,7 @@ def test_a_sheet_reads_back_and_no_text_begins_a_formula(rows):
     assert header == ["'=text", "value"]
     for (_, value), (cell, number) in zip(rows, lines, strict=True):
         assert not cell.lstrip().startswith(("=", "+", "-", "@", "\t", "\r"))
-        assert float(number or "nan") == value or (not number and math.isnan(value))
+        assert float(number) == value or (number == "NaN" and math.isnan(value))
 
 
 @pytest.mark.parametrize(
