@@ -307,7 +307,8 @@ class Policy:
             if self.rates is not None:
                 costs["hours"] = self.rates.hours(accounting.costs_by_stage(*made))
         except ValueError:
-            return dict.fromkeys((*MEASURES, "hours"), math.nan)
+            hours = [] if self.rates is None else ["hours"]
+            return dict.fromkeys([*MEASURES, *hours], math.nan)
         return costs
 
     @property

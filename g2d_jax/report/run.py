@@ -200,8 +200,7 @@ def _results(run: Run) -> Iterator[Part | None]:
         yield Note(ERRORS_NOTE)
         yield tables.tasks_table(latest)
         yield tables.verdicts_table(latest)
-        others = [tables.paired_table(latest), tables.subsets_table(latest)]
-        yield Fold("Other comparisons, and subsets", others)
+        yield Fold("Subsets of the problems", [tables.subsets_table(latest)])
     for name, result in run.results.items():
         if result.selection is not None:
             yield tables.selection_table(name, result.selection)

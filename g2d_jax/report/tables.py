@@ -192,11 +192,8 @@ def summary_table(evaluation: Evaluation, costs: Mapping[str, Mapping[str, float
         before = policy.name
     over = f"{count_problems(evaluation, 'problems')}, {fmt.count(evaluation.samples)} answers each"
     what, unit = ("Accuracy", ", in points") if judged else ("Reward", "")
-    title = (
-        f"{what} on {over} (± standard error clustered by problem; changes are paired{unit}); "
-        "cost without SFT"
-    )
-    return table(title, rows)
+    title = f"{what} on {over} (± standard error clustered by problem; changes are paired{unit})"
+    return table(title + "; cost without SFT" * bool(costs), rows)
 
 
 def _rewards(evaluation: Evaluation, policy: Evaluated, change: Change) -> dict[str, str]:
@@ -259,22 +256,6 @@ def verdicts_table(evaluation: Evaluation) -> Table:
             row[words(verdict.value)] = fmt.percent(policy.verdicts.get(verdict.value, 0) / count)
         rows.append(row)
     return table("Answers that are not right, by verdict, %", rows if shown else [])
-
-
-def paired_table(evaluation: Evaluation) -> Table:
-    """Build the paired differences that the result lacks: those of policies that do not follow each
-    other."""
-    names = [policy.name for policy in evaluation.policies]
-    stepwise = set(itertools.pairwise(names))
-    rows = []
-    for kind in ("sampled", "greedy"):
-        for change in evaluation.changes:
-            pair = change.of(kind)
-            if math.isnan(pair.difference) or (change.before, change.after) in stepwise:
-                continue
-            name = f"{change.before} → {change.after}" + ", greedy" * (kind == "greedy")
-            rows.append({"pair": name, "change": fmt.change(pair.difference, pair.sem)})
-    return table("Other paired differences, points ± standard error clustered by problem", rows)
 
 
 def subsets_table(evaluation: Evaluation) -> Table:
