@@ -122,7 +122,7 @@ def _runs(workdir: PathLike) -> Iterator[tuple[Mapping[str, str], Run]]:
 
 def _row(policy: Policy, evaluation: Evaluation, entry: Evaluated) -> dict[str, Any]:
     ids, correct = answers_of(evaluation, entry)
-    interval = frontier.mean_interval(stats.row_means(correct)[None], limits=(0, 1))
+    interval = interval_of(entry)
     online = policy.sections_of(ONLINE)
     return {
         "workdir": str(policy.run.workdir),
@@ -157,6 +157,11 @@ def _row(policy: Policy, evaluation: Evaluation, entry: Evaluated) -> dict[str, 
 
 def _learning_rate(section: Settings) -> float:
     return float(section.get("optimizer", {}).get("learning_rate", math.nan))
+
+
+def interval_of(entry: Evaluated) -> frontier.Interval:
+    """Return a policy's accuracy with its 95 % interval over problems, NaN where there is none."""
+    return frontier.mean_interval(stats.row_means(entry.correct)[None], limits=(0, 1))
 
 
 def answers_of(evaluation: Evaluation, entry: Evaluated) -> tuple[np.ndarray, np.ndarray]:

@@ -39,18 +39,6 @@ def apart(
     return mean_change({seed: own[seed] - other[seed] for seed in common}, level)
 
 
-def advantage(row: Row, baseline: Group, measure: str = "flops") -> frontier.Interval | None:
-    """Compute what offline training is worth against a baseline that spent as much, seed by seed.
-
-    None where there is nothing to compare with, and where a seed spent more or less than its
-    baseline ever did: which seeds do is no accident, so the others alone would mislead.
-    """
-    over = over_baseline(row, baseline, measure)
-    if is_out_of_range(over):
-        return None
-    return mean_change(over)
-
-
 def over_baseline(
     row: Row, baseline: Sequence[Row], measure: str, times: float = 1
 ) -> dict[int, Array]:

@@ -15,7 +15,7 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report.curves import Logged
 from g2d_jax.report.figures import Chart, Point
 from g2d_jax.report.format import Written, policy_name
-from g2d_jax.report.frame import NO_POINT, Policy, frame_of
+from g2d_jax.report.frame import NO_POINT, Policy, frame_of, interval_of
 from g2d_jax.report.page import Code, Fold, Note, Part, Report, write
 from g2d_jax.report.progress import waits
 from g2d_jax.report.runs import COLLECT, EVALUATE, OFFLINE, Run, read_optional, read_parquet
@@ -23,8 +23,7 @@ from g2d_jax.report.samples import browser
 from g2d_jax.report.tables import Table, table
 from g2d_jax.report.verdict import no_verdict, run_sentence, run_verdict
 from g2d_jax.runtime.processes import how_to_continue
-from g2d_jax.stage_result import Evaluated, Evaluation, StageResult
-from g2d_jax.study.stats import t_quantile
+from g2d_jax.stage_result import Evaluation, StageResult
 
 ELSEWHERE = ("warning", "goodput")
 """Families of metrics that other sections show."""
@@ -221,7 +220,8 @@ def _accuracies(run: Run, evaluation: Evaluation) -> Chart | None:
     note = "Bars: 95 %, over problems only; another seed is not in them."
     bars = []
     for entry in evaluation.policies:
-        bars.append((policy_name(entry.name, entry.label), *_interval(entry)))
+        interval = fmt.percents(interval_of(entry))
+        bars.append((policy_name(entry.name, entry.label), *interval))
     spent = [Policy(run, entry.name).flops for entry in evaluation.policies]
     # Policies of elsewhere cost nothing here: then there is no axis to speak of.
     if not all(map(math.isfinite, spent)) or not any(spent):
@@ -238,19 +238,6 @@ def _accuracies(run: Run, evaluation: Evaluation) -> Chart | None:
         joined={"policies"},
         note=note,
     )
-
-
-def _interval(entry: Evaluated) -> tuple[float, float, float]:
-    """Return an accuracy in percent and the ends of its 95 % interval over problems, NaN where
-    there is none.
-
-    The ends are cut at 0 and 100, as those of `frontier.mean_interval` are.
-    """
-    accuracy = entry.accuracy
-    half = t_quantile(accuracy.problems) * accuracy.sem_clustered
-    ends = 100 * np.array([accuracy.mean - half, accuracy.mean + half])
-    low, high = np.clip(ends, 0.0, 100.0)
-    return 100 * accuracy.mean, float(low), float(high)
 
 
 def _pass_at(evaluation: Evaluation) -> Chart | None:

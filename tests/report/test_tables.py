@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from g2d_jax.report import format as fmt
 from g2d_jax.report import tables
 from g2d_jax.report.markup import shorten, shown, visible
-from g2d_jax.report.run import _interval
 from g2d_jax.report.tables import guarded, sheet, summary_table
 from g2d_jax.stage_result import (
     NO_ACCURACY,
@@ -275,23 +274,6 @@ def test_a_sheet_reads_back_and_no_text_begins_a_formula(rows):
     for (_, value), (cell, number) in zip(rows, lines, strict=True):
         assert not cell.lstrip().startswith(("=", "+", "-", "@", "\t", "\r"))
         assert float(number) == value or (number == "NaN" and math.isnan(value))
-
-
-@pytest.mark.parametrize(
-    ("mean", "sem", "problems", "ends"),
-    [
-        (0.5, 0.1, 2, (0.0, 100.0)),  # Student's t of two is 12.7
-        (0.95, 0.04, 9, (85.776, 100.0)),
-        (0.05, 0.04, 9, (0.0, 14.224)),
-        (0.5, 0.04, 9, (40.776, 59.224)),
-        (1.0, 0.0, 9, (100.0, 100.0)),
-        (0.5, math.nan, 1, (math.nan, math.nan)),
-    ],
-)
-def test_a_bar_ends_where_accuracies_do(mean, sem, problems, ends):
-    accuracy = Accuracy(mean, 0.0, sem, sem, problems, 1, problems)
-    drawn = _interval(replace(COLD, accuracy=accuracy))
-    assert drawn == pytest.approx((100 * mean, *ends), abs=1e-3, nan_ok=True)
 
 
 def test_the_problems_of_a_result_are_named_by_their_split() -> None:
