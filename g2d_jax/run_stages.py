@@ -315,8 +315,10 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
     folder, stage = session.folders[name], session.config.stages[name]
     processes.note_progress(name)
     processes.check_interrupted()
-    done = processes.on_leader(lambda: stage_result.read(folder))
-    if done is not None and not again:
+    is_done = processes.on_leader(lambda: stage_result.read(folder) is not None)
+    if is_done and not again:
+        done = stage_result.read(folder)
+        assert done is not None  # the leader has read it
         session.tracker.say(f"{name}: done before, skipped")
         return done
     started = time.time()
