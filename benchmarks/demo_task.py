@@ -20,11 +20,11 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from g2d_jax import pipeline
+from g2d_jax import pipeline, stage_result
 from g2d_jax.config_load import resolve
 from g2d_jax.data import arithmetic
-from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts
+from g2d_jax.study.stats import Paired
 
 FLAT = {"forgotten": dict.fromkeys(range(2, 10), 0.6)}
 MOSTLY_DIRECT = {"styles": {"direct": 0.6, "steps": 0.4}, "forgotten": {}}
@@ -59,17 +59,17 @@ def config_of(variant: str, seed: int) -> ConfigDict:
 
 def line(variant: str, seed: int, workdir: Path) -> str:
     """A row of the table."""
-    result = storage.read_json(workdir / "05-evaluate" / "manifest.json")["result"]
-    policies, pairs = result["policies"], result["paired"][:2]
+    result = stage_result.read(workdir / "05-evaluate")
+    assert result is not None and result.evaluation is not None
+    policies, pairs = result.evaluation.policies, result.evaluation.changes[:2]
 
-    def change(paired: dict) -> str:
-        return f"{100 * paired['difference']:+.1f} ± {100 * paired['sem']:.1f}"
+    def change(paired: Paired) -> str:
+        return f"{100 * paired.difference:+.1f} ± {100 * paired.sem:.1f}"
 
-    sampled, greedy = (
-        [f"{100 * policy[key]:.1f}" for policy in policies] for key in ("mean", "greedy")
-    )
-    gains = [change(pair) for pair in pairs], [change(pair["greedy"]) for pair in pairs]
-    most = [f"{100 * policy['pass_at']['4']:.1f}" for policy in policies]
+    sampled = [f"{100 * policy.accuracy.mean:.1f}" for policy in policies]
+    greedy = [f"{100 * policy.greedy:.1f}" for policy in policies]
+    gains = [change(pair.sampled) for pair in pairs], [change(pair.greedy) for pair in pairs]
+    most = [f"{100 * policy.pass_at['4']:.1f}" for policy in policies]
     cells = [
         variant,
         str(seed),

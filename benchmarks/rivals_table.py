@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ from typing import Any
 import pandas as pd
 import rivals
 
-from g2d_jax import accounting
+from g2d_jax import accounting, stage_result
+from g2d_jax.stage_result import Evaluated, StageResult
 
 FALL, NEAR = 5.0, 2.0
 COSTS = ("flops", "generated", "trained", "tokens")
@@ -35,23 +36,23 @@ ANSWERS = ("entropy", "distinct_answers", "ece", "mean_length", "frac_truncated"
 
 @dataclass(frozen=True)
 class Point:
-    """One point of a study. rate: that of its arm. stages: name -> settings. manifests:
-    name -> manifest, of the stages that are done. folders: name -> the stage's folder."""
+    """One point of a study. rate: that of its arm. stages: name -> settings. results:
+    name -> record, of the stages that are done. folders: name -> the stage's folder."""
 
     arm: str
     seed: int
     rate: str
     stages: Mapping[str, Mapping[str, Any]]
-    manifests: Mapping[str, Mapping[str, Any]]
+    results: Mapping[str, StageResult]
     folders: Mapping[str, Path]
 
     @property
-    def evaluated(self) -> list[Mapping[str, Any]]:
+    def evaluated(self) -> Sequence[Evaluated]:
         """Its evaluation's policies, in the order of training. Raises SystemExit without one."""
-        if "evaluate" not in self.manifests:
+        result = self.results.get("evaluate")
+        if result is None or result.evaluation is None:
             raise SystemExit(f"{self.arm}, seed {self.seed}, rate {self.rate}: not judged yet")
-        policies: list[Mapping[str, Any]] = self.manifests["evaluate"]["result"]["policies"]
-        return policies
+        return result.evaluation.policies
 
 
 def points(folder: Path, part: str) -> Iterator[tuple[str, Point]]:
@@ -64,33 +65,33 @@ def points(folder: Path, part: str) -> Iterator[tuple[str, Point]]:
         settings = json.loads(
             (folder / "points" / plans[0].stem / point["label"] / "config.json").read_text()
         )
-        manifests = {}
+        results = {}
         folders = {name: folder / "stages" / node for name, node in point["stages"].items()}
         for name, place in folders.items():
-            if (place / "manifest.json").exists():
-                manifests[name] = json.loads((place / "manifest.json").read_text())
+            if (result := stage_result.read(place)) is not None:
+                results[name] = result
         values = point["values"]
         # after a warm-up DPO's rate is half of the one that is tried
         rate = values.get(rivals.RATE) or next(iter(values.values()))
         stages = settings["config"]["stages"]
-        yield task, Point(point["arm"], point["seed"], rate, stages, manifests, folders)
+        yield task, Point(point["arm"], point["seed"], rate, stages, results, folders)
 
 
 def pilot(folder: Path) -> list[str]:
     """List each arm's FLOPs, in updates of GRPO: at its checkpoints, or by stage."""
     found = [point for _, point in points(folder, "pilot")]
-    grpo = next(point for point in found if point.arm == "grpo").manifests["warmup"]["at"]
-    budgets = {int(step): at["flops"] for step, at in grpo.items()}
+    grpo = next(point for point in found if point.arm == "grpo").results["warmup"].costs
+    budgets = {int(step): at.flops for step, at in grpo.items()}
     lines = [f"grpo: {', '.join(f'{step}: {flops:.3g}' for step, flops in budgets.items())} FLOPs"]
     each = budgets[max(budgets)] / max(budgets)
     for point in found:
-        if "mid_collect" not in point.manifests:
-            at = point.manifests["warmup"]["at"]
-            costs = {step: f"{one['flops'] / each:.1f}" for step, one in at.items()}
+        if "mid_collect" not in point.results:
+            at = point.results["warmup"].costs
+            costs = {step: f"{one.flops / each:.1f}" for step, one in at.items()}
         else:
             costs = {}
-            for name, manifest in point.manifests.items():
-                costs[name] = f"{manifest['flops'] / each:.1f} {manifest['counts']}"
+            for name, result in point.results.items():
+                costs[name] = f"{result.cost.flops / each:.1f} {result.counts}"
         lines.append(f"{point.arm}: {', '.join(f'{key}: {cost}' for key, cost in costs.items())}")
     return lines
 
@@ -159,16 +160,16 @@ def tables(folder: Path, part: str, seed: int) -> tuple[str, pd.DataFrame, pd.Da
         budgets = scale.arms[point.arm].policies(scale.budgets)
         for policy in point.evaluated:
             row = {"study": f"rivals-{task}-{part}", "arm": point.arm, "rate": point.rate}
-            row |= {"seed": seed, "budget": budgets.get(policy["name"], 0)}
-            row |= {"policy": policy["name"]}
-            rollouts = (point.folders["evaluate"] / policy["rollouts"]).resolve()
+            row |= {"seed": seed, "budget": budgets.get(policy.name, 0)}
+            row |= {"policy": policy.name}
+            rollouts = (point.folders["evaluate"] / policy.rollouts).resolve()
             read = pd.read_parquet(rollouts, columns=["problem_id", "verdict"])
             read = read.rename(columns={"problem_id": "problem"})
             answers.append(pd.DataFrame({**row, **read.to_dict("series")}))
-            costs = accounting.cost_of(policy["name"], point.stages, point.manifests)
+            costs = accounting.cost_of(policy.name, point.stages, point.results)
             row |= {name: costs[name] for name in COSTS}
-            row |= {"accuracy": policy["mean"]}
-            policies.append(row | {name: policy["informativeness"][name] for name in ANSWERS})
+            row |= {"accuracy": policy.accuracy.mean}
+            policies.append(row | {name: policy.informativeness[name] for name in ANSWERS})
     if not policies:
         raise SystemExit(f"{folder} has no seed {seed} of part={part}")
     return task, pd.concat(answers, ignore_index=True), pd.DataFrame(policies)

@@ -24,10 +24,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from g2d_jax import stage_result
+
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-    from g2d_jax.report.policies import Policy
+    from g2d_jax.report.frame import Policy
     from g2d_jax.report.rows import Row, Study
     from g2d_jax.study.frontier import Interval
 
@@ -50,11 +52,11 @@ def choose(study: Path, name: str) -> dict[str, Any]:
     measured: dict[str, dict[tuple[tuple[str, str], ...], dict[int, float]]] = {}
     missing = 0
     for point in plan["points"]:
-        manifest = study / "stages" / point["stages"]["dev"] / "manifest.json"
-        if not manifest.exists():
+        result = stage_result.read(study / "stages" / point["stages"]["dev"])
+        if result is None or result.evaluation is None:
             missing += 1
             continue
-        mean = json.loads(manifest.read_text())["result"]["policies"][0]["mean"]
+        mean = result.evaluation.policies[0].accuracy.mean
         settings = tuple(point["values"].items())
         tried = measured.setdefault(arm_of(point["arm"]), {}).setdefault(settings, {})
         tried[point["seed"]] = mean
@@ -126,7 +128,7 @@ def judge(file: Path, seeds: Sequence[int], alone: Sequence[str]) -> ConfigDict:
 
     Raises ValueError as `arms`.
     """
-    from g2d_jax import config as settings  # here: choosing needs no packages
+    from g2d_jax import config as settings
 
     entries = arms(file)
     return settings.sweep(
@@ -213,7 +215,7 @@ def read_priced(study: Path, name: str, recipe: str, topology: str, response: in
     response: tokens to take its responses for, 0 for what they have. The recipe is compiled, for
     which the extra plan is needed.
     """
-    from g2d_jax.report.read import read_study
+    from g2d_jax.report.rows import read_study
 
     read = read_study(study, name)
     if not recipe:
@@ -243,7 +245,7 @@ def answers(read: Study) -> list[str]:
     seeds = sorted(every)
     rows: dict[str, list[Row]] = {"g2d": [], "grpo": []}
     for row in read.rows:
-        rows[arm_of(row.group.arm)].append(of_seeds(row, seeds))
+        rows[arm_of(row.arm)].append(of_seeds(row, seeds))
     for own in rows.values():
         own.sort(key=lambda row: row.steps)
     chosen = rows["g2d"]
@@ -331,7 +333,7 @@ def _rollouts(chosen: Sequence[Row]) -> list[str]:
         for name in TAUGHT:
             values = [_taught(policy, name) for policy in row.policies]
             cells.append(f"{sum(values) / len(values):.3f}")
-        pairs = [policy.pairs_manifest["counts"]["pairs"] for policy in row.policies]
+        pairs = [policy.measure(("collect", "counts", "pairs")) for policy in row.policies]
         cells.append(f"{sum(pairs) / len(pairs):,.0f}")
         lines.append(f"| {' | '.join(cells)} |")
     first = {policy.run.seed: policy for policy in chosen[0].policies}
@@ -348,7 +350,7 @@ def _rollouts(chosen: Sequence[Row]) -> list[str]:
 
 
 def _taught(policy: Policy, name: str) -> float:
-    return float(policy.pairs_manifest["result"]["informativeness"][name])
+    return policy.measure(("collect", "informativeness", name))
 
 
 def _worth(verdicts: Mapping[float, tuple[str, Interval | None]]) -> str:
@@ -368,7 +370,7 @@ def _line(row: Row, more: Sequence[str]) -> str:
     accuracy = row.accuracy
     mean = f"{100 * accuracy.mean:.1f} [{100 * accuracy.low:.1f}, {100 * accuracy.high:.1f}]"
     cells = [f"{row.steps:g}", mean, f"{row.costs['flops'] / 1e9:,.0f} G"]
-    cells += [f"{row.costs['generated'] / 1e3:,.0f} k", _short(row.group.values), *more]
+    cells += [f"{row.costs['generated'] / 1e3:,.0f} k", _short(row.values), *more]
     return f"| {' | '.join(cells)} |"
 
 

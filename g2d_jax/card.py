@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import CardData, RepoCard
 
 from g2d_jax import __version__
-from g2d_jax.accounting import cost, cost_of
 from g2d_jax.config import Collect, Config, places
 from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.models import hf
 from g2d_jax.report import format as fmt
 from g2d_jax.report import tables
+from g2d_jax.report.frame import Policy
+from g2d_jax.report.runs import read_run
 from g2d_jax.runtime import storage
 from g2d_jax.session.policies import base_path, base_revision
 from g2d_jax.session.session import Session
@@ -34,7 +34,7 @@ def card(session: Session, of: str, *, what: str = "model", note: str = "") -> s
 
     of: the policy, or the collect stage. what: "model", "adapters" or "pairs". note: on the base of
     adapters, as `base_named` gives it. Of each local path only the last part is in the card. A
-    stage with a damaged manifest is left out, with a warning.
+    stage with a damaged record is left out, with a warning.
     """
     config = Config.of(places.without_folders(from_dict(to_dict(session.config))))
     policy = session.config.stage(of, Collect).policy if what == "pairs" else of
@@ -78,35 +78,26 @@ def _licence(session: Session, base: str) -> str:
 def _results(session: Session, policy: str, of: str) -> str:
     """Tabulate accuracy or reward, and cost, of a policy and of those that the run evaluated; the
     last row is the cost of a collect stage `of`."""
-    stages, manifests = to_dict(session.config)["stages"], dict[str, dict[str, Any]]()
-    for name, folder in session.folders.items():
-        manifest, damage = storage.read_finished(folder)
-        if damage:
-            session.say_once(f"WARNING: what {name} did is left out: {damage}")
-        if manifest:
-            manifests[name] = manifest
-    result = tables.result_of([one for one in manifests.values() if one["kind"] == "evaluate"])
-    measured: dict[str, Any] = {policy: {}} | {one["name"]: one for one in tables.policies(result)}
+    run = read_run(session.workdir, lenient=True)
+    for damage in run.left_out:
+        session.say_once(f"WARNING: {damage}")
+    latest = run.latest
+    measured = {policy: None, **(latest.by_name if latest else {})}
     rows = []
-    for name, scores in measured.items():
-        row = {"policy": places.without_folder(name, "policy")}
-        mean, error = fmt.number(scores, "mean"), fmt.number(scores, "sem_clustered")
-        row["accuracy %"] = fmt.spread(mean, error)
-        for task, verifiable in tables.tasks(result).items():
-            if not verifiable:
-                row[f"reward in {task}"] = tables.reward(scores, task)
-        try:
-            spent = cost_of(name, stages, manifests)
-        except ValueError:  # a stage that has not finished, or a step without a kept cost
-            spent = {}
-        rows.append(row | tables.cost_cells(spent, _COSTS))
+    for name, entry in measured.items():
+        row = {"policy": places.without_folder(name, "policy"), "accuracy %": fmt.UNKNOWN}
+        if latest and entry:
+            row["accuracy %"] = fmt.spread(entry.accuracy.mean, entry.accuracy.sem_clustered)
+            for task in tables.ranked(latest):
+                result = entry.tasks[task]
+                row[f"reward in {task}"] = fmt.measured(result.reward, result.sem)
+        rows.append(row | tables.cost_cells(Policy(run, name).costs, _COSTS))
     if of != policy:
-        rows.append(
-            {"policy": f"the pairs of {of}", **tables.cost_cells(cost(manifests[of]), _COSTS)}
-        )
+        spent = tables.cost_cells(run.results[of].cost.measures, _COSTS)
+        rows.append({"policy": f"the pairs of {of}", **spent})
     title = "Not evaluated"
-    if result:
-        over = tables.problems(result, "held-out problems")
+    if latest:
+        over = tables.count_problems(latest, "held-out problems")
         title = f"Mean on {over} ± standard error clustered by problem"
     return tables.markdown(tables.table(f"{title}; tokens, FLOPs and time without SFT", rows))
 

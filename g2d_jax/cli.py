@@ -216,8 +216,8 @@ def _evaluate(arguments: argparse.Namespace, _: list[str]) -> None:
 
 def _report(arguments: argparse.Namespace, _: list[str]) -> None:
     """Write the report of a run or of studies; needs neither the model nor a device."""
-    from g2d_jax.report.read import studies
     from g2d_jax.report.run import write_run
+    from g2d_jax.report.runs import read_run, studies
     from g2d_jax.report.study import write_study
     from g2d_jax.report.tables import FIRST
     from g2d_jax.runtime.tracking import Screen
@@ -237,7 +237,7 @@ def _report(arguments: argparse.Namespace, _: list[str]) -> None:
         written += write_study(
             arguments.workdir, name, show=show, say=screen.say, rates=rates.get(name)
         )
-    for path in written or write_run(arguments.workdir):
+    for path in written or write_run(read_run(arguments.workdir, lenient=True)):
         _print(path)
 
 
@@ -260,7 +260,7 @@ def _rates(
             "--as prices the tokens of a study: give a directory of studies, and --topology"
         )
     from g2d_jax.plan import rates
-    from g2d_jax.report.read import read_study
+    from g2d_jax.report.rows import read_study
 
     per_token = rates(resolve(arguments.recipe), arguments.topology, say, arguments.response)
     priced = {}
@@ -274,12 +274,12 @@ def _rates(
 def _compare(arguments: argparse.Namespace, _: list[str]) -> None:
     """Write the comparison of runs and show it; needs neither the model nor a device."""
     from g2d_jax.report import comparison, page
-    from g2d_jax.report.read import read_comparison
 
     output = page.output_folder(arguments.output, comparison.FILES, "a comparison")
-    runs = read_comparison(arguments.runs, output, policies=arguments.policies)
-    report = comparison.report(runs)
-    _show(report, page.write(report, runs.workdir, runs.name))
+    report = comparison.report(
+        comparison.read_comparison(arguments.runs, policies=arguments.policies)
+    )
+    _show(report, page.write(report, output, "compare"))
 
 
 def _show(report: Report, written: Sequence[str]) -> None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from etils import epath
 from ml_collections import ConfigDict
@@ -22,6 +22,7 @@ from ml_collections import ConfigDict
 from g2d_jax import host_memory, run_issues
 from g2d_jax.config import Config
 from g2d_jax.config.graph import plan
+from g2d_jax.records import Ended
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.run_stages import (
     Objectives,
@@ -47,8 +48,8 @@ def run(
     objectives: Objectives | None = None,
     until: str | None = None,
 ) -> Result:
-    """Run, or continue, every stage of a config in a work directory; return its finished stages'
-    manifests by name, with accuracies, policies and the report (report/result.py).
+    """Run, or continue, every stage of a config in a work directory; return the records of its
+    finished stages by name, with accuracies, policies and the report (report/result.py).
 
     config: its relative paths are relative to the working directory; a Config, whose paths must be
     absolute, as it is.
@@ -69,11 +70,12 @@ def run(
         compile_ahead(session, names)
         if not processes.on_leader(lambda: has_begun(folder)):
             host_memory.show(session)
-        manifests = {}
         with _followed(session):
             for name in names:
-                manifests[name] = run_stage(session, name, order)
-        processes.on_leader(lambda: conclude(session.workdir, session.tracker, manifests))
+                run_stage(session, name, order)
+        if len(names) < len(order.order):
+            session.tracker.end(Ended("until"))
+        processes.on_leader(lambda: conclude(session.workdir, session.tracker))
         from g2d_jax.report.result import Result  # here: stages run without reports
 
         return Result(session.workdir)
@@ -105,19 +107,16 @@ def only_warned(tracker: Tracker, workdir: epath.Path) -> Iterator[None]:
         )
 
 
-def conclude(
-    workdir: epath.Path, tracker: Tracker, manifests: Mapping[str, Mapping[str, Any]]
-) -> None:
+def conclude(workdir: epath.Path, tracker: Tracker) -> None:
     """Show the final table and write report.html, report.md and report.csv. An error is a
     warning."""
     with only_warned(tracker, workdir):
-        from g2d_jax.report.run import ASKED, write_run  # here: it loads what draws figures
-        from g2d_jax.report.tables import FIRST, summary_table
+        from g2d_jax.report.run import summary_table, write_run  # here: it loads what draws figures
+        from g2d_jax.report.runs import read_run
+        from g2d_jax.report.tables import FIRST
 
-        for manifest in manifests.values():
-            if manifest["kind"] == "evaluate":
-                result = summary_table(manifest, list(manifests.values()))
-                tracker.table(*result, first=FIRST, rest="report.html")
-        # Where stages are left it was asked to stop before them.
-        page, *_ = write_run(workdir, figures=False, ending=ASKED, say=tracker.say)
+        run = read_run(workdir, lenient=True, has_ended=True)
+        for _, evaluation in run.evaluated():
+            tracker.table(*summary_table(run, evaluation), first=FIRST, rest="report.html")
+        page, *_ = write_run(run, figures=False, say=tracker.say)
         tracker.say(f"report: {page}")

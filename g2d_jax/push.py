@@ -9,6 +9,7 @@ from pathlib import Path
 from etils import epath
 from huggingface_hub import HfApi, get_token
 
+from g2d_jax import stage_result
 from g2d_jax.accounting import behind
 from g2d_jax.card import WRITTEN_BY, card
 from g2d_jax.commands import export, opened, read_config
@@ -73,7 +74,7 @@ def _last_collect(config: Config, policy: str | None) -> str:
 def _write_pairs(session: Session, name: str, place: epath.Path) -> None:
     """Write a collect stage's pairs, the chat template of their prompts, and a card."""
     folder = session.folders[name]
-    if not storage.finished(folder):
+    if not stage_result.read(folder):
         raise ValueError(f"stage {name!r} is not finished: run g2d with the same --workdir first")
     storage.write_bytes(place / "README.md", card(session, name, what="pairs").encode())
     for part in (folder / "preferences").glob("*.parquet"):

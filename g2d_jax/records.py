@@ -329,6 +329,21 @@ class Preference:
     rejected_truncated: bool | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended before its last stage.
+
+    how: "until" (the stage that --until named), "signal" or "error". text: the signal's name, or the
+    error. stage: in which the error came, "" for none. hopeless: whether the same command would
+    stop at the same place again.
+    """
+
+    how: Literal["until", "signal", "error"]
+    text: str = ""
+    stage: str = ""
+    hopeless: bool = False
+
+
 def tie_nats(magnitude: Any) -> Any:
     """Return how far apart the log-ratios of a pair's responses may be by rounding alone, in nats,
     for arrays too.

@@ -14,6 +14,7 @@ from functools import partial
 
 from ml_collections import ConfigDict
 
+from g2d_jax import stage_result
 from g2d_jax import stages as stage_modules
 from g2d_jax.config import Config, Issue, check, places, prefix_of, setting_of
 from g2d_jax.config.io import to_dict
@@ -24,12 +25,13 @@ from g2d_jax.models import hf
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.models.kernels import LANES
 from g2d_jax.rewards.functions import load_reward
-from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime import processes
 from g2d_jax.session import init_params
 from g2d_jax.session.answers import answer_issues
 from g2d_jax.session.policies import base_of, model_of, require_elsewhere
 from g2d_jax.session.row_shapes import kernel_of
 from g2d_jax.session.session import Session
+from g2d_jax.stage_result import Warned
 from g2d_jax.trial import Trial, try_reward
 
 
@@ -104,7 +106,7 @@ def examine(session: Session, names: Sequence[str]) -> list[Trial]:
 def unfinished(session: Session, names: Sequence[str]) -> list[str]:
     """Return the stages that have no manifest yet, by the leader. All processes call it together."""
     return processes.on_leader(
-        lambda: [name for name in names if not storage.finished(session.folders[name])]
+        lambda: [name for name in names if not stage_result.read(session.folders[name])]
     )
 
 
@@ -116,8 +118,8 @@ def tell(session: Session, found: Sequence[Issue]) -> None:
     for issue in dict.fromkeys(found):
         section, _, rest = issue.path.partition(".")
         name = rest.partition(".")[0] if section == "stages" else ""
-        told = session.tracker.warn(name, 0, issue.path, str(issue))
-        session.warnings.setdefault(name, []).append(told)
+        session.tracker.warn(name, 0, issue.path, str(issue))
+        session.warnings.setdefault(name, []).append(Warned(issue.path, 0, str(issue)))
 
 
 def of_inputs(session: Session, names: Sequence[str]) -> list[Issue]:

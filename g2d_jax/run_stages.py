@@ -9,22 +9,24 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 from etils import epath
 
 from g2d_jax import mesh as meshes
-from g2d_jax import run_issues
+from g2d_jax import run_issues, stage_result
 from g2d_jax import stages as stage_modules
-from g2d_jax.accounting import TRAINING, goodput
+from g2d_jax.accounting import TRAINING
 from g2d_jax.config import Config, Sft
 from g2d_jax.config.graph import Plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.config.section import warning
 from g2d_jax.models.decoder import count_params, count_trained
+from g2d_jax.records import Ended
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction
-from g2d_jax.runtime import flags, memory, precision, processes, program_cache, storage
+from g2d_jax.runtime import flags, memory, precision, processes, program_cache
 from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import locked
@@ -34,6 +36,7 @@ from g2d_jax.session.problems import described, table
 from g2d_jax.session.program import compile_programs
 from g2d_jax.session.session import Session, StopRun
 from g2d_jax.session.training_memory import Micro, keep
+from g2d_jax.stage_result import Compiled, StageResult
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.workdir import (
     PROGRAMS,
@@ -198,16 +201,18 @@ def compile_ahead(session: Session, names: Sequence[str]) -> None:
             )
 
 
-def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) -> dict[str, Any]:
-    """Run one stage unless its manifest exists; return the manifest.
+def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) -> StageResult:
+    """Run one stage unless it is finished; return its record.
 
-    again: go on with a stage that is finished already, and replace its manifest at the end.
+    again: go on with a stage that is finished already, and replace its record at the end.
     """
     folder, stage = session.folders[name], session.config.stages[name]
     processes.note_progress(name)
     processes.check_interrupted()
-    done = processes.on_leader(lambda: storage.finished(folder))
-    if done is not None and not again:
+    is_done = processes.on_leader(lambda: stage_result.read(folder) is not None)
+    if is_done and not again:
+        done = stage_result.read(folder)
+        assert done is not None  # the leader has read it
         session.tracker.say(f"{name}: done before, skipped")
         return done
     started = time.time()
@@ -215,48 +220,50 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
     try:
         with memory.measured() as peak:
             session.peak = peak
-            fields = stage_modules.of_kind(stage.kind).run(session, name, stage)
-            ahead = session.warnings.get("", []) + session.warnings.get(name, [])
-            fields["warnings"] = ahead + fields.get("warnings", [])
+            outcome = stage_modules.of_kind(stage.kind).run(session, name, stage)
             session.writer.wait()
             held = max(processes.gather(peak.read()))
     except Exception as error:
-        told = error
+        text = without_secrets(str(error) or repr(error)).removeprefix(f"{name}: ")
+        session.tracker.end(Ended("error", text, name, isinstance(error, StopRun)))
         if isinstance(error, RewardFailed):
-            told = RewardFailed(f"{name}: {error}. Fix it, and {processes.AGAIN}: nothing is lost")
-        elif isinstance(error, StopRun):
-            told = StopRun(f"{error}. {processes.ANOTHER}")
-        session.tracker.error(name, without_secrets(str(told) or repr(told)))
-        if told is error:
-            raise
-        raise told from error
+            message = f"{name}: {error}. Fix it, and {processes.AGAIN}: nothing is lost"
+            raise RewardFailed(message) from error
+        if isinstance(error, StopRun):
+            raise StopRun(f"{error}. {processes.ANOTHER}") from error
+        raise
     made_from = {}
     for needed in order.inputs[name]:
-        read = storage.finished(session.folders[needed]) or {}
-        made_from[needed] = read.get("fingerprint")
-    manifest = {
-        "kind": stage.kind,
-        "name": name,
-        "inputs": made_from,
-        "fingerprint": inputs.stage_fingerprint(session, name, made_from),
-        "started": started,
-        "programs": compiling.take_programs(),
-        "peak_memory_bytes": held,
-        "attention": dict(session.kernels),
-        precision.NAME: precision.of(session.config.dtype),
-        **fields,
-    }
-    if stage.kind in TRAINING:
-        manifest["micro"] = vars(session.micro)
-    if stage.kind not in TRAINING:  # training stages log it with every update
-        session.tracker.log(name, 0, goodput(fields), kind="goodput")
+        read = stage_result.read(session.folders[needed])
+        made_from[needed] = read.fingerprint if read else None
+    programs = {}
+    for program, told in compiling.take_programs().items():
+        programs[program] = Compiled(int(told["compiled"]), told["seconds"])
+    ahead = [*session.warnings.get("", []), *session.warnings.get(name, [])]
+    outcome = replace(outcome, warnings=[*ahead, *outcome.warnings])
+    is_training = stage.kind in TRAINING
+    result = StageResult(
+        **vars(outcome),
+        kind=stage.kind,
+        name=name,
+        inputs=made_from,
+        fingerprint=inputs.stage_fingerprint(session, name, made_from),
+        started=started,
+        programs=programs,
+        peak_memory_bytes=held,
+        attention=dict(session.kernels),
+        precision=precision.of(session.config.dtype),
+        micro=vars(session.micro) if is_training else {},
+    )
+    if not is_training:  # training stages log it with every update
+        session.tracker.log(name, 0, result.cost.goodput, kind="goodput")
     session.tracker.flush()
-    processes.on_leader(lambda: storage.finish(folder, manifest))
+    processes.on_leader(lambda: stage_result.write(folder, result))
     session.tracker.say(
-        f"{name}: done in {manifest['seconds']:.0f} s; host memory: {held / memory.GIB:.1f} GiB "
+        f"{name}: done in {result.cost.seconds:.0f} s; host memory: {held / memory.GIB:.1f} GiB "
         "at most"
     )
-    return storage.finished(folder) or manifest
+    return result
 
 
 def _own(reward: RewardFunction | None, objectives: Objectives) -> dict[str, str]:

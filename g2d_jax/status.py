@@ -9,10 +9,11 @@ from functools import partial
 
 from etils import epath
 
+from g2d_jax import stage_result
 from g2d_jax.commands import read_config
 from g2d_jax.report.format import fixed
 from g2d_jax.report.progress import describe, log_in, stage_states
-from g2d_jax.report.read import studies
+from g2d_jax.report.runs import studies
 from g2d_jax.report.tables import gibibytes
 from g2d_jax.runtime import memory, processes, storage
 from g2d_jax.runtime.lock import holder, holder_here
@@ -71,9 +72,9 @@ def _study_status(workdir: epath.Path, name: str) -> bool:
             if folder not in states:
                 running = bool(holder(folder))
                 read_log = partial(log_in, folder)
-                finished = storage.read_finished(folder)
+                finished = stage_result.read_lenient(folder)
                 said = describe(stage, folder, finished, read_log, running)
-                states[folder], remarks[folder.name] = said
+                states[folder], remarks[folder.name], _ = said
             if states[folder] == "waiting":
                 left.append(stage)
             elif states[folder] != "done":
@@ -115,7 +116,8 @@ def _run_status(workdir: epath.Path) -> bool:
             more = f", with {gibibytes(held)} of host memory, its children's too"
         screen.say(f"{owner} works on it now{more}")
     elif not (workdir / LINKS).exists() and any(stage.state != "done" for stage in states):
-        screen.say(processes.how_to_continue(" ".join(stage.remark for stage in states)))
+        ended = next((stage.ended for stage in states if stage.ended), None)
+        screen.say(processes.how_to_continue(ended))
     return any(stage.state.startswith("running") for stage in states)
 
 

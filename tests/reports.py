@@ -2,15 +2,19 @@
 of."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 
 from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.report.page import RENEW, SCRIPT, STYLE
-from g2d_jax.runtime.storage import finish, write_json
+from g2d_jax.runtime.storage import write_json
 from g2d_jax.runtime.tables import write_rollouts
+from g2d_jax.stage_result import Change, Cost, Evaluated, Evaluation, StageResult, write
+from g2d_jax.study.stats import accuracy, paired
 
 HOSTILE = "\n".join(
     (
@@ -34,6 +38,7 @@ autocomplete hidden data-listing data-control data-row data-rows data-prompt dat
 data-tokens data-written data-every
 viewbox d x y width height transform clip-path fill stroke stroke-width stroke-linecap stroke-linejoin stroke-dasharray
 stroke-dashoffset fill-opacity stroke-opacity opacity font-size text-anchor"""
+MARKS = {1: "1", 0: "0", "t": "0", "u": "-"}
 VERDICTS = {1: Verdict.CORRECT, 0: Verdict.INCORRECT, "t": Verdict.TIMEOUT, "u": Verdict.UNSCORABLE}
 
 
@@ -108,11 +113,23 @@ def completions(
     ]
 
 
+def finish(folder: Path, kind: str, name: str = "", **fields) -> None:
+    """A finished stage. fields: of its record."""
+    name = name or folder.name.partition("-")[2]
+    write(folder, StageResult(kind=kind, name=name, **fields))
+
+
 def evaluation(
-    folder: Path, answers: Mapping[str, Mapping[str, Sequence]], result: dict, **measured
+    folder: Path,
+    answers: Mapping[str, Mapping[str, Sequence]],
+    *,
+    accuracies: Mapping[str, float] | None = None,
+    split: str = "test",
+    sampling: Mapping | None = None,
+    **measured,
 ) -> None:
-    """A finished evaluation: policy -> problem -> its marks. measured: in the entry of each
-    policy."""
+    """A finished evaluation: policy -> problem -> its marks. accuracies: in place of what the
+    answers say; measured: in the entry of each policy."""
     problems = sorted({problem for table in answers.values() for problem in table})
     write_json(
         folder / "problems.json", [{"id": p, "prompt": f"{p} = ?", "answer": "7"} for p in problems]
@@ -120,12 +137,24 @@ def evaluation(
     entries = []
     for i, (policy, table) in enumerate(answers.items()):
         write_rollouts(folder / f"rollouts/{i}.parquet", completions(policy, table))
-        entries.append({"name": policy, "rollouts": f"rollouts/{i}.parquet", **measured})
-    finish(
-        folder,
-        {
-            "kind": "evaluate",
-            "name": folder.name.partition("-")[2],
-            "result": {**result, "policies": entries},
-        },
+        marks = ["".join(map(MARKS.__getitem__, table[problem])) for problem in problems]
+        entry = Evaluated(policy, policy, f"rollouts/{i}.parquet", marks, **measured)
+        found = accuracy(entry.correct)
+        if policy in (accuracies or {}):
+            found = replace(found, mean=accuracies[policy])
+        entries.append(replace(entry, accuracy=found))
+    changes = []
+    for before, after in combinations(entries, 2):
+        changes.append(Change(before.name, after.name, paired(before.correct, after.correct)))
+    samples = max(map(len, entries[0].marks))
+    result = Evaluation(
+        entries, changes, problems, len(problems), samples, split, dict(sampling or {})
     )
+    finish(folder, "evaluate", evaluation=result)
+
+
+def cost(flops: float, **more: float) -> Cost:
+    """A cost of so many FLOPs, some tokens, and a second on one device."""
+    tokens = {"generated": 10, "prefilled": 1, "scored": int(flops), "trained": 5}
+    times = {"seconds": 1.0, "device_seconds": 1.0, "verifier_cpu_seconds": 0.5}
+    return Cost(**{"flops": flops, **tokens, **times, **more})

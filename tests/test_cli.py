@@ -28,14 +28,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import make_tokenizer, their_logits_and_ours
 
-from g2d_jax import cli, commands, pipeline
+from g2d_jax import cli, commands, pipeline, stage_result
 from g2d_jax.commands import answers
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
 from g2d_jax.data import arithmetic
-from g2d_jax.records import Problem, Rollout
-from g2d_jax.report.read import read_run
+from g2d_jax.records import Ended, Problem, Rollout
 from g2d_jax.report.run import state
+from g2d_jax.report.runs import read_run
 from g2d_jax.rewards.functions import load_reward
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.heartbeat import watched
@@ -96,10 +96,8 @@ def test_a_run_leaves_its_results_and_status_tells_how_far_each_stage_is(
     work: Path, tmp_path: Path, g2d: G2D
 ) -> None:
     assert (work / "report.html").is_file() and (work / "report.md").is_file()
-    result = storage.read_json(work / "05-evaluate" / "manifest.json")["result"]
-    assert [entry["name"] for entry in result["policies"]] == ["sft", "warmup", "dpo"] and result[
-        "problems"
-    ] == 16
+    evaluation = stage_result.read(work / "05-evaluate").evaluation
+    assert list(evaluation.by_name) == ["sft", "warmup", "dpo"] and evaluation.problems == 16
     rows = cells(g2d("status", "--workdir", work))
     assert (
         rows[1][:4] == ["warmup", "online", "done", "3"]
@@ -118,9 +116,10 @@ def test_a_run_leaves_its_results_and_status_tells_how_far_each_stage_is(
         "done",
     ]
     with Tracker(begun, tensorboard=False) as tracker:
-        tracker.error("collect", "collect: no preference pair\nfrom 8 prompts")
-        tracker.error("warmup", "nothing was learnt")
+        tracker.end(Ended("error", "nothing was learnt", "warmup"))
         tracker.log("warmup", 1, {})  # it was mended and went on
+    with Tracker(begun, tensorboard=False) as tracker:
+        tracker.end(Ended("error", "no preference pair\nfrom 8 prompts", "collect"))
     said = g2d("status", begun)
     assert "|\ncollect last stopped with: no preference pair\nfrom 8 prompts\n" in said
     assert said.endswith(
@@ -225,14 +224,11 @@ def test_what_only_informs_never_blocks(work: Path, tmp_path: Path, g2d: G2D) ->
         (hurt / name).mkdir()
     # A manifest only informs, too, of all stages but that which made the policy.
     evaluated = hurt / "05-evaluate" / "manifest.json"
-    evaluated.write_bytes(evaluated.read_bytes().replace(b'"done"', b'"dome"'))
+    evaluated.write_bytes(evaluated.read_bytes().replace(b'"name"', b'"nome"'))
     (hurt / "01-sft" / "manifest.json").write_bytes(b"{")
     said = g2d("export", hurt, "--output", tmp_path / "another")
     assert f"WARNING: {count + 1} damaged lines or files of " in said
-    assert (
-        "WARNING: what evaluate did is left out: " in said
-        and "WARNING: what sft did is left out: " in said
-    )
+    assert "WARNING: evaluate is left out: " in said and "WARNING: sft is left out: " in said
     assert "05-evaluate" not in (tmp_path / "another" / "README.md").read_text()
     said = g2d("status", hurt)
     assert [row[2] for row in cells(said)] == ["damaged", "done", "done", "done", "damaged"]
@@ -275,7 +271,7 @@ def test_without_a_workdir_one_is_chosen_and_the_run_can_stop_early(
     assert (
         chosen.name.startswith("tiny-") and f"work directory: runs/{chosen.name}\n" in done.stdout
     )
-    assert storage.finished(chosen / "01-sft") and not (chosen / "02-warmup").exists()
+    assert stage_result.read(chosen / "01-sft") and not (chosen / "02-warmup").exists()
 
 
 def test_ctrl_c_that_is_lost_in_a_callback_is_heard(
@@ -1018,8 +1014,8 @@ def test_evaluate_elsewhere(work: Path, folder: Path, forks: Forks) -> None:
     assert done.returncode == 0, done.stderr
     assert "on 5 problems, 1 answer" in done.stdout
     (place,) = (work / "evaluations").iterdir()
-    manifest = storage.finished(place)
-    assert manifest is not None and manifest["result"]["policies"][0]["name"] == "warmup@1"
+    manifest = stage_result.read(place)
+    assert manifest is not None and manifest.evaluation.policies[0].name == "warmup@1"
     before = {file: file.stat().st_mtime_ns for file in place.rglob("*.parquet")}
     assert forks.run(*command, "--num-generations", "1", cwd=folder).returncode == 0
     assert {file: file.stat().st_mtime_ns for file in place.rglob("*.parquet")} == before
@@ -1062,7 +1058,7 @@ def test_evaluation_and_samples_read_no_other_problems(
 
     run = changed("dev", train=gone, dev={"path": str(dev)})
     manifest = commands.evaluate(run, "sft", problems=str(dev), num_generations=1)
-    assert manifest["result"]["problems"] == 3
+    assert manifest.evaluation.problems == 3
 
     run = changed(train={"path": str(dev)}, dev={"path": str(dev)})
 
@@ -1080,7 +1076,7 @@ def test_evaluation_and_samples_read_no_other_problems(
         manifest = commands.evaluate(
             run, "sft", problems=str(dev), num_generations=1, reward=by_column
         )
-        assert manifest["result"]["policies"][0]["mean"] == mean
+        assert manifest.evaluation.policies[0].accuracy.mean == mean
     assert f"WARNING: the run trains on {dev} too" in capsys.readouterr().out
     run = changed(test=gone)
     # a given problem needs no others
@@ -1158,10 +1154,10 @@ def test_export_loads_in_transformers_with_the_same_logits(
     (mine / "README.md").write_text("# My project")
     assert "holds README.md, and no export" in g2d("export", work, "--output", mine, refused=True)
     g2d("export", work, "--output", "early", "--policy", "warmup@1")
-    spent = storage.read_json(work / "02-warmup" / "manifest.json")["at"]["1"]["tokens"]
+    spent = stage_result.read(work / "02-warmup").costs["1"]
     early = (tmp_path / "early" / "README.md").read_text()
     name, _, generated, *_ = cells(early.partition("## Results and cost")[2])[0]
-    assert (name, generated) == ("warmup@1", str(spent["generated"]))
+    assert (name, generated) == ("warmup@1", str(spent.generated))
     g2d("export", work, "--output", "other", "--policy", "hf:model")  # and back
     assert str(tmp_path) not in (tmp_path / "other" / "README.md").read_text()
     first, second = (tmp_path / name / "model.safetensors" for name in ("model", "other"))

@@ -13,17 +13,15 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from etils import epath
 from forks import Forks
 
-from g2d_jax import __version__, arguments, run_issues
+from g2d_jax import __version__, arguments, run_issues, stage_result
 from g2d_jax import config as settings
 from g2d_jax.config import STAGES, Config, check
 from g2d_jax.config.graph import plan
 from g2d_jax.config_load import resolve, shipped
 from g2d_jax.plan.topologies import topology
 from g2d_jax.runtime import failures
-from g2d_jax.runtime.storage import read_json
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.sweep import points
 
@@ -475,12 +473,12 @@ def test_the_tutorial_ends_as_it_says(tutorial: Path, one_device: dict[str, str]
         python = [sys.executable, "-m", "g2d_jax", *command[1:]]
         # the suite's flags make slow programs
         subprocess.run(python, env={**one_device, "XLA_FLAGS": ""}, check=True)
-    result = read_json(epath.Path("runs/first/05-evaluate/manifest.json"))["result"]
+    result = stage_result.read("runs/first/05-evaluate").evaluation
     promised = [
         float(row)
         for row in re.findall(r"^\| .*? \| ([\d.]+) ± [\d.]+ \|", text, flags=re.MULTILINE)
     ]
-    reached = [100 * policy["pass_at"]["1"] for policy in result["policies"]]
+    reached = [100 * policy.pass_at["1"] for policy in result.policies]
     assert len(promised) == 3 and reached == pytest.approx(promised, abs=8)
 
 

@@ -13,8 +13,9 @@ PACKAGE = Path(__file__).resolve().parents[1] / "g2d_jax"
 
 ROOMS = [
     "records keys config config_load recipes matmul mesh rates runtime workdir",
-    "models data losses rewards study accounting",
-    "contents sampler training scoring",
+    "models data losses rewards study",
+    "stage_result",
+    "accounting contents sampler training scoring",
     "session",
     "rollouts",
     "stages",
@@ -110,7 +111,7 @@ def test_no_circles():
 def test_jax_is_not_imported():
     code = """
 import importlib, sys
-for module in ("g2d_jax", "g2d_jax.rewards.worker", "g2d_jax.config_load", "g2d_jax.report.read"):
+for module in ("g2d_jax", "g2d_jax.rewards.worker", "g2d_jax.config_load", "g2d_jax.report.frame"):
     importlib.import_module(module)
     assert "jax" not in sys.modules, module
 """

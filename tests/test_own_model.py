@@ -12,7 +12,7 @@ import pytest
 from etils import epath
 from toys import QWEN, make_tokenizer, save_policy, save_rows, solved_problems
 
-from g2d_jax import cli, recipes
+from g2d_jax import cli, recipes, stage_result
 from g2d_jax.config.io import changes, to_dict
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime import storage
@@ -72,10 +72,9 @@ def said(command: tuple[object, ...]) -> str:
 def test_it_ends_with_an_evaluated_policy(said: str, folder: Path) -> None:
     stages = ["01-warmup", "02-collect", "03-dpo", "04-evaluate"]
     assert [path.name for path in sorted((folder / "work").glob("0*"))] == stages
-    result = storage.read_json(folder / "work" / "04-evaluate" / "manifest.json")["result"]
-    assert [policy["name"] for policy in result["policies"]] == ["init", "warmup", "dpo"]
-    assert result["problems"] == 3
-    assert storage.read_json(folder / "work" / "03-dpo" / "manifest.json")["counts"]["steps"] >= 1
+    evaluation = stage_result.read(folder / "work" / "04-evaluate").evaluation
+    assert list(evaluation.by_name) == ["init", "warmup", "dpo"] and evaluation.problems == 3
+    assert stage_result.read(folder / "work" / "03-dpo").counts["steps"] >= 1
 
 
 def test_prompts_answers_grades_and_memory_come_before_the_first_update(

@@ -11,7 +11,7 @@ from etils import epath
 from ml_collections import ConfigDict
 from tiny import even
 
-from g2d_jax import commands, pipeline, run_issues, run_stages, status
+from g2d_jax import commands, pipeline, run_issues, run_stages, stage_result, status
 from g2d_jax import config as settings
 from g2d_jax.accounting import behind
 from g2d_jax.commands import evaluation
@@ -19,12 +19,14 @@ from g2d_jax.config import Config, graph
 from g2d_jax.config.io import to_dict
 from g2d_jax.config_load import resolve
 from g2d_jax.report.run import write_run
+from g2d_jax.report.runs import read_run
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, read_metrics
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.row_shapes import choose_row_length
 from g2d_jax.session.session import Session, StopRun
+from g2d_jax.stage_result import StageResult
 from g2d_jax.training import objectives
 from g2d_jax.workdir import claim
 
@@ -176,7 +178,7 @@ def begun(
     workdir = epath.Path(folder)
     claim(Config.of(config), workdir, own or {})
     for name in stages:
-        storage.finish(workdir / name, {"kind": "any"})
+        stage_result.write(workdir / name, StageResult(kind="any", name=name))
     return workdir
 
 
@@ -190,7 +192,9 @@ def test_an_online_stage_may_have_more_steps(config: ConfigDict, tmp_path: Path)
     workdir = begun(config, tmp_path / "work", "01-sft", "02-warmup")
     config.stages.warmup.update(steps=9, keep=(1, 3, 6))  # 3 is where it ended
     again(config, workdir)
-    assert storage.finished(workdir / "02-warmup") is None and storage.finished(workdir / "01-sft")
+    assert stage_result.read(workdir / "02-warmup") is None and stage_result.read(
+        workdir / "01-sft"
+    )
     assert storage.read_json(workdir / "config.json")["config"]["stages"]["warmup"]["steps"] == 9
     config.stages.warmup.steps = 3
     config.stages.warmup.keep = (1,)
@@ -217,7 +221,7 @@ def test_of_a_longer_stage_nothing_else_may_change(
         again(config, workdir)
     assert f"stages.warmup.steps: 3 -> {changes['steps']}" in str(error.value)
     assert f"start another run with policy='run:{workdir}#warmup'" in str(error.value)
-    assert storage.finished(workdir / "02-warmup")
+    assert stage_result.read(workdir / "02-warmup")
 
 
 @pytest.mark.parametrize(
@@ -257,7 +261,7 @@ def test_a_stage_from_whose_end_others_were_made_goes_on_without_them(
         again(config, workdir)
     (workdir / "04-dpo").rename(tmp_path / "older")
     again(config, workdir)
-    assert storage.finished(workdir / "02-warmup") is None
+    assert stage_result.read(workdir / "02-warmup") is None
 
 
 def test_what_was_made_from_a_kept_step_stays(config: ConfigDict, tmp_path: Path) -> None:
@@ -266,7 +270,9 @@ def test_what_was_made_from_a_kept_step_stays(config: ConfigDict, tmp_path: Path
     workdir = begun(config, tmp_path / "work", "01-sft", "02-warmup", "03-collect", "04-dpo")
     config.stages.warmup.steps = 9
     again(config, workdir)
-    assert storage.finished(workdir / "02-warmup") is None and storage.finished(workdir / "04-dpo")
+    assert stage_result.read(workdir / "02-warmup") is None and stage_result.read(
+        workdir / "04-dpo"
+    )
 
 
 def test_runtime_settings_may_change_and_others_are_refused(
@@ -471,9 +477,9 @@ def test_a_run_that_would_stop_again_asks_for_other_settings(
     status.show(tmp_path / "run")
     said = " ".join(capsys.readouterr().out.split())
     assert "last stopped with: no reward signal for 50 steps in a row" in said
-    assert said.count("another --workdir") == 1 and said.endswith("no process works on it")
-    page, *_ = write_run(tmp_path / "run")
+    assert said.count("another --workdir") == 1 and said.endswith("and give another --workdir")
+    page, *_ = write_run(read_run(tmp_path / "run"))
     for file in (page, page.replace(".html", ".md")):
         text = Path(file).read_text()
-        assert "Stopped by an error: warmup: no reward signal for 50 steps in a row" in text
+        assert "Stopped by an error: no reward signal for 50 steps in a row" in text
         assert "continues" not in text and "No policy has been evaluated" not in text

@@ -407,18 +407,16 @@ def test_a_recipe_runs(
     manifests = process.submit(pipeline.run, config, str(tmp_path / "run")).result()
     assert (
         tuple(manifests) == (first, *others, "evaluate")
-        and manifests[first]["counts"]["steps"] == steps
+        and manifests[first].counts["steps"] == steps
     )
-    names = [policy["name"] for policy in manifests["evaluate"]["result"]["policies"]]
+    names = [policy.name for policy in manifests["evaluate"].evaluation.policies]
     assert names == list(config.stages.evaluate.policies)
     updates = [row["metrics"] for row in read_metrics(tmp_path / "run") if "loss" in row["metrics"]]
     assert all(math.isfinite(update["loss"]) for update in updates) and any(
         u["grad_norm"] > 0 for u in updates
     )
     if others:
-        assert (
-            manifests["collect"]["counts"]["pairs"] > 0 and manifests["dpo"]["counts"]["steps"] > 0
-        )
+        assert manifests["collect"].counts["pairs"] > 0 and manifests["dpo"].counts["steps"] > 0
         check_in_transformers(
             tmp_path / "run", commands.export(tmp_path / "run", tmp_path / "trained")
         )

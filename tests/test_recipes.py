@@ -343,12 +343,12 @@ def test_a_row_runs(spec: str, run: Callable[[str], Run]) -> None:
     assert list(manifests) == ["train", "best", "evaluate"]
     loss, every, *_ = ROWS[spec]
     assert (
-        manifests["train"]["counts"]["steps"] == 3
-        and manifests["train"]["counts"]["rollouts"] == 3 * 3 * 4
+        manifests["train"].counts["steps"] == 3
+        and manifests["train"].counts["rollouts"] == 3 * 3 * 4
     )
-    assert manifests["train"]["generation"]["calls"] == {0: 1, 1: 3}.get(every, 2)
-    assert manifests["best"]["result"]["policy"] in ("train@2", "train@3")
-    assert [policy["name"] for policy in manifests["evaluate"]["result"]["policies"]][-1] == "best"
+    assert manifests["train"].generation["calls"] == {0: 1, 1: 3}.get(every, 2)
+    assert manifests["best"].selection.policy in ("train@2", "train@3")
+    assert [policy.name for policy in manifests["evaluate"].evaluation.policies][-1] == "best"
 
     steps = updates(workdir)
     assert len(steps) == 3 and all(math.isfinite(step["loss"]) for step in steps)
@@ -425,9 +425,9 @@ def test_other_test_sets(
     found = process.submit(
         commands.evaluate, str(workdir), "best", problems=suite, num_generations=3
     ).result()
-    assert (found["result"]["samples"], found["result"]["problems"]) == (3, 5)
+    assert (found.evaluation.samples, found.evaluation.problems) == (3, 5)
     held_out = {"problems": f"numinamath:{toys}/numina.jsonl", "split": "test", "limit": 2}
     found = process.submit(
         commands.evaluate, str(workdir), "best", **held_out, num_generations=1
     ).result()
-    assert 1 <= found["result"]["problems"] <= 2
+    assert 1 <= found.evaluation.problems <= 2

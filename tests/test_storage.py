@@ -7,10 +7,8 @@ import dataclasses
 import enum
 import errno
 import json
-import math
 import os
 import sys
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -174,73 +172,6 @@ def test_fingerprint_ignores_the_order_of_keys(value):
     assert storage.fingerprint(json.loads(json.dumps(value))) == storage.fingerprint(value)
 
 
-# Manifests
-
-
-def test_a_stage_is_finished_by_its_manifest(folder):
-    assert storage.finished(folder / "02-warmup") is None
-    storage.finish(
-        folder / "02-warmup", {"tokens": np.int64(12), "inputs": {"sft": "01e7b720ff566d53"}}
-    )
-    expected = {"tokens": 12, "inputs": {"sft": "01e7b720ff566d53"}, "done": True}
-    assert storage.finished(folder / "02-warmup") == expected
-    storage.write_json(folder / "manifest.json", ["done"])
-    with pytest.raises(ValueError, match=r"manifest\.json must hold a JSON object"):
-        storage.finished(folder)
-
-
-@given(st.dictionaries(st.text(), json_values, max_size=5))
-def test_a_manifest_s_checksum_is_that_of_its_content_and_hidden_from_readers(value):
-    with tempfile.TemporaryDirectory() as place:
-        storage.finish(place, value)
-        written = storage.read_json(f"{place}/manifest.json")
-        assert storage.finished(place) == {
-            name: x for name, x in written.items() if name != storage.CHECKSUM
-        }
-
-
-CHANGES = {
-    "a digit": (b'"reward": 0.125', b'"reward": 0.625'),
-    "a digit far behind the point": (b"0.30000000000000004", b"0.30000000000000010"),
-    "a sign": (b'"steps": 40', b'"steps": -40'),
-    "a name": (b'"steps"', b'"stepz"'),
-    "what is nested": (b"warmup@20", b"warmup@21"),
-    "the checksum": (b'"checksum": "', b'"checksum": "0'),
-    "a bit": (b"accuracy", b"accurac\x78"),
-    "true for a number": (b'"steps": 40', b'"steps": true'),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_manifest_that_was_changed_is_named_with_what_to_do(tmp_path, change):
-    how = {
-        "reward": 0.125,
-        "accuracy": 0.1 + 0.2,
-        "steps": 40,
-        "result": [{"policy": "warmup@20", "x": math.nan}],
-    }
-    storage.finish(tmp_path, how)
-    file = tmp_path / "manifest.json"
-    before, after = CHANGES[change]
-    assert before in file.read_bytes()
-    file.write_bytes(file.read_bytes().replace(before, after))
-    with pytest.raises(
-        ValueError,
-        match=r"manifest.json is not what its stage wrote .* Put back a copy of it, or delete",
-    ):
-        storage.finished(tmp_path)
-
-
-def test_a_manifest_without_a_checksum_is_damaged_and_one_laid_out_differently_is_not(tmp_path):
-    storage.write_json(tmp_path / "manifest.json", {"steps": 40, "done": True})
-    with pytest.raises(ValueError, match=r"manifest\.json is not what its stage wrote"):
-        storage.finished(tmp_path)
-    storage.finish(tmp_path, {"steps": 40})
-    file = tmp_path / "manifest.json"
-    file.write_text(json.dumps(dict(reversed(json.loads(file.read_text()).items()))))
-    assert storage.finished(tmp_path) == {"steps": 40, "done": True}
-
-
 def test_what_only_informs_is_left_out_whatever_is_wrong_with_it(tmp_path):
     (tmp_path / "environment.json").mkdir()
 
@@ -257,9 +188,6 @@ def test_what_only_informs_is_left_out_whatever_is_wrong_with_it(tmp_path):
     )
     with pytest.raises(OSError, match=r"00000\.jsonl"):
         storage.read_segments(tmp_path / "log")
-    (tmp_path / "manifest.json").mkdir()
-    manifest, damage = storage.read_finished(tmp_path)
-    assert manifest is None and "manifest.json" in damage
 
 
 def test_no_more_of_a_json_file_is_read_than_the_most(tmp_path, monkeypatch):

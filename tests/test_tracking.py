@@ -434,7 +434,7 @@ def compile_for(seconds, name="train_step"):
     """Have JAX trace a function that takes so long; its listeners are those of a run."""
     import jax
 
-    import g2d_jax.session.cost  # noqa: F401 (registers them)
+    import g2d_jax.session.clock  # noqa: F401 (registers them)
 
     def function(x):
         time.sleep(seconds)

@@ -3,6 +3,7 @@
 import json
 import runpy
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from g2d_jax.config_load import resolve
+from g2d_jax.stage_result import NO_ACCURACY, Evaluated, Evaluation, StageResult, write
 from g2d_jax.study.frontier import Interval
 from g2d_jax.sweep.points import points
 
@@ -39,9 +41,9 @@ def write_study(folder, dev):
         listed.append({"arm": arm, "seed": seed, "values": values, "stages": {"dev": stage}})
         if mean is not None:
             own = folder / "stages" / stage
-            own.mkdir(parents=True)
-            content = {"result": {"policies": [{"mean": mean}]}}
-            (own / "manifest.json").write_text(json.dumps(content))
+            judged = Evaluated("dpo", "dpo", "", accuracy=replace(NO_ACCURACY, mean=mean))
+            evaluation = Evaluation([judged], [], [], 1, 1, "dev", {})
+            write(own, StageResult(kind="evaluate", name="dev", evaluation=evaluation))
     config = {"stages": {"warmup": {"optimizer": {"learning_rate": 5e-5}}}}
     (folder / "sweeps").mkdir()
     plan = {"points": listed, "config": config}

@@ -112,13 +112,13 @@ def sample(
     )
     for override in overrides:
         config_load.apply(config, override)
-    manifest = pipeline.run(config, work / "run", reward=unscored)["answers"]
+    result = pipeline.run(config, work / "run", reward=unscored)["answers"]
     place = work / "run" / "01-answers"
     texts = {}
     for problem in json.loads((place / "problems.json").read_text("utf-8")):
         texts[problem["id"]] = problem["prompt"][0]["content"]
     found = {}
-    table = pd.read_parquet(place / manifest["result"]["policies"][0]["rollouts"])
+    table = pd.read_parquet(place / result.evaluation.policies[0].rollouts)
     for row in table.itertuples():
         answer = Answer(row.text, len(row.token_ids), bool(row.truncated))
         found[texts[row.problem_id]] = answer

@@ -6,7 +6,7 @@ import uuid
 from dataclasses import replace
 from typing import Any
 
-from g2d_jax import contents
+from g2d_jax import contents, stage_result
 from g2d_jax.commands.opening import not_at_hand, opened, read_config
 from g2d_jax.config import Config, Evaluate, Sft, Source, Split, places
 from g2d_jax.config.io import identity
@@ -21,6 +21,7 @@ from g2d_jax.session import inputs
 from g2d_jax.session.policies import checkpoint_of
 from g2d_jax.session.problems import READ_FOR
 from g2d_jax.session.session import Session
+from g2d_jax.stage_result import StageResult
 from g2d_jax.stages import evaluate as evaluation
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import absolute
@@ -36,7 +37,7 @@ def evaluate(
     task: str = "main",
     reward: RewardFunction | None = None,
     **sampling: Any,
-) -> dict[str, Any]:
+) -> StageResult:
     """Evaluate one policy as the run's evaluate stage does, on other problems or with other
     sampling settings.
 
@@ -45,7 +46,7 @@ def evaluate(
     the run's own, if given from Python.
     sampling: num_generations, temperature, top_p, max_new_tokens; None keeps the stage's. Results
     and completions go to WORKDIR/evaluations/NAME, named by settings and problems, and are reused
-    by the same call. Returns the manifest.
+    by the same call. Returns the record.
     """
     folder = absolute(workdir)
     policy = places.decided(policy, "policy", places.here())
@@ -89,20 +90,20 @@ def evaluate(
         name = _evaluation_name(session, stage, policy)
         place = folder / "evaluations" / name
         session.folders = {**session.folders, name: place}
-        if not storage.finished(place):
+        result = stage_result.read(place)
+        if result is None:
             tell(session, [*session.problems.issues, *evaluation.issues(session, own, stage)])
-            results = evaluation.run(session, name, stage)
-            about = {
-                "kind": "evaluate",
-                "name": name,
-                "problems": problems or stage.split,
-                precision.NAME: precision.of(config.dtype),
-            }
-            storage.finish(place, {**about, **results})
-        manifest = storage.finished(place) or {}
-        session.tracker.table(*summary_table(manifest, []), first=FIRST)
+            result = StageResult(
+                **vars(evaluation.run(session, name, stage)),
+                kind="evaluate",
+                name=name,
+                precision=precision.of(config.dtype),
+            )
+            stage_result.write(place, result)
+        assert result.evaluation is not None  # of its kind
+        session.tracker.table(*summary_table(result.evaluation, {}), first=FIRST)
         session.tracker.say(f"completions: {place / 'rollouts'}")
-    return manifest
+    return result
 
 
 def _evaluation_name(session: Session, stage: Evaluate, policy: str) -> str:
@@ -222,11 +223,11 @@ def _version(session: Session, policy: str) -> Any:
         folder = session.model_folder if name.origin == INIT else hf.resolve(name.place)
         return [name.origin.rstrip(":"), None if folder is None else contents.of_model(folder)]
     folder, step = checkpoint_of(session, policy)
-    manifest = storage.finished(folder.parent) or {}
+    made = stage_result.read(folder.parent)
     # the work directory may move
     place = str(folder) if name.origin == OF_RUN else folder.parent.name
     return [
         place,
         Checkpoints(folder).latest() if step is None else step,
-        manifest.get("fingerprint"),
+        made and made.fingerprint,
     ]

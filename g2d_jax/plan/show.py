@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from g2d_jax.accounting import TOKENS
 from g2d_jax.config import Collect, Evaluate, TrainingStage, setting_of
 from g2d_jax.models.decoder import count_params
 from g2d_jax.plan.planning import Entry, Plan
 from g2d_jax.plan.topologies import GIB
 from g2d_jax.plan.work import ASSUMED, SUITES, Time, reads_locally
 from g2d_jax.runtime.tracking import Screen
+from g2d_jax.stage_result import TOKENS
 from g2d_jax.study.pricing import Rates
 
 

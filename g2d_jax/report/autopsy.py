@@ -11,9 +11,10 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
+import pandas as pd
 
 from g2d_jax.config import Collect, Reward, places
 from g2d_jax.config.places import data_files
@@ -26,7 +27,7 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report.figures import curves
 from g2d_jax.report.page import Note, Report, output_folder, write
 from g2d_jax.report.run import MEASURES
-from g2d_jax.report.tables import Figures, table
+from g2d_jax.report.tables import table
 from g2d_jax.rewards.extract import final_answer
 from g2d_jax.runtime.storage import PathLike, write_bytes
 from g2d_jax.study import informativeness
@@ -342,8 +343,7 @@ def report(autopsy: Autopsy, name: str) -> Report:
         headline=headline(autopsy),
         warnings=warnings,
         parts={"steps": parts},
-        columns=COLUMNS,
-        figures=partial(_records, autopsy),
+        frame=lambda: pd.DataFrame(_records(autopsy), columns=COLUMNS),
     )
 
 
@@ -399,7 +399,7 @@ def _rows(autopsy: Autopsy) -> Iterator[dict[str, str]]:
         yield row | fmt.cells({name: MEASURES[name] for name in SHOWN}, figures.__getitem__)
 
 
-def _records(autopsy: Autopsy) -> Iterator[Figures]:
+def _records(autopsy: Autopsy) -> Iterator[tuple[str, str, float]]:
     """Yield all figures of autopsy.csv: of every step, and of the bend ("bend/step/low")."""
     for step, figures in autopsy.measures.items():
         for measure, value in figures.items():

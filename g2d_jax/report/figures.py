@@ -24,15 +24,21 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike, NDArray
 
 from g2d_jax.report import format as fmt
-from g2d_jax.report import layout
 from g2d_jax.report.markup import visible
 
 MAX_POINTS = 150
 """Points of a line; more are averaged in as many buckets, with a band from smallest to largest."""
+
+WIDTH, HEIGHT, ROW = 4.0, 2.4, 1.6
+"""Inches of every figure: its width, its height with one row of axes, and that of each of several
+rows."""
+
+LETTERS = 60
+"""Letters that fit a line as wide as a figure."""
 
 DECADES = 1.5
 """Powers of ten between what lines mostly are and their largest value from which an axis of factors
@@ -126,19 +132,44 @@ def styled() -> Iterator[None]:
         yield
 
 
-def _axes(count: int = 1, *, shared: bool = False) -> tuple[Figure, list[Axes]]:
-    """Make axes, which `layout.place` places. shared: whether they have one y axis."""
-    figure = Figure(figsize=(layout.WIDTH / 72, layout.HEIGHT / 72))
-    axes: list[Axes] = []
-    for _ in range(count):
-        first = axes[0] if shared and axes else None
-        axes.append(figure.add_axes((0.1, 0.1, 0.8, 0.8), sharey=first))
+def _axes(
+    count: int = 1, *, shared: bool = False, height: float = HEIGHT
+) -> tuple[Figure, list[Axes]]:
+    """Make axes in up to three columns, which matplotlib places. shared: whether they have one y
+    axis. height: of a row of axes, in inches."""
+    columns = min(count, 3)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(WIDTH, height if rows == 1 else ROW * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, sharey=shared, squeeze=False).flatten()
+    for unused in grid[count:]:
+        unused.set_axis_off()
+    axes = list(grid[:count])
+    for ax in axes:
+        ax.xaxis.set_major_locator(MaxNLocator(4 if columns == 1 else 2))
+        ax.yaxis.set_major_locator(MaxNLocator(5))
     return figure, axes
 
 
+def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    """Name the series above the axes, where there are several."""
+    handles: dict[str, Any] = {}
+    for ax in axes:
+        drawn, labels = ax.get_legend_handles_labels()
+        handles |= dict(zip(labels, drawn, strict=True))
+    if len(handles) > 1:
+        columns = max(1, LETTERS // (4 + max(map(len, handles))))
+        figure.legend(handles.values(), handles, loc="outside upper left", ncols=columns)
+
+
+def _cut(text: str, most: int) -> str:
+    """Write a name of data as part of a figure: on one line of so many letters at most."""
+    name = _named(text)
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
 def _named(text: str) -> str:
-    """Write a name of data as part of a figure: on one line, and not the whole of a page."""
-    name = visible(" ".join(text[:300].split()))
+    """Write a name of data as a label: on one line that a legend has room for."""
+    name = visible(" ".join(text[:300].split()))[: LETTERS - 4]
     # A label that begins with an underscore is none to matplotlib.
     return f" {name}" if name.startswith("_") else name
 
@@ -196,23 +227,21 @@ def curves(
     total = sum(map(len, values.values()))
     if missing == total:
         return None
-    titles = list(map(_named, panels)) if len(panels) > 1 else []
     with styled():
         figure, axes = _axes(len(panels), shared=share)
         lowest = _lowest(list(values.values())) if factors else None
         for ax, (panel, lines) in zip(axes, panels.items(), strict=True):
             ax.set_xlabel(x_title)
-            ax.xaxis.set_major_locator(MaxNLocator(4, integer=not x_title))
-            ax.yaxis.set_major_locator(MaxNLocator(5))
+            ax.locator_params("x", integer=not x_title)
+            if len(panels) > 1:
+                ax.set_title(_cut(panel, LETTERS // min(len(panels), 3) - 2), loc="left")
             for key, (x, _) in lines.items():
                 look = _look(names.index(key))
                 steps = np.asarray(x, np.float64)
                 _draw_line(ax, _named(key), steps, values[panel, key], look)
         if lowest is not None:
-            for ax in axes:
-                ax.set_yscale("log", nonpositive="clip")
-                ax.set_ylim(bottom=lowest)
-        layout.place(figure, axes, shared=share, titles=titles)
+            _log_scale(axes, lowest)
+        _legend(figure, axes)
     longest = max(map(len, values.values()))
     notes = [note]
     if longest >= 2 * MAX_POINTS:
@@ -225,6 +254,14 @@ def curves(
     if missing:
         notes.append(f"{missing} of {total} values are not finite and not drawn.")
     return Chart(name, title, "; ".join(said), " ".join(filter(None, notes)), figure)
+
+
+def _log_scale(axes: Sequence[Axes], lowest: float) -> None:
+    for ax in axes:
+        ax.set_yscale("log", nonpositive="clip")
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.set_ylim(bottom=lowest)
 
 
 def _draw_line(
@@ -306,7 +343,8 @@ def points(
     joined: Collection[str] = (),
     note: str = "",
 ) -> Chart | None:
-    """Draw points with their bars and labels over a square-root axis; None without a finite point.
+    """Draw points with their bars, and labels next to them, over a square-root axis; None without a
+    finite point.
 
     On the axis points crowd less near zero, and lines, straight in the numbers as interpolation is,
     bend.
@@ -318,32 +356,28 @@ def points(
     every = list(itertools.chain.from_iterable(drawn.values()))
     if not every:
         return None
-    labels: list[tuple[float, float, str, str]] = []
     words = []
     with styled():
-        figure, (ax,) = _axes()
+        figure, (ax,) = _axes(height=1.25 * HEIGHT)
         ax.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
         for i, (key, points) in enumerate(drawn.items()):
             look = _look(i)
             _draw_points(ax, _named(key), points, look, joined=key in joined)
             said = []
             for p in points:
-                labels.append((p.x, p.y, p.label, look["color"]))
+                label = ax.annotate(
+                    _cut(p.label, 20), (p.x, p.y), (3, 3), textcoords="offset points"
+                )
+                label.set(color=look["color"], fontsize=7)
                 said.append(f"{p.label} {_measured(p)} at {written(p.x)}".strip())
             if said:
                 words.append(f"{key}: {', '.join(said)}")
-        low, high = ax.get_ylim()
-        ax.set_ylim(low - 0.07 * (high - low), high)  # room for a label below the lowest point
         ax.set_xlim(0, 1.06 * max(p.x for p in every) or 1)
         ax.set_xlabel(f"{x_title} (square-root axis)".lstrip())
         ax.set_ylabel(y_title)
         ax.xaxis.set_major_locator(MaxNLocator(4))
-        ax.yaxis.set_major_locator(MaxNLocator(6))
-        height = 1.25 * layout.HEIGHT
-        layout.place(
-            figure, [ax], height=height, texts_of=lambda values: list(map(written, values))
-        )
-        layout.label(ax, labels)
+        ax.xaxis.set_major_formatter(lambda value, _: written(value))
+        _legend(figure, [ax])
     total = sum(map(len, series.values()))
     missing = total - len(every)
     notes = [note, f"{missing} of {total} points are not known." * bool(missing)]
@@ -394,9 +428,6 @@ def bars(
         figure, (ax,) = _axes()
         ax.bar(places, [known[x] for x in places], 0.86 * apart, color=next(iter(COLOURS)))
         ax.set_xlabel(x_title)
-        ax.xaxis.set_major_locator(MaxNLocator(4))
-        ax.yaxis.set_major_locator(MaxNLocator(5))
-        layout.place(figure, [ax])
     said = [f"{fmt.value(known[x])}{unit} at {_place(x)}" for x in places]
     return Chart(name, title, ", ".join(said), note, figure)
 
@@ -417,15 +448,13 @@ def intervals(
         middle, start, end = map(fmt.value, numbers)
         said.append(f"{label}: {middle} ({start} to {end})")
     with styled():
-        figure, (ax,) = _axes()
+        figure, (ax,) = _axes(height=0.4 + 0.26 * len(rows))
         ax.grid(axis="x")
         ax.grid(visible=False, axis="y")
         for i, (_, value, low, high) in enumerate(rows):
             ends = np.nan_to_num(np.abs([[value - low], [high - value]]))
             colour = list(COLOURS)[i % len(COLOURS)]
             ax.errorbar([value], [i], xerr=ends, fmt="o", color=colour, elinewidth=1.4)
-        ax.xaxis.set_major_locator(MaxNLocator(4))
         ax.set_ylim(len(rows) - 0.5, -0.5)
-        names = [row[0] for row in rows]
-        layout.place(figure, [ax], names=names, height=28 + 18.7 * len(rows), least=18.7)
+        ax.set_yticks(range(len(rows)), [_cut(row[0], LETTERS // 2) for row in rows])
     return Chart(name, title, "; ".join(said), note, figure)

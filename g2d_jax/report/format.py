@@ -46,12 +46,9 @@ LABELS = {"sft": "cold", "warmup": "warm-up", "dpo": "G2D"}
 """What the stages of the shipped configs lead to, where a policy has no label of its own."""
 
 
-def policy_name(policy: Mapping[str, Any]) -> str:
-    """Name a policy for readers, by its "name" and "label": "cold (sft)"; its name alone if it has
-    no other label."""
-    name = str(policy.get("name", ""))
-    label = str(policy.get("label") or name)
-    if label == name:
+def policy_name(name: str, label: str = "") -> str:
+    """Name a policy for readers: "cold (sft)"; its name alone if it has no other label."""
+    if label in ("", name):
         label = LABELS.get(own_stage(name), name)
     if label.replace("-", "") == name:
         return label

@@ -7,12 +7,13 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
+from g2d_jax.records import Ended
 from g2d_jax.report import format as fmt
 from g2d_jax.report.markup import shorten
 from g2d_jax.report.page import Live, Note, Part, Report, html
 from g2d_jax.report.progress import PROGRESS, StageState, stage_states
-from g2d_jax.report.read import read_run
 from g2d_jax.report.run import state, summary
+from g2d_jax.report.runs import read_run
 from g2d_jax.report.tables import Table, gibibytes, table
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.threads import repeating
@@ -59,17 +60,20 @@ def followed(session: Session) -> Iterator[None]:
         with repeating((pause, follower.look)):
             follower.look()
             yield
-    except processes.Preempted as stopped:
-        follower.end(f"by {stopped.cause}")
-        raise
-    except KeyboardInterrupt:
-        follower.end(f"by {processes.CTRL_C}")
-        raise
     except BaseException as error:
-        follower.end(f"by an error: {without_secrets(str(error) or repr(error))}")
+        session.tracker.end(_ended_by(error))
+        follower.end()
         raise
     finally:
         follower.untell()
+
+
+def _ended_by(error: BaseException) -> Ended:
+    if isinstance(error, processes.Preempted):
+        return Ended("signal", error.cause)
+    if isinstance(error, KeyboardInterrupt):
+        return Ended("signal", processes.CTRL_C)
+    return Ended("error", without_secrets(str(error) or repr(error)))
 
 
 class _Follower:
@@ -117,10 +121,10 @@ class _Follower:
             (self._session.workdir / PROGRESS).unlink(missing_ok=True)
             self._is_told = False
 
-    def end(self, ending: str) -> None:
-        """Write the page of a run that ended badly. ending: how."""
+    def end(self) -> None:
+        """Write the page of a run that ended badly."""
         with self._only_warned():
-            run = read_run(self._session.workdir, lenient=True, ending=ending)
+            run = read_run(self._session.workdir, lenient=True, has_ended=True)
             self._write(summary(run, every_metric=False))
 
     def _write(self, report: Report) -> None:

@@ -14,19 +14,20 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import jinja2
+import pandas as pd
 from etils import epath
 from markupsafe import Markup, escape
 
 from g2d_jax.report.figures import Chart
 from g2d_jax.report.markup import on_one_line, shorten, shown, visible
 from g2d_jax.report.samples import Listing
-from g2d_jax.report.tables import Figures, Table, markdown, one_line, sheet
+from g2d_jax.report.tables import Table, markdown, one_line, sheet
 from g2d_jax.runtime.storage import PathLike, plain, write_bytes
 from g2d_jax.workdir import absolute
 
@@ -116,18 +117,17 @@ class Report(NamedTuple):
 
     kind: "report", "study", "comparison" or "autopsy". eyebrow: the line above the name;
     verdict: the sentence below it, where there is one to say; headline: of all that is measured.
-    parts: by section, a name in `TITLES`; None among them is left out. columns, figures: the CSV,
-    whose rows are texts and a number. live: of a run under way, whose page renews itself.
+    parts: by section, a name in `TITLES`; None among them is left out. frame: makes the rows of the
+    CSV. live: of a run under way, whose page renews itself.
     """
 
     kind: str
     name: str
     eyebrow: str
-    headline: str
     warnings: Sequence[str]
     parts: Mapping[str, Sequence[Part | None]]
-    columns: Sequence[str] = ()
-    figures: Callable[[], Iterable[Figures]] = tuple
+    headline: str = ""
+    frame: Callable[[], pd.DataFrame] = pd.DataFrame
     live: Live | None = None
     verdict: str = ""
 
@@ -286,7 +286,7 @@ def write(report: Report, folder: epath.Path, name: str, *, figures: bool = True
     contents = {
         "html": html(report),
         "md": text(report),
-        "csv": sheet(report.columns, report.figures()),
+        "csv": sheet(report.frame()),
     }
     paths = []
     for form, content in contents.items():

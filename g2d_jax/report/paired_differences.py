@@ -3,42 +3,25 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from g2d_jax.report.policies import Array
-from g2d_jax.report.rows import Group, Row, Study, mean_change, rows_of, seeds_of
-from g2d_jax.study import frontier, stats
+from g2d_jax.report.rows import Array, Group, Row, Study, flat, mean_change
+from g2d_jax.study import frontier
 
 
-class Difference(NamedTuple):
-    """after - before in accuracy of two policies, with its standard error and interval over another
-    draw of problems.
+@functools.lru_cache(maxsize=1024)
+def compare(before: Row, after: Row) -> frontier.Interval:
+    """Subtract the accuracy of two rows of one policy each, whatever their seeds, problem by
+    problem.
 
-    Another seed of training is not in them: they are of these two policies, and not of how they
-    were trained. better, equal, worse: on how many of the problems `after` is that.
+    Another seed of training is not in the interval: it is of these two policies, and not of how
+    they were trained.
     """
-
-    difference: float
-    sem: float
-    low: float
-    high: float
-    better: int
-    equal: int
-    worse: int
-
-
-@functools.lru_cache(maxsize=1024)  # page and CSV have the same ones
-def compare(before: Row, after: Row) -> Difference:
-    """Compare two rows of one policy each, whatever their seeds, problem by problem."""
-    apart = after.accuracies - before.accuracies
-    paired = stats.paired(before.correct[0], after.correct[0])
-    interval = frontier.mean_interval(apart, limits=(-1, 1))
-    counts = (int((apart > 0).sum()), int((apart == 0).sum()), int((apart < 0).sum()))
-    return Difference(paired.difference, paired.sem, interval.low, interval.high, *counts)
+    return frontier.mean_interval(after.accuracies - before.accuracies, limits=(-1, 1))
 
 
 def difference(row: Row, other: Row) -> frontier.Interval | None:
@@ -54,19 +37,6 @@ def apart(
     one."""
     common = [seed for seed in own if seed in other]
     return mean_change({seed: own[seed] - other[seed] for seed in common}, level)
-
-
-@functools.lru_cache(maxsize=1024)  # page and CSV have the same ones
-def advantage(row: Row, baseline: Group, measure: str = "flops") -> frontier.Interval | None:
-    """Compute what offline training is worth against a baseline that spent as much, seed by seed.
-
-    None where there is nothing to compare with, and where a seed spent more or less than its
-    baseline ever did: which seeds do is no accident, so the others alone would mislead.
-    """
-    over = over_baseline(row, baseline.rows, measure)
-    if is_out_of_range(over):
-        return None
-    return mean_change(over)
 
 
 def over_baseline(
@@ -110,7 +80,7 @@ def comparable(rows: Iterable[Row]) -> list[Row]:
     A row of fewer seeds may be best because its seeds are.
     """
     rows = list(rows)
-    seeds = seeds_of(rows)
+    seeds = set(itertools.chain.from_iterable(row.seeds for row in rows))
     return [row for row in rows if set(row.seeds) == seeds and not math.isnan(row.dev)]
 
 
@@ -126,14 +96,14 @@ def best_at(study: Study, row: Row) -> Group | None:
     So its learning rate is chosen for each budget without the test split. None where none reaches
     them, or dev was not evaluated; where there is but one baseline it is that one.
     """
-    baselines = [group for group in study.baselines if group.rows[0].ids == row.ids]
+    baselines = [group for group in study.baselines if group[0].ids == row.ids]
     if len(baselines) == 1:
         return baselines[0]
-    rows = comparable(rows_of(baselines))
+    rows = comparable(flat(baselines))
     cost = row.costs["flops"]
     at_cost = []
     for group in baselines:
-        points = sorted((other.costs["flops"], other.dev) for other in group.rows if other in rows)
+        points = sorted((other.costs["flops"], other.dev) for other in group if other in rows)
         if points and points[0][0] <= cost <= points[-1][0]:
             costs, dev = zip(*points, strict=True)
             at_cost.append((float(np.interp(cost, costs, dev)), group))
@@ -142,7 +112,7 @@ def best_at(study: Study, row: Row) -> Group | None:
 
 def swept_rows(study: Study) -> list[Row]:
     """Return the rows of all groups that vary K and do not stop by themselves, cheapest first."""
-    rows = rows_of(group for group in study.swept if not group.stops)
+    rows = flat(group for group in study.swept if not group[0].stops)
     return sorted(rows, key=lambda row: row.costs["flops"])
 
 
@@ -153,9 +123,9 @@ def reference(study: Study, row: Row) -> Row | None:
     the arm whose sampling policy is never refreshed, else the first setting of the same arm at the
     same K.
     """
-    if row.group.stops:
+    if row.stops:
         return chosen(swept_rows(study))
-    if not row.group.is_offline:
+    if not row.is_offline:
         return next((other for other in study.spectrum if other.first.sync_every == 0), None)
-    place = (row.group.arm, row.k)
-    return next(other for other in rows_of(study.offline) if (other.group.arm, other.k) == place)
+    place = (row.arm, row.k)
+    return next(other for other in flat(study.offline) if (other.arm, other.k) == place)

@@ -10,11 +10,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 from etils import epath
 
+from g2d_jax import stage_result
 from g2d_jax.config import Config
 from g2d_jax.config.graph import plan
+from g2d_jax.records import Ended
 from g2d_jax.report.format import number
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.lock import holder
+from g2d_jax.runtime.tracking import ended_by
+from g2d_jax.stage_result import StageResult
 from g2d_jax.workdir import LINKS, stage_folders
 
 PROGRESS = "progress.json"
@@ -28,8 +32,8 @@ class StageState(NamedTuple):
 
     steps: of a training stage, else "". seconds, peak_bytes (host memory): NaN where not known.
     note: the last metrics of a running stage, or which program compiles. remark: on damage, or the
-    error that is the last of its log. sides: of a server that samples, how long it and the trainer
-    waited for each other. Each "" for none.
+    error that is the last of its log. ended: that end. sides: of a server that samples, how long it
+    and the trainer waited for each other. Each "" for none.
     """
 
     name: str
@@ -41,6 +45,7 @@ class StageState(NamedTuple):
     note: str
     remark: str
     sides: str = ""
+    ended: Ended | None = None
 
 
 def stage_states(workdir: epath.Path, config: Config, owner: str) -> list[StageState]:
@@ -58,32 +63,30 @@ def stage_states(workdir: epath.Path, config: Config, owner: str) -> list[StageS
     is_next = True
     states = []
     for name, folder in folders.items():
-        finished = storage.read_finished(folder)
-        manifest = finished[0] or {}
-        logged, running = workdir, bool(owner) and is_next and not manifest
+        finished = stage_result.read_lenient(folder)
+        result = finished[0]
+        logged, running = workdir, bool(owner) and is_next and not result
         if is_point:
             logged, running = folder, bool(holder(folder))
-        is_next = is_next and bool(manifest)
-        state, remark = describe(name, folder, finished, partial(read_log, logged), running)
+        is_next = is_next and bool(result)
+        state, remark, ended = describe(name, folder, finished, partial(read_log, logged), running)
         stage = config.stages[name]
-        seconds, peak, note = number(manifest, "seconds"), number(manifest, "peak_memory_bytes"), ""
+        seconds, peak, note = math.nan, math.nan, ""
+        if result:
+            seconds, peak = result.cost.seconds, result.peak_memory_bytes
         if running and told:
             state = f"running {_reached(told, name)}"
             peak, note = number(told, "peak_memory_bytes"), str(told.get("note", ""))
         steps = str(getattr(stage, "steps", ""))
         sides = ""
         if config.engine.is_server:
-            sides = waits(manifest) or _newest_waits(name, partial(read_log, logged))
+            sides = waits(result.generation if result else {}) or _newest_waits(
+                name, partial(read_log, logged)
+            )
         states.append(
-            StageState(name, stage.kind, state, steps, seconds, peak, note, remark, sides)
+            StageState(name, stage.kind, state, steps, seconds, peak, note, remark, sides, ended)
         )
     return states
-
-
-def waits(manifest: Mapping[str, Any]) -> str:
-    """Say how long the trainer of a finished stage and the server that sampled for it waited for
-    each other; "" of a stage without a server."""
-    return _waits(manifest.get("generation", {}))
 
 
 def _newest_waits(name: str, read_log: Callable[[], Log]) -> str:
@@ -94,11 +97,13 @@ def _newest_waits(name: str, read_log: Callable[[], Log]) -> str:
             figures = {}
             for metric, value in record.get("metrics", {}).items():
                 figures[metric.removeprefix("generation/")] = value
-            said = _waits(figures) or said
+            said = waits(figures) or said
     return said and f"in its newest window {said}"
 
 
-def _waits(figures: Mapping[str, Any]) -> str:
+def waits(figures: Mapping[str, Any]) -> str:
+    """Say how long the trainer and the server that sampled for it waited for each other, by the
+    numbers of a stage's sampling; "" without a server."""
     if "server_idle" not in figures:
         return ""
     trainer, server = (100 * number(figures, name) for name in ("share", "server_idle"))
@@ -138,37 +143,36 @@ def log_in(folder: epath.Path) -> Log:
 def describe(
     name: str,
     folder: epath.Path,
-    finished: tuple[Mapping[str, Any] | None, str],
+    finished: tuple[StageResult | None, str],
     read_log: Callable[[], Log],
     running: bool,
-) -> tuple[str, str]:
+) -> tuple[str, str, Ended | None]:
     """Describe a stage: done, waiting, damaged, or running or stopped and how far, by the steps
     logged or by the rollouts written. With a remark: on the damage, or the error that is the last
-    of its log; "" for none.
+    of its log; "" for none, and that end.
 
-    finished: what `storage.read_finished` says of the folder. read_log: is called for a stage that
+    finished: what `stage_result.read_lenient` says of the folder. read_log: is called for a stage that
     is not finished. running: whether a process is at it.
     """
-    manifest, damage = finished
+    result, damage = finished
     if damage:
-        return "damaged", f"has a damaged manifest: {damage}"
-    if manifest:
-        return "done", ""
+        return "damaged", f"has a damaged manifest: {damage}", None
+    if result:
+        return "done", "", None
     records = [
         record
         for record in read_log()
         if record.get("stage") == name and isinstance(record.get("step"), int)
     ]
-    error = ""
-    if records and records[-1].get("kind") == "error":
-        error = f"last stopped with: {str(records[-1].get('text', '')).removeprefix(f'{name}: ')}"
+    ended = ended_by(records[-1] if records else {})
+    error = f"last stopped with: {ended.text}" if ended else ""
     step = max((record["step"] for record in records), default=0)
     files = len(list((folder / "rollouts").glob("*.parquet")))
     far = f"with {files} files of rollouts" if files else ""
     if step:
         far = f"at step {step}"
     if running:
-        return f"running {far}".rstrip(), error
+        return f"running {far}".rstrip(), error, ended
     if not far and not folder.exists():
-        return "waiting", error
-    return f"stopped {far or 'before its first step'}", error
+        return "waiting", error, ended
+    return f"stopped {far or 'before its first step'}", error, ended

@@ -1,4 +1,4 @@
-"""The outcome of a run as `pipeline.run` returns it: manifests, and in a notebook the summary and
+"""The outcome of a run as `pipeline.run` returns it: records, and in a notebook the summary and
 the figures."""
 
 from __future__ import annotations
@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 
 from etils import epath
 
-from g2d_jax.report.format import number
-from g2d_jax.report.read import read_run
-from g2d_jax.report.tables import Manifest, policies
+from g2d_jax.report.runs import read_run
 from g2d_jax.runtime.storage import PathLike
+from g2d_jax.stage_result import StageResult
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-class Result(Mapping[str, Manifest]):
-    """The finished stages of a work directory, in order: stage -> manifest. A notebook shows its
+class Result(Mapping[str, StageResult]):
+    """The finished stages of a work directory, in order: stage -> its record. A notebook shows its
     table and figures."""
 
     def __init__(self, workdir: PathLike) -> None:
@@ -26,7 +25,6 @@ class Result(Mapping[str, Manifest]):
         holds nothing of one."""
         self._run = read_run(workdir)
         self.workdir = self._run.workdir
-        self._manifests = self._run.manifests
 
     @property
     def accuracies(self) -> pd.DataFrame:
@@ -37,18 +35,19 @@ class Result(Mapping[str, Manifest]):
         """
         import pandas as pd
 
-        measures = {"accuracy": "mean", "standard_error": "sem_clustered", "greedy": "greedy"}
-        evaluated = policies(self._run.latest)
-        frame = pd.DataFrame(index=[str(policy["name"]) for policy in evaluated])
-        for name, key in measures.items():
-            frame[name] = [number(policy, key) for policy in evaluated]
-        return frame
+        rows = {}
+        for policy in self._run.latest.policies if self._run.latest else ():
+            accuracy = policy.accuracy
+            rows[policy.name] = accuracy.mean, accuracy.sem_clustered, policy.greedy
+        columns = ["accuracy", "standard_error", "greedy"]
+        return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
 
     @property
     def policies(self) -> dict[str, epath.Path]:
         """Where each trained policy lies, stage -> checkpoint folder of its last step; `g2d export`
         writes it out."""
-        saved = {name: _last_step(self._run.stages[name].folder / "checkpoints") for name in self}
+        folders = self._run.folders
+        saved = {name: _last_step(folders[name] / "checkpoints") for name in self}
         return {name: folder for name, folder in saved.items() if folder is not None}
 
     @property
@@ -59,14 +58,14 @@ class Result(Mapping[str, Manifest]):
             return None
         return page
 
-    def __getitem__(self, stage: str) -> Manifest:
-        return self._manifests[stage]
+    def __getitem__(self, stage: str) -> StageResult:
+        return self._run.results[stage]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._manifests)
+        return iter(self._run.results)
 
     def __len__(self) -> int:
-        return len(self._manifests)
+        return len(self._run.results)
 
     def __reduce__(self) -> tuple[type[Result], tuple[str]]:
         """Go to another process as a work directory, which is read there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -13,27 +14,19 @@ from g2d_jax.report import curves, figures, tables
 from g2d_jax.report import format as fmt
 from g2d_jax.report.curves import Logged
 from g2d_jax.report.figures import Chart, Point
-from g2d_jax.report.format import Written, number, policy_name
-from g2d_jax.report.headlines import run_headline
+from g2d_jax.report.format import Written, policy_name
+from g2d_jax.report.frame import NO_POINT, Policy, frame_of, interval_of
 from g2d_jax.report.page import Code, Fold, Note, Part, Report, write
-from g2d_jax.report.policies import Policy
 from g2d_jax.report.progress import waits
-from g2d_jax.report.read import read_run
-from g2d_jax.report.runs import COLLECT, EVALUATE, OFFLINE, SELECT, Run, Stage, read_parquet
+from g2d_jax.report.runs import COLLECT, EVALUATE, OFFLINE, Run, read_optional, read_parquet
 from g2d_jax.report.samples import browser
-from g2d_jax.report.tables import Figures, Manifest, leaves, policies, table
-from g2d_jax.report.verdict import run_verdict
+from g2d_jax.report.tables import Table, table
+from g2d_jax.report.verdict import no_verdict, run_sentence, run_verdict
 from g2d_jax.runtime.processes import how_to_continue
-from g2d_jax.runtime.storage import PathLike
-from g2d_jax.study.stats import t_quantile
-
-COLUMNS = ("stage", "policy", "measure", "value")
+from g2d_jax.stage_result import Evaluation, StageResult
 
 ELSEWHERE = ("warning", "goodput")
 """Families of metrics that other sections show."""
-
-ASKED = "as it was asked to"
-"""The ending of a run that was to stop after a stage."""
 
 ERRORS_NOTE = (
     "Errors are over problems: they are of these policies, and another seed of training is not in "
@@ -91,27 +84,19 @@ PAIR_MEASURES: Mapping[str, tuple[tuple[str, str], str, Written]] = {
     "implicit margin": (AFTER, "margin_mean", fmt.fixed(2)),
     "margins right %": (AFTER, "accuracy", fmt.percent),
 }
-"""Measure of an offline stage's pairs -> parts of its result that have it before and after training
+"""Measure of an offline stage's pairs -> parts of its `measures` that have it before and after training
 ("": none has), its name there, and its numbers as text."""
 
 
 def write_run(
-    workdir: PathLike,
-    *,
-    figures: bool = True,
-    ending: str = "",
-    say: Callable[[str], None] | None = None,
+    run: Run, *, figures: bool = True, say: Callable[[str], None] | None = None
 ) -> list[str]:
-    """Write report.html, report.md, report.csv and, unless they are unwanted, figures of what a
-    work directory holds.
+    """Write report.html, report.md, report.csv and, unless they are unwanted, figures of a run.
 
     The run may be unfinished. Returns the paths of the first three in this order. The same work
-    directory gives the same bytes. A stage with a damaged manifest is left out, with a warning.
-    ending: `Run.ending`. say: is given the verdict, such as to print it.
-    Raises ValueError as `read_run` does for other files, and if completions or pairs are damaged;
-    OSError.
+    directory gives the same bytes. say: is given the verdict, such as to print it. Raises
+    ValueError if completions or pairs are damaged; OSError.
     """
-    run = read_run(workdir, lenient=True, ending=ending)
     page = report(run)
     if say is not None and page.verdict:
         say(page.verdict)
@@ -127,7 +112,7 @@ def summary(run: Run, *, every_metric: bool = True) -> Report:
         kind="report",
         name=run.name,
         eyebrow=eyebrow(run),
-        verdict=run_verdict(run),
+        verdict=run_sentence(run_verdict(run)),
         headline=headline(run),
         warnings=[*filter(None, [state(run)]), *run.warnings],
         parts={"results": list(_results(run)), "curves": list(_training(run, every_metric))},
@@ -135,24 +120,22 @@ def summary(run: Run, *, every_metric: bool = True) -> Report:
 
 
 def headline(run: Run) -> str:
-    """Say in a sentence what was measured, or the error that a run stopped with."""
-    if run.error and not run.is_running:
-        return f"Stopped by an error: {run.error}"
-    if all(section.get("kind") != EVALUATE for section in run.sections.values()):
-        return "No stage of this run evaluates a policy."
-    return run_headline(run.latest)
+    """Say with what error a run stopped, or why it has no verdict; "" of a good one."""
+    if run.ended and run.ended.how == "error" and not run.is_running:
+        return f"Stopped by an error: {run.ended.text}"
+    kinds = {section.get("kind") for section in run.sections.values()}
+    return no_verdict(run.latest, EVALUATE in kinds)
 
 
 def report(run: Run) -> Report:
     """Put together all that there is to show of a run."""
     short = summary(run)
-    manifests = list(run.manifests.values())
     parts: dict[str, Sequence[Part | None]] = {
         **short.parts,
         "compute": [
-            tables.compute_table(manifests),
-            tables.goodput_table(manifests),
-            Fold("Programs", [tables.compiled_table(manifests)]),
+            tables.compute_table(run.results),
+            tables.goodput_table(run.results),
+            Fold("Programs", [tables.compiled_table(run.results.values())]),
         ],
         "informativeness": list(_informativeness(run)),
         "pairs": list(_pairs(run)),
@@ -162,7 +145,7 @@ def report(run: Run) -> Report:
             Code("Environment (environment.json)", run.environment),
         ],
     }
-    return short._replace(parts=parts, columns=COLUMNS, figures=partial(records, run))
+    return short._replace(parts=parts, frame=partial(frame_of, [(NO_POINT, run)]))
 
 
 def eyebrow(run: Run) -> str:
@@ -175,8 +158,8 @@ def eyebrow(run: Run) -> str:
 
 def state(run: Run) -> str:
     """Say what an unfinished run lacks, "" if nothing."""
-    begun = [f"{name}{_reached(run, name)}" for name in run.stages if name not in run.manifests]
-    waiting = [name for name in run.sections if name not in run.stages]
+    begun = [f"{name}{_reached(run, name)}" for name in run.folders if name not in run.results]
+    waiting = [name for name in run.sections if name not in run.folders]
     missing = []
     if begun:
         missing.append(f"not finished: {', '.join(begun)}")
@@ -186,13 +169,15 @@ def state(run: Run) -> str:
         return ""
     if run.is_running:
         return f"This is the report of a run under way ({'; '.join(missing)})."
-    if run.ending == ASKED:
-        return f"This run ended where --until asked it to ({'; '.join(missing)}): without it, it goes on."
-    how = run.ending.partition(": ")[0]
-    text = how_to_continue(run.error)
+    ended = run.ended
+    if ended and ended.how == "until":
+        return f"This run ended after the stage of --until ({'; '.join(missing)}): without --until it continues."
+    how = ""
+    if ended:
+        how = " by an error" if ended.how == "error" else f" by {ended.text}"
+    text = how_to_continue(ended)
     return (
-        f"This run stopped before its end{f' {how}' * bool(how)} ({'; '.join(missing)}). "
-        f"{text[0].upper()}{text[1:]}."
+        f"This run stopped before its end{how} ({'; '.join(missing)}). {text[0].upper()}{text[1:]}."
     )
 
 
@@ -208,28 +193,36 @@ def _results(run: Run) -> Iterator[Part | None]:
     folded."""
     latest = run.latest
     if latest is not None:
-        yield _accuracies(run, policies(latest))
-        yield _pass_at(policies(latest))
-        yield tables.summary_table(latest, run.manifests.values())
+        yield _accuracies(run, latest)
+        yield _pass_at(latest)
+        yield summary_table(run, latest)
         yield Note(ERRORS_NOTE)
         yield tables.tasks_table(latest)
         yield tables.verdicts_table(latest)
-        others = [tables.paired_table(latest), tables.subsets_table(latest)]
-        yield Fold("Other comparisons, and subsets", others)
-    for manifest in run.manifests.values():
-        if manifest.get("kind") == SELECT:
-            yield tables.selection_table(manifest)
-    for stage in run.evaluations:
-        if stage.manifest is not latest:
-            yield Fold(f"Evaluation: {stage.name}", [tables.summary_table(stage.manifest, ())])
+        yield Fold("Subsets of the problems", [tables.subsets_table(latest)])
+    for name, result in run.results.items():
+        if result.selection is not None:
+            yield tables.selection_table(name, result.selection)
+    for name, evaluation in run.evaluated():
+        if evaluation is not latest:
+            yield Fold(f"Evaluation: {name}", [tables.summary_table(evaluation, {})])
 
 
-def _accuracies(run: Run, evaluated: Sequence[Manifest]) -> Chart | None:
+def summary_table(run: Run, evaluation: Evaluation) -> Table:
+    """Build the result of an evaluation of a run, with the cost of making each policy."""
+    costs = {policy.name: Policy(run, policy.name).costs for policy in evaluation.policies}
+    return tables.summary_table(evaluation, costs)
+
+
+def _accuracies(run: Run, evaluation: Evaluation) -> Chart | None:
     """Draw each policy's accuracy against the FLOPs that made it; without them where one is not
     known."""
     note = "Bars: 95 %, over problems only; another seed is not in them."
-    bars = [(policy_name(policy), *_interval(policy)) for policy in evaluated]
-    spent = [Policy(run, str(policy["name"])).flops for policy in evaluated]
+    bars = []
+    for entry in evaluation.policies:
+        interval = fmt.percents(interval_of(entry))
+        bars.append((policy_name(entry.name, entry.label), *interval))
+    spent = [Policy(run, entry.name).flops for entry in evaluation.policies]
     # Policies of elsewhere cost nothing here: then there is no axis to speak of.
     if not all(map(math.isfinite, spent)) or not any(spent):
         return figures.intervals("accuracy", "Accuracy (pass@1), %", bars, note=note)
@@ -247,25 +240,14 @@ def _accuracies(run: Run, evaluated: Sequence[Manifest]) -> Chart | None:
     )
 
 
-def _interval(policy: Manifest) -> tuple[float, float, float]:
-    """Return an accuracy in percent and the ends of its 95 % interval over problems, NaN where
-    there is none.
-
-    The ends are cut at 0 and 100, as those of `frontier.mean_interval` are.
-    """
-    mean = 100 * number(policy, "mean")
-    half = 100 * t_quantile(number(policy, "problems")) * number(policy, "sem_clustered")
-    low, high = np.clip((mean - half, mean + half), 0.0, 100.0)
-    return mean, float(low), float(high)
-
-
-def _pass_at(ordered: Sequence[Manifest]) -> Chart | None:
-    ks = tables.pass_at_ks(ordered)
+def _pass_at(evaluation: Evaluation) -> Chart | None:
+    ks = tables.pass_at_ks(evaluation)
     if len(ks) <= 1:
         return None
     lines = {}
-    for policy in ordered:
-        lines[policy_name(policy)] = ks, [100 * number(policy, "pass_at", str(k)) for k in ks]
+    for entry in evaluation.policies:
+        values = [100 * entry.pass_at.get(str(k), math.nan) for k in ks]
+        lines[policy_name(entry.name, entry.label)] = ks, values
     note = "Chance that one of k answers is right: the unbiased estimator."
     return figures.curves("pass-at-k", "pass@k, %", {"": lines}, x_title="k", note=note)
 
@@ -273,13 +255,13 @@ def _pass_at(ordered: Sequence[Manifest]) -> Chart | None:
 def _training(run: Run, every_metric: bool) -> Iterator[Part | None]:
     """Build the counts of training, and metrics over steps, stages side by side."""
     counts = {}
-    for name, manifest in run.manifests.items():
-        if manifest.get("kind") in TRAINING:
-            generation = manifest.get("generation", {})
-            counts[name] = {**manifest.get("counts", {}), "generation": generation}
+    for name, result in run.results.items():
+        if result.kind in TRAINING:
+            generation = {f"generation/{key}": value for key, value in result.generation.items()}
+            counts[name] = {**result.counts, **generation}
     yield tables.counts_table("What training did", counts)
-    for name, manifest in run.manifests.items():
-        if said := waits(manifest):
+    for name, result in run.results.items():
+        if said := waits(result.generation):
             yield Note(f"{name}: {said}.")
     logged = logged_metrics(run)
     charts = curves.training(logged)
@@ -296,9 +278,9 @@ def logged_metrics(run: Run) -> Logged:
     """Read what the run's stages logged on their way, in the order of their folders; evaluations
     are in the result."""
     points: dict[str, dict[tuple[str, str], list[tuple[float, float]]]] = {
-        name: {} for name in run.stages
+        name: {} for name in run.folders
     }
-    evaluations = {name for name, stage in run.stages.items() if stage.kind == EVALUATE}
+    evaluations = {name for name in run.folders if run.kind(name) == EVALUATE}
     for record in run.metrics:
         stage, kind = str(record["stage"]), str(record["kind"])
         if stage in evaluations or kind.partition("/")[0] in ELSEWHERE:
@@ -315,24 +297,27 @@ def logged_metrics(run: Run) -> Logged:
 def _informativeness(run: Run) -> Iterator[Part | None]:
     """Show how much rollouts of each policy can teach."""
     rows = []
-    for stage in run.stages.values():
-        measured = [(entry, entry.get("informativeness", {})) for entry in stage.policies.values()]
-        if stage.kind == COLLECT:
-            made = stage.json("preferences/_manifest.json").get("policy")
-            policy = made or stage.section.get("policy") or stage.name
-            measured.append(({"name": str(policy)}, stage.json("informativeness.json")))
-        for entry, values in measured:
+    for name, result in run.results.items():
+        measured = {}
+        if result.evaluation is not None:
+            for entry in result.evaluation.policies:
+                measured[policy_name(entry.name, entry.label)] = entry.informativeness
+        if result.kind == COLLECT:
+            policy = str(run.sections.get(name, {}).get("policy") or name)
+            measured[policy_name(policy)] = result.measures.get("informativeness", {})
+        for policy, values in measured.items():
             if values:
-                names = {"policy": policy_name(entry), "rollouts of": stage.name}
-                rows.append(names | fmt.cells(MEASURES, partial(number, values)))
+                cells = fmt.cells(MEASURES, defaultdict(lambda: math.nan, values).__getitem__)
+                rows.append({"policy": policy, "rollouts of": name, **cells})
     yield Note(MEANINGS)
     yield table("Rollouts of each policy", rows)
-    yield from map(_pass_rates, run.stages.values())
+    for name in run.folders:
+        yield _pass_rates(run, name)
 
 
-def _pass_rates(stage: Stage) -> Chart | None:
+def _pass_rates(run: Run, stage: str) -> Chart | None:
     """Draw how hard a collection's prompts were: the share of prompts by pass rate."""
-    file = stage.folder / "informativeness" / "prompts.parquet"
+    file = run.folders[stage] / "informativeness" / "prompts.parquet"
     if not file.exists():
         return None
     columns = read_parquet(file, ["pass_rate", "scored"]).to_pydict()
@@ -359,30 +344,29 @@ def _pass_rates(stage: Stage) -> Chart | None:
     note = f"Pass rates in steps of 1/{bins}. Prompts at 0 and 1 give no pairs."
     if unrated:
         note += f" {fmt.count(unrated)} prompts have no pass rate and are left out."
-    title = f"Prompts of {stage.name} by pass rate, %"
-    name = f"pass-rates-{stage.name}"
+    title = f"Prompts of {stage} by pass rate, %"
+    name = f"pass-rates-{stage}"
     return figures.bars(name, title, shares, x_title="pass rate", unit=" %", note=note)
 
 
 def _pairs(run: Run) -> Iterator[Part | None]:
     """Build the fates of collections' prompts; pairs under the policy before and after training on
     them."""
-    for name, stage in run.stages.items():
-        if stage.kind == COLLECT:
-            counts = {name: stage.manifest.get("counts", {})}
+    for name, folder in run.folders.items():
+        result = run.results.get(name)
+        if run.kind(name) == COLLECT:
+            counts = {name: result.counts if result else {}}
             yield tables.counts_table(f"What became of the prompts of {name}", counts)
-            provenance = stage.json("preferences/_manifest.json")
+            provenance = read_optional(folder / "preferences/_manifest.json")
             yield Code(f"How {name} made its pairs (preferences/_manifest.json)", provenance)
-        if stage.kind == OFFLINE:
-            rows = list(_moved(stage.manifest))
-            yield table(f"The pairs under the policy before and after {name}", rows)
+        if run.kind(name) == OFFLINE and result is not None:
+            yield table(f"The pairs under the policy before and after {name}", _moved(result))
 
 
-def _moved(manifest: Manifest) -> Iterator[dict[str, str]]:
+def _moved(result: StageResult) -> Iterator[dict[str, str]]:
     """Yield each measure of an offline stage's pairs before and after training on them."""
     for name, ((before, after), key, written) in PAIR_MEASURES.items():
-        start = number(manifest, "result", before, key)
-        end = number(manifest, "result", after, key)
+        start, end = result.measure(before, key), result.measure(after, key)
         if math.isnan(start) and math.isnan(end):
             continue
         row = {"measure": name, "before": written(start), "after": written(end)}
@@ -391,31 +375,3 @@ def _moved(manifest: Manifest) -> Iterator[dict[str, str]]:
         elif not math.isnan(end - start):
             row["change"] = f"{end - start:+.3g}"
         yield row
-
-
-def records(run: Run) -> Iterator[Figures]:
-    """Yield all figures of the finished stages, in their order: cost and counts, then those of each
-    policy.
-
-    stage, policy ("" for a stage's own figures), measure, value. measure is a path such as
-    "tokens/generated", "pass_at/4", "informativeness/ece" or, of a policy compared with one before
-    it, "paired/sft/difference". Units are those of the manifests: fractions, seconds, tokens, nats.
-    """
-    for name, manifest in run.manifests.items():
-        stage = run.stages[name]
-        rollouts = stage.json("informativeness.json") if stage.kind == COLLECT else {}
-        figures = {**dict(leaves(rollouts, "informativeness/")), **dict(leaves(manifest))}
-        for measure, value in figures.items():
-            yield name, "", measure, value
-        if stage.kind != EVALUATE:
-            continue
-        for policy, entry in stage.policies.items():
-            for measure, value in leaves(entry):
-                yield name, policy, measure, value
-        for pair in manifest.get("result", {}).get("paired", ()):
-            tasks = {f"{task}/": values for task, values in pair.get("tasks", {}).items()}
-            for prefix, values in {"": pair, "greedy/": pair.get("greedy", {}), **tasks}.items():
-                for measure in ("difference", "sem"):
-                    if measure in values:
-                        path = f"paired/{pair['before']}/{prefix}{measure}"
-                        yield name, str(pair["after"]), path, number(values, measure)

@@ -1,28 +1,24 @@
-"""Read what a run left on disk: its config, its stages, their manifests and what they logged."""
+"""Read what a run left on disk: its config, its stages, their records and what they logged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from etils import epath
 
-from g2d_jax.records import Verdict
-from g2d_jax.report.tables import Manifest, policies, result_of
+from g2d_jax import stage_result
+from g2d_jax.records import Ended
 from g2d_jax.runtime.lock import holder
-from g2d_jax.runtime.storage import read_bytes, read_informing, read_json
-from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.study.pricing import Rates
-from g2d_jax.workdir import absolute
-
-if TYPE_CHECKING:
-    import pandas as pd  # takes half a second, which `g2d status` need not wait for
+from g2d_jax.runtime.storage import PathLike, read_bytes, read_informing, read_json
+from g2d_jax.runtime.tracking import ended_by, read_metrics
+from g2d_jax.stage_result import Evaluated, Evaluation, StageResult
+from g2d_jax.workdir import PLANS, absolute, no_run, stage_folders
 
 ONLINE = "online"
 OFFLINE = "offline"
@@ -56,19 +52,6 @@ def read_parquet(
     return table
 
 
-def read_answers(file: epath.Path) -> pd.DataFrame:
-    """Read the correctness matrix of a file of rollouts, problem ids ascending by samples: 1, 0,
-    NaN not scored.
-
-    Raises as `read_parquet`.
-    """
-    frame = read_parquet(file, ["problem_id", "verdict"]).to_pandas()
-    accuracies = {verdict.value: verdict.accuracy for verdict in Verdict}
-    frame["correct"] = frame["verdict"].map(accuracies).astype(np.float64)
-    frame["sample"] = frame.groupby("problem_id").cumcount()
-    return frame.pivot(index="problem_id", columns="sample", values="correct").sort_index()
-
-
 def read_optional(path: epath.Path) -> Any:
     """Read a JSON file, {} if there is no such file. Raises ValueError if it is damaged."""
     try:
@@ -77,83 +60,29 @@ def read_optional(path: epath.Path) -> Any:
         return {}
 
 
-@dataclass(frozen=True)
-class Stage:
-    """One stage's folder. section: its config, {} if unknown. manifest: {} if it is not
-    finished."""
-
-    folder: epath.Path
-    name: str
-    section: Settings
-    manifest: Manifest
-
-    @property
-    def kind(self) -> str:
-        """The kind of the manifest, else of the config, else ""."""
-        return str(self.manifest.get("kind") or self.section.get("kind", ""))
-
-    @property
-    def split(self) -> str | None:
-        """The split that an evaluate stage is about, as its manifest has it, else its config."""
-        return self.manifest.get("result", {}).get("split") or self.section.get("split")
-
-    @cached_property
-    def policies(self) -> dict[str, Manifest]:
-        """The policies of a finished evaluate stage by name, in the order they were evaluated."""
-        return {str(entry.get("name", "")): entry for entry in policies(self.manifest)}
-
-    def rollouts_file(self, policy: str) -> epath.Path:
-        """Where the stage wrote the completions of a policy that it evaluated; they may be gone."""
-        return absolute(self.folder / str(self.policies[policy]["rollouts"]))
-
-    def parts(self, name: str = "rollouts") -> list[epath.Path]:
-        """List the Parquet files in a folder of the stage, in order; [] if there is none."""
-        folder = self.folder / name
-        return sorted(folder.glob("*.parquet")) if folder.exists() else []
-
-    def json(self, name: str) -> Any:
-        """Read a JSON file of the stage, {} if there is none; raises ValueError if it is
-        damaged."""
-        return read_optional(self.folder / name)
-
-    @property
-    def environment(self) -> Mapping[str, Any]:
-        """Where a study's stage was made, {} if that is not written or damaged: it only informs."""
-        return read_informing(self.folder / "environment.json")[0]
-
-    @cached_property
-    def problems(self) -> dict[str, Mapping[str, Any]]:
-        """The problems of an evaluate stage by id, from its problems.json: {"id", "prompt",
-        "answer", "subset"}."""
-        return {str(row["id"]): row for row in self.json("problems.json")}
-
-
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A work directory, or a study's point, finished or not. stages: those that have begun, in
-    order.
+    """A work directory, or a study's point, finished or not.
 
-    answers: reads a file of rollouts, each once. rates: those at which its tokens are priced, for
-    `Policy.costs`.
-    left_out: what is wrong with manifests that were read as if they were not there. ending: how it
-    stopped, told by the process that still holds its lock; "" where the lock tells whether one
-    works on it.
+    folders: stage -> its folder, of those that have begun, in order. results: stage -> its record,
+    of those that are finished, in order. left_out: what is wrong with records that were read as if
+    they were not there. has_ended: whether the run has ended though its process still holds the
+    lock; else the lock says whether one works on it.
     """
 
     workdir: epath.Path
     config: Mapping[str, Any]
-    stages: Mapping[str, Stage]
-    answers: Callable[[epath.Path], pd.DataFrame]
-    rates: Rates | None = None
+    folders: Mapping[str, epath.Path]
+    results: Mapping[str, StageResult]
     left_out: Sequence[str] = ()
-    ending: str = ""
+    has_ended: bool = False
 
     @property
     def name(self) -> str:
         """The config's name, else the folder's."""
         return str(self.config.get("name") or self.workdir.name)
 
-    @property
+    @cached_property
     def seed(self) -> int:
         """The config's seed, 0 if it has none. Raises ValueError for what is no whole number."""
         seed = self.config.get("seed", 0)
@@ -169,22 +98,43 @@ class Run:
         """The config's stages by name."""
         return self.config.get("stages", {})
 
-    @property
-    def manifests(self) -> dict[str, Manifest]:
-        """Stage -> manifest, of the finished stages in order."""
-        return {name: stage.manifest for name, stage in self.stages.items() if stage.manifest}
+    def kind(self, stage: str) -> str:
+        """Return the kind of a stage, "" if it is not known."""
+        if stage in self.results:
+            return self.results[stage].kind
+        return str(self.sections.get(stage, {}).get("kind", ""))
+
+    def evaluated(self, split: str | None = None) -> Iterator[tuple[str, Evaluation]]:
+        """Yield the evaluate stages that are finished, in order, with their results. split: of that
+        one alone."""
+        for name, result in self.results.items():
+            if result.evaluation is not None and split in (None, result.evaluation.split):
+                yield name, result.evaluation
 
     @property
-    def evaluations(self) -> list[Stage]:
-        """The finished evaluate stages, in order."""
-        return [
-            stage for stage in self.stages.values() if stage.kind == EVALUATE and stage.manifest
-        ]
+    def latest(self) -> Evaluation | None:
+        """The evaluation that is the result: the last on test, else the last; None without any. On
+        dev a checkpoint or a setting may have been chosen."""
+        found = [*self.evaluated("test")] or [*self.evaluated()]
+        return found[-1][1] if found else None
 
-    @property
-    def latest(self) -> Manifest | None:
-        """The manifest of the evaluation that is the result; None before there is one."""
-        return result_of([stage.manifest for stage in self.evaluations if stage.manifest])
+    def rollouts_file(self, stage: str, policy: Evaluated) -> epath.Path:
+        """Return where a stage wrote the completions of a policy; they may be gone."""
+        return absolute(self.folders[stage] / policy.rollouts)
+
+    def parts(self, stage: str, name: str = "rollouts") -> list[epath.Path]:
+        """List the Parquet files in a folder of a stage, in order; [] if there is none."""
+        folder = self.folders[stage] / name
+        return sorted(folder.glob("*.parquet")) if folder.exists() else []
+
+    def problems(self, stage: str) -> dict[str, Mapping[str, Any]]:
+        """Read the problems of an evaluate stage by id: {"id", "prompt", "answer", "subset"}."""
+        rows = read_optional(self.folders[stage] / "problems.json")
+        return {str(row["id"]): row for row in rows}
+
+    def environment_of(self, stage: str) -> Mapping[str, Any]:
+        """Return where a study's stage was made, {} if that is not written or damaged."""
+        return read_informing(self.folders[stage] / "environment.json")[0]
 
     @property
     def environment(self) -> Mapping[str, Any]:
@@ -211,37 +161,69 @@ class Run:
     def is_running(self) -> bool:
         """Whether a process works on it now: in its folder, or of a study's point in that of a
         stage."""
-        if self.ending:
+        if self.has_ended:
             return False
-        unfinished = [stage.folder for stage in self.stages.values() if not stage.manifest]
-        return any(map(holder, [self.workdir, *unfinished]))
+        open_ones = [folder for name, folder in self.folders.items() if name not in self.results]
+        return any(map(holder, [self.workdir, *open_ones]))
 
     @property
-    def error(self) -> str:
-        """The error with which it stopped last, "" where it went on after it or logged none."""
-        if self.ending:
-            return self.ending.partition(": ")[2]
-        last = max(self.metrics, key=itemgetter("time"), default={})
-        return str(last.get("text", "")) if last.get("kind") == "error" else ""
+    def ended(self) -> Ended | None:
+        """How it ended last; None where it went on after that, or is finished, or was killed."""
+        return ended_by(max(self.metrics, key=itemgetter("time"), default={}))
 
     @property
     def warnings(self) -> list[str]:
-        """List what the stages warned of, in their order: as manifests have it; of one under way,
-        as it was logged.
+        """List what the stages warned of, in their order: as records have it; of one under way, as
+        it was logged.
 
         `damage` comes last.
         """
         warned: dict[str, None] = {}
-        for stage in self.stages.values():
-            for warning in self._warnings_of(stage):
-                warned[str(warning["text"])] = None
+        for name in self.folders:
+            if name in self.results:
+                warned |= dict.fromkeys(warning.text for warning in self.results[name].warnings)
+                continue
+            for record in self.metrics:
+                if record["stage"] == name and str(record["kind"]).startswith("warning/"):
+                    warned[str(record.get("text", ""))] = None
         return [*warned, *self.damage]
 
-    def _warnings_of(self, stage: Stage) -> Sequence[Mapping[str, Any]]:
-        if stage.manifest:
-            return stage.manifest.get("warnings", ())
-        warnings = []
-        for record in self.metrics:
-            if record["stage"] == stage.name and str(record["kind"]).startswith("warning/"):
-                warnings.append(record)
-        return warnings
+
+def studies(workdir: PathLike) -> list[str]:
+    """List the names of the studies in a directory, [] if it is none of studies."""
+    return sorted(path.stem for path in (absolute(workdir) / PLANS).glob("*.json"))
+
+
+def read_run(
+    workdir: PathLike,
+    *,
+    lenient: bool = False,
+    has_ended: bool = False,
+    read: Callable[[epath.Path], tuple[StageResult | None, str]] = stage_result.read_lenient,
+) -> Run:
+    """Read config and records; all else is read when it is asked for. What is not written yet is
+    empty.
+
+    lenient: read a damaged record as if its stage had not finished, see `Run.left_out`. has_ended:
+    see `Run`. read: reads a record, such as with a cache that points of a study share. Raises
+    ValueError if there is no such folder, it holds nothing of a run, or a file is damaged.
+    """
+    root = epath.Path(workdir)
+    try:
+        folders = stage_folders(root)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise no_run(root) from error
+    config = read_optional(root / "config.json").get("config", {})
+    if not config and not folders:
+        raise no_run(root)
+    results: dict[str, StageResult] = {}
+    left_out = []
+    for name, folder in folders.items():
+        result, damage = read(folder)
+        if damage and not lenient:
+            raise ValueError(damage)
+        if damage:
+            left_out.append(f"{name} is left out: {damage}")
+        if result is not None:
+            results[name] = result
+    return Run(root, config, folders, results, left_out, has_ended)

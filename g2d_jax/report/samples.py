@@ -1,7 +1,7 @@
 """List completions to look through: rollouts of evaluations and collections, and pairs, to be
 sorted, filtered and read.
 
-    Listing ─ Row (one problem) ─ Cell (what one policy answered) ─ Sample
+    Listing ─ Listed (one problem) ─ Cell (what one policy answered) ─ Sample
 
 What the script compares stands in attributes as numbers and verdicts; model text is only ever text.
 """
@@ -16,7 +16,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow.compute as pc
+import pandas as pd
 from etils import epath
 
 from g2d_jax.config.policy_name import own_stage
@@ -24,14 +24,15 @@ from g2d_jax.records import Prompt, Verdict, pick
 from g2d_jax.report import format as fmt
 from g2d_jax.report.markup import on_one_line, shorten
 from g2d_jax.report.prompts import Prompts, run_tokenizer
-from g2d_jax.report.rows import Study
-from g2d_jax.report.runs import COLLECT, Run, Stage, read_parquet
+from g2d_jax.report.rows import Row
+from g2d_jax.report.runs import COLLECT, Run, read_parquet
 from g2d_jax.runtime.terminal import counted
+from g2d_jax.stage_result import Evaluated, Evaluation
+from g2d_jax.study import stats
 
-PROBLEMS, CHANGED, EXTREMES, SAMPLES, MOST_DIFFERENT = 60, 30, 5, 4, 40
-"""The problems of a list, those among them that are there for their change, for a short and for a
-long answer, the first samples of each policy (pairs of each problem), the problems of a
-comparison."""
+PROBLEMS, CHANGED, SAMPLES, MOST_DIFFERENT = 60, 30, 4, 40
+"""The problems of a list, those among them that are there for their change, the first samples of
+each policy (pairs of each problem), the problems of a comparison."""
 
 LENGTH = 4000
 """Characters of a completion that are shown."""
@@ -83,7 +84,7 @@ class Cell(NamedTuple):
     samples: Sequence[Sample]
 
 
-class Row(NamedTuple):
+class Listed(NamedTuple):
     """One problem. answer: None if no reference is known.
 
     anchor: its id on the page, "" for none. change: by how much it is answered better by the last
@@ -113,7 +114,7 @@ class Listing(NamedTuple):
     title: str
     rule: str
     names: Sequence[str]
-    rows: Sequence[Row]
+    rows: Sequence[Listed]
     note: str = ""
     order: str = "problem id"
 
@@ -145,9 +146,9 @@ class Listing(NamedTuple):
 
 def browser(run: Run) -> list[Listing]:
     """List the completions of each evaluation, those of each collection and its pairs."""
-    listings = [_evaluated(stage) for stage in run.evaluations]
-    for stage in run.stages.values():
-        if stage.kind == COLLECT:
+    listings = [_evaluated(run, stage, evaluation) for stage, evaluation in run.evaluated()]
+    for stage in run.folders:
+        if run.kind(stage) == COLLECT:
             listings += _collected(run, stage)
     return listings
 
@@ -200,71 +201,15 @@ def _rows(
     return by_problem
 
 
-class Outline(NamedTuple):
-    """The scores and lengths of a policy's answers, by problem.
-
-    scores: mean accuracies over all samples, or rewards where these alone are scored; NaN without
-    either. lengths: tokens of the samples that a list shows.
-    """
-
-    scores: Mapping[str, float]
-    lengths: Mapping[str, Sequence[int]]
-
-
-def _outline(file: epath.Path) -> Outline:
-    """Read what all answers in a file are like, without their texts."""
-    table = read_parquet(file, ["problem_id", "sample", "verdict", "reward", "token_ids"])
-    tokens = pc.list_value_length(table["token_ids"]).to_pylist()
-    accuracies = {verdict.value: verdict.accuracy for verdict in Verdict}
-    values: dict[str, list[float]] = {}
-    lengths: dict[str, list[int]] = {}
-    for row, length in zip(table.drop_columns("token_ids").to_pylist(), tokens, strict=True):
-        problem = str(row["problem_id"])
-        if row["sample"] < SAMPLES:
-            lengths.setdefault(problem, []).append(length)
-        of_problem = values.setdefault(problem, [])
-        value = accuracies.get(row["verdict"])
-        if row["verdict"] == Verdict.SCORED.value:
-            value = row["reward"]
-        if value is not None and not math.isnan(value):
-            of_problem.append(value)
-    scores = {}
-    for problem, of_problem in values.items():
-        scores[problem] = float(np.mean(of_problem)) if of_problem else math.nan
-    return Outline(scores, lengths)
-
-
-def _changes(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Subtract scores, of problems that have both, problem ids ascending; equal ones are equal also
-    where rounding tells 2/3 - 1/3 from 1 - 2/3."""
-    changes = {}
-    for problem in sorted(before.keys() & after.keys()):
-        change = round(after[problem] - before[problem], 9)
-        if not math.isnan(change):
-            changes[problem] = change
-    return changes
-
-
-def _most_changed(changes: Mapping[str, float]) -> list[str]:
-    """Order the problems that changed, the largest change first, either way, equal ones by id."""
-    changed = [problem for problem in sorted(changes) if changes[problem]]
-    return sorted(changed, key=lambda problem: -abs(changes[problem]))
-
-
-def _extremes(outlines: Sequence[Outline]) -> list[str]:
-    """Return the problems with the shortest and with the longest of all answers shown, equal ones by
-    id."""
-    shortest: dict[str, int] = {}
-    longest: dict[str, int] = {}
-    for outline in outlines:
-        for problem, lengths in outline.lengths.items():
-            shortest[problem] = min(*lengths, shortest.get(problem, lengths[0]))
-            longest[problem] = max(*lengths, longest.get(problem, lengths[0]))
-    by_id = sorted(shortest)
-    return [
-        *sorted(by_id, key=lambda problem: shortest[problem])[:EXTREMES],
-        *sorted(by_id, key=lambda problem: -longest[problem])[:EXTREMES],
-    ]
+def _scores(evaluation: Evaluation, policy: Evaluated, file: epath.Path) -> pd.Series[float]:
+    """Return a policy's mean accuracy over all samples of each problem, or its mean reward where
+    that alone is scored; NaN without either."""
+    scores = pd.Series(stats.row_means(policy.correct), index=list(evaluation.ids))
+    if scores.isna().any():
+        rows = read_parquet(file, ["problem_id", "verdict", "reward"]).to_pandas()
+        ranked = rows[rows["verdict"] == Verdict.SCORED.value]
+        scores = scores.fillna(ranked.groupby("problem_id")["reward"].mean())
+    return scores.sort_index()
 
 
 class Column(NamedTuple):
@@ -280,7 +225,7 @@ def _row(
     columns: Sequence[Column],
     place: str,
     change: float = math.nan,
-) -> Row:
+) -> Listed:
     """Put policies' answers to a problem beside each other. entry: of problems.json, or {}; place:
     of the list."""
     cells = []
@@ -293,7 +238,7 @@ def _row(
             cells.append(Cell(i, column.name, samples))
             facts.append(f"{column.name} {_outcome(answers)}")
     reference = None if entry.get("answer") is None else str(entry["answer"])
-    return Row(
+    return Listed(
         prompt or f"problem {problem}",
         " · ".join(facts),
         reference,
@@ -329,50 +274,49 @@ def _outcome(rows: Sequence[Answer]) -> str:
     return f"{verdicts.count('correct')}/{len(rows)}"
 
 
-def _evaluated(stage: Stage) -> Listing:
-    """List every policy's answers to the same problems: half of them for their change, some for the
-    length of an answer."""
-    names: list[str] = []
-    files: list[epath.Path] = []
-    outlines: list[Outline] = []
-    for name, entry in stage.policies.items():
-        file = stage.rollouts_file(name)
+def _evaluated(run: Run, stage: str, evaluation: Evaluation) -> Listing:
+    """List every policy's answers to the same problems: half of them for their change."""
+    files: dict[str, epath.Path] = {}
+    scores: list[pd.Series[float]] = []
+    for policy in evaluation.policies:
+        file = run.rollouts_file(stage, policy)
         if file.exists():
-            names.append(fmt.policy_name(entry))
-            files.append(file)
-            outlines.append(_outline(file))
-    there = sorted(set[str]().union(*map(attrgetter("scores"), outlines)))
-    changes: dict[str, float] = {}
-    if len(files) > 1:
-        changes = _changes(outlines[0].scores, outlines[-1].scores)
-    first = _most_changed(changes)[:CHANGED]
-    # A dict keeps the order: for their change, for a length, then the first of the others by id.
-    ranked = list(dict.fromkeys([*first, *_extremes(outlines), *there]))[:PROBLEMS]
+            files[fmt.policy_name(policy.name, policy.label)] = file
+            scores.append(_scores(evaluation, policy, file))
+    names = list(files)
+    # Equal scores are equal also where rounding tells 2/3 - 1/3 from 1 - 2/3.
+    changes = pd.Series(dtype=float) if len(names) < 2 else (scores[-1] - scores[0]).round(9)
+    most = (
+        changes[changes.notna() & (changes != 0)].abs().sort_values(ascending=False, kind="stable")
+    )
+    first = list(most.index[:CHANGED])
+    there = sorted(evaluation.ids) if files else []
+    # A dict keeps the order: those that changed most, then the first of the others by id.
+    ranked = list(dict.fromkeys([*first, *there]))[:PROBLEMS]
     ranks = {problem: rank for rank, problem in enumerate(ranked)}
-    columns = []
-    for name, file in zip(names, files, strict=True):
-        columns.append(Column(name, _rows(ranked, [file], _ROLLOUT)))
+    columns = [Column(name, _rows(ranked, [file], _ROLLOUT)) for name, file in files.items()]
     rows = []
+    problems = run.problems(stage)
     for problem in sorted(ranked):
-        entry = stage.problems.get(problem, {})
-        row = _row(problem, entry, columns, stage.name, changes.get(problem, math.nan))
+        change = float(changes.get(problem, math.nan))
+        row = _row(problem, problems.get(problem, {}), columns, stage, change)
         rows.append(row._replace(rank=ranks[problem]))
-    chosen = f"the {EXTREMES} with the shortest and the {EXTREMES} with the longest answer, and "
+    chosen = ""
     if first:
         chosen = (
             f"the {len(first):,} whose mean over all samples changed most from {names[0]} to "
-            f"{names[-1]}, either way, {chosen}"
+            f"{names[-1]}, either way, and "
         )
     rule = _rule(len(ranked), len(there), "problems", chosen)
-    if changes and not (first and len(ranked) < len(there)):
+    if len(names) > 1 and not (first and len(ranked) < len(there)):
         rule += f" Before and after: {names[0]} and {names[-1]}."
-    return Listing(f"Held-out problems, {stage.name}", rule, names, rows)
+    return Listing(f"Held-out problems, {stage}", rule, names, rows)
 
 
-def _collected(run: Run, stage: Stage) -> list[Listing]:
+def _collected(run: Run, stage: str) -> list[Listing]:
     """List the rollouts of a collect stage, and its pairs: the chosen ones beside the rejected
     ones."""
-    pairs, paired = read_samples(stage.parts("preferences"), _PAIRS)
+    pairs, paired = read_samples(run.parts(stage, "preferences"), _PAIRS)
     answers, total = read_samples(_rollouts(run, stage), _ROLLOUT)
     prompts, note = _prompts(run)
     problems: dict[str, Mapping[str, Any]] = {}
@@ -385,12 +329,12 @@ def _collected(run: Run, stage: Stage) -> list[Listing]:
             by_policy.setdefault(row["policy"], {}).setdefault(problem, []).append(row)
     columns = []
     for name in sorted(by_policy):
-        columns.append(Column(fmt.policy_name({"name": name}), by_policy[name]))
+        columns.append(Column(fmt.policy_name(name), by_policy[name]))
     listed = []
     for problem, entry in problems.items():
-        listed.append(_row(problem, entry, columns, stage.name))
+        listed.append(_row(problem, entry, columns, stage))
     rollouts = Listing(
-        f"Rollouts, {stage.name}",
+        f"Rollouts, {stage}",
         _rule(len(problems), total, "problems"),
         [column.name for column in columns],
         listed,
@@ -404,22 +348,23 @@ def _collected(run: Run, stage: Stage) -> list[Listing]:
             rejected.append(_side(row, "rejected", "incorrect"))
         cells = [Cell(0, "chosen", chosen), Cell(1, "rejected", rejected)]
         facts = counted(len(rows), "pair")
-        place = anchor(stage.name, "pairs", problem)
-        couples.append(Row(conversation(rows[0]["prompt"]), facts, None, cells, place))
+        place = anchor(stage, "pairs", problem)
+        couples.append(Listed(conversation(rows[0]["prompt"]), facts, None, cells, place))
     rule = _rule(len(couples), paired, "problems with pairs")
     return [
         rollouts,
-        Listing(f"Chosen and rejected, {stage.name}", rule, ["chosen", "rejected"], couples),
+        Listing(f"Chosen and rejected, {stage}", rule, ["chosen", "rejected"], couples),
     ]
 
 
-def _rollouts(run: Run, stage: Stage) -> list[epath.Path]:
+def _rollouts(run: Run, stage: str) -> list[epath.Path]:
     """Return the stage's own rollouts, or those of the online stage whose archive it reads."""
-    own = stage.parts()
-    source = run.stages.get(own_stage(str(stage.section.get("policy", ""))))
-    if own or source is None or stage.section.get("rollouts") != "archive":
+    section = run.sections.get(stage, {})
+    source = own_stage(str(section.get("policy", "")))
+    own = run.parts(stage)
+    if own or source not in run.folders or section.get("rollouts") != "archive":
         return own
-    return source.parts()
+    return run.parts(source)
 
 
 def _prompts(run: Run) -> tuple[Prompts, str]:
@@ -438,44 +383,39 @@ def _side(row: Answer, side: str, verdict: str) -> Sample:
     return Sample(verdict, facts, shorten(text, LENGTH), length)
 
 
-def furthest_apart(study: Study) -> list[str]:
+def furthest_apart(last: Sequence[Row]) -> list[str]:
     """Order the problems on which the runs' last policies differ, largest difference first, equal
     ones by id."""
-    means = np.stack([row.accuracies[0] for row in study.last])
+    means = np.stack([row.accuracies[0] for row in last])
     sizes = means.min(axis=0) - means.max(axis=0)
     # NaN, which sorts last, is not below 0
     largest_first = np.argsort(sizes, kind="stable")[: np.count_nonzero(sizes < 0)]
-    return pick(study.problems, largest_first)
+    return pick(last[0].ids, largest_first)
 
 
-def most_different(study: Study) -> list[Listing]:
+def most_different(
+    last: Sequence[Row], files: Mapping[str, epath.Path], problems: Mapping[str, Mapping[str, Any]]
+) -> list[Listing]:
     """Show the problems on which the runs' last policies differ most, with every policy's
-    answers."""
-    wanted = furthest_apart(study)[:MOST_DIFFERENT]
+    answers. files: name of a policy -> its completions. problems: id -> row of problems.json."""
+    wanted = furthest_apart(last)[:MOST_DIFFERENT]
     if not wanted:
         return []
     columns = []
-    for row in study.rows:
-        policy = row.policies[0]
-        stage = policy.evaluation(row.split)
-        answers, _ = read_samples(
-            [stage.rollouts_file(policy.name)] if stage else [], _ROLLOUT, wanted, 0
-        )
-        columns.append(Column(row.name, answers))
-    entries: dict[str, Mapping[str, Any]] = {}
-    for side in reversed(study.sides):
-        entries |= side.stage.problems
+    for name, file in files.items():
+        answers, _ = read_samples([file] if file.exists() else [], _ROLLOUT, wanted, 0)
+        columns.append(Column(name, answers))
     rule = (
-        f"{len(wanted):,} of {len(study.problems):,} common problems: those on which the "
+        f"{len(wanted):,} of {len(last[0].ids):,} common problems: those on which the "
         "accuracies of the runs' last policies are furthest apart, equal ones by problem id, which "
         f"is a hash. Of each policy the first {SAMPLES} samples; beside the prompt, right answers "
-        f"among all samples. Before and after: {study.last[0].name} and {study.last[-1].name}."
+        f"among all samples. Before and after: {last[0].name} and {last[-1].name}."
     )
-    changes = study.last[-1].accuracies[0] - study.last[0].accuracies[0]
-    of_problem = dict(zip(study.problems, changes.tolist(), strict=True))
+    changes = last[-1].accuracies[0] - last[0].accuracies[0]
+    of_problem = dict(zip(last[0].ids, changes.tolist(), strict=True))
     rows = []
     for rank, problem in enumerate(wanted):
-        listed = _row(problem, entries.get(problem, {}), columns, "problems", of_problem[problem])
+        listed = _row(problem, problems.get(problem, {}), columns, "problems", of_problem[problem])
         rows.append(listed._replace(rank=rank))
     names = [column.name for column in columns]
     title = "Where the runs differ most"

@@ -4,33 +4,41 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 
 import numpy as np
+import pandas as pd
 
-from g2d_jax.accounting import TOKENS
 from g2d_jax.report import figures
 from g2d_jax.report import format as fmt
 from g2d_jax.report import paired_differences as paired
 from g2d_jax.report.figures import Chart, Point
-from g2d_jax.report.format import UNKNOWN, Written, number
-from g2d_jax.report.headlines import command, flops
-from g2d_jax.report.headlines import study_headline as headline
+from g2d_jax.report.format import UNKNOWN, Written
+from g2d_jax.report.frame import policies
 from g2d_jax.report.page import Code, Fold, Note, Part, Report, write
-from g2d_jax.report.policies import Policy
-from g2d_jax.report.read import UNFINISHED, UNTESTED, read_study
-from g2d_jax.report.rows import Group, Row, Study, mean_change, rows_of, seeds_of, start_of
+from g2d_jax.report.rows import (
+    UNFINISHED,
+    UNTESTED,
+    Group,
+    Row,
+    Study,
+    flat,
+    mean_change,
+    read_study,
+    start_of,
+)
 from g2d_jax.report.run import MEANINGS, MEASURES
-from g2d_jax.report.runs import COLLECT, OFFLINE, ONLINE
-from g2d_jax.report.tables import COSTS, Figures, Table, cost_cells, leaves, table
-from g2d_jax.report.verdict import study_verdict as verdict
+from g2d_jax.report.runs import COLLECT, ONLINE
+from g2d_jax.report.tables import COSTS, Table, cost_cells, table
+from g2d_jax.report.verdict import command, flops, study_sentence, study_verdict
 from g2d_jax.runtime.storage import PathLike, fingerprint
 from g2d_jax.runtime.terminal import counted
-from g2d_jax.study import frontier, stats
+from g2d_jax.stage_result import TOKENS, Stop
+from g2d_jax.study import frontier
 from g2d_jax.study.pricing import Rates
 
-COLUMNS = ("arm", "values", "seed", "K", "split", "measure", "value")
 FEWEST_SEEDS = 5
 """With fewer a study says that its intervals are wide, and what they rest on."""
 ONE_SEED = "Intervals are 95 %, over problems only: another seed is not in them."
@@ -53,15 +61,15 @@ EVALUATED: Mapping[str, tuple[str, Written]] = {
 }
 """Measure in the evaluation of a policy -> head of its column, and its numbers as text."""
 
-OF_ROLLOUTS = (COLLECT, "result", "informativeness")
-OF_PAIRS = (*OF_ROLLOUTS, "pairs")
+OF_ROLLOUTS = (COLLECT, "informativeness")
+OF_PAIRS = (COLLECT, "pairs")
 TAUGHT: Mapping[tuple[str, ...], tuple[str, Written]] = {
     **{(*OF_ROLLOUTS, name): column for name, column in MEASURES.items()},
-    ("offline", "result", "before", "gap_mean"): ("gap before, nats", fmt.fixed(2)),
-    ("offline", "result", "after", "gap_mean"): ("gap after, nats", fmt.fixed(2)),
-    ("offline", "result", "before", "frac_ranked"): ("ranked before %", fmt.percent),
-    ("offline", "result", "margins", "margin_mean"): ("implicit margin", fmt.fixed(2)),
-    ("offline", "result", "margins", "accuracy"): ("margins right %", fmt.percent),
+    ("offline", "before", "gap_mean"): ("gap before, nats", fmt.fixed(2)),
+    ("offline", "after", "gap_mean"): ("gap after, nats", fmt.fixed(2)),
+    ("offline", "before", "frac_ranked"): ("ranked before %", fmt.percent),
+    ("offline", "margins", "margin_mean"): ("implicit margin", fmt.fixed(2)),
+    ("offline", "margins", "accuracy"): ("margins right %", fmt.percent),
     (COLLECT, "counts", "pairs"): ("pairs", fmt.count),
     (*OF_PAIRS, "prompts"): ("their prompts", fmt.count),
     **{
@@ -69,7 +77,7 @@ TAUGHT: Mapping[tuple[str, ...], tuple[str, Written]] = {
         for name in ("pass_rate", "reward_variance", "entropy", "distinct_answers")
     },
 }
-"""Where a stage's manifest has a measure -> head of its column, and its numbers as text."""
+"""Where a stage's record has a measure, see `Policy.measure` -> head of its column, and its numbers as text."""
 
 TAUGHT_NOTE = (
     f"Of the rollouts that pairs were chosen from; means over seeds. {MEANINGS} What is theirs is "
@@ -105,31 +113,25 @@ def write_study(
             show(*priced(study, study.rates))
     page = report(study)
     if say is not None:
-        say(page.verdict or page.headline)
+        say(page.verdict)
     return write(page, study.workdir, name)
 
 
 def report(study: Study) -> Report:
     """Put together all that a study shows."""
     accuracies = accuracy_chart("Test accuracy, % (bars: 95 %)", study.spectrum)
-    answer = verdict(study)
     first, *others = FRONTIERS
-    more: list[Part | None] = [frontier_chart(study, measure) for measure in others]
-    # What a study without a verdict found stands on top of its page.
-    found = headline(study)
+    more: list[Part | None] = [_frontier(study, measure) for measure in others]
     best = best_of_arms(study)
     every = results(study)
-    shown: list[Part | None] = [frontier_chart(study, first), accuracies, best or every]
-    if answer:
-        shown.append(Note(found))
+    shown: list[Part | None] = [_frontier(study, first), accuracies, best or every]
     if best:
         shown.append(Fold("Every row", [every], in_text=True))
     return Report(
         kind="study",
         name=study.name,
         eyebrow=eyebrow(study),
-        verdict=answer,
-        headline="" if answer else found,
+        verdict=study_sentence(study_verdict(study)),
         warnings=list(filter(None, [state(study)])),
         parts={
             "results": [*shown, Note(caution(study))],
@@ -137,17 +139,16 @@ def report(study: Study) -> Report:
             "priced": _elsewhere(study, study.rates) if study.rates is not None else [],
             "informativeness": [Note(TAUGHT_NOTE), taught(study)],
             "stopping": [Note(STOP_NOTE), stopping(study)],
-            "points": [left_out("Points left out", "point", study)],
+            "points": [left_out("Points left out", "point", study.left_out)],
             "settings": _settings(study),
         },
-        columns=COLUMNS,
-        figures=partial(records, study),
+        frame=lambda: _own_rows(study),
     )
 
 
-def left_out(title: str, what: str, study: Study) -> Table:
+def left_out(title: str, what: str, reasons: Mapping[str, str]) -> Table:
     """List what has no row, and why. what: the head of its column."""
-    return table(title, [{what: label, "why": why} for label, why in study.left_out.items()])
+    return table(title, [{what: label, "why": why} for label, why in reasons.items()])
 
 
 def accuracy_chart(title: str, rows: Sequence[Row]) -> Chart | None:
@@ -160,10 +161,10 @@ def eyebrow(study: Study) -> str:
     """Say how much there is, and until when it was measured."""
     ends = []
     for policy in study.policies:
-        for manifest in policy.run.manifests.values():
-            ends.append(number(manifest, "started") + number(manifest, "seconds"))
+        for result in policy.run.results.values():
+            ends.append(result.started + result.cost.seconds)
     measured = fmt.until(ends)
-    seeds = seeds_of(study.rows)
+    seeds = {policy.run.seed for policy in study.policies}
     size = f"{counted(len(study.policies), 'point')}, {counted(len(seeds), 'seed')}"
     return " · ".join(filter(None, ["G2D study", size, measured]))
 
@@ -200,7 +201,7 @@ def caution(study: Study) -> str:
             "1 is online, ∞ (never) is offline."
         )
     swept = paired.swept_rows(study)
-    if swept and any(group.stops for group in study.groups):
+    if swept and any(group[0].stops for group in study.groups):
         median = float(np.median([row.costs["flops"] for row in swept]))
         spent = sum(row.costs["flops"] * len(row.seeds) for row in swept)
         texts.append(
@@ -245,7 +246,8 @@ def row_cells(rows: Sequence[Row]) -> list[dict[str, str]]:
     cells = []
     for row in rows:
         passed = row.pass_at(k) if k > 1 else math.nan
-        evaluated = fmt.cells(EVALUATED, partial(row.evaluated, row.split))
+        read = partial(row.evaluated, row.split)
+        evaluated = fmt.cells({attrgetter(name): form for name, form in EVALUATED.items()}, read)
         costs = cost_cells(row.costs, measures)
         reached = {"policy": row.name, f"pass@{k} %": fmt.percent(passed)}
         cells.append({**reached, **evaluated, **costs})
@@ -258,9 +260,9 @@ def results(study: Study) -> Table:
     arms = study.spectrum
     start = start_of(arms)
     rows = [start] if start else []
-    rows += rows_of(study.offline)
-    rows += arms or rows_of(study.baselines)
-    best = [paired.chosen(group.rows) for group in study.swept]
+    rows += flat(study.offline)
+    rows += arms or flat(study.baselines)
+    best = [paired.chosen(group) for group in study.swept]
     others = list(map(partial(paired.reference, study), rows))
     names = {other.name for other in filter(None, others)}
     over = f"over {names.pop()}" if len(names) == 1 else "over"
@@ -283,14 +285,14 @@ def results(study: Study) -> Table:
         }
         if arms and row.first.kind == ONLINE:
             line["s"] = str(row.first.sync_every or "∞")
-            if row.first.manifest.get("generation", {}).get("ahead"):
+            if row.first.result and row.first.result.generation.get("ahead"):
                 line["s"] += ", ahead"  # up to twice as old
             line["loss"] = row.first.loss
         if other is not None and other is not row:
             apart = paired.difference(row, other)
             line[over] = fmt.interval(apart, "+", len(row.seeds))
             line[over] += f", {other.name}" * (over == "over")
-        if row.group.is_offline:
+        if row.is_offline:
             line["against GRPO at this budget"] = _versus(study, row)
         lines.append(line)
     return table(f"Accuracy on {fmt.count(len(rows[0].ids) if rows else 0)} test problems", lines)
@@ -300,7 +302,7 @@ def best_of_arms(study: Study) -> Table:
     """Show of each arm the row that dev chose; no rows where an arm has none, or one only."""
     by_arm: dict[str, list[Row]] = {}
     for group in (*study.offline, *study.baselines):
-        by_arm.setdefault(group.arm, []).extend(group.rows)
+        by_arm.setdefault(group[0].arm, []).extend(group)
     rows = []
     for candidates in by_arm.values():
         row = paired.chosen(candidates)
@@ -313,7 +315,7 @@ def best_of_arms(study: Study) -> Table:
             "accuracy % [95 %]": fmt.interval(row.accuracy),
             "gain": fmt.interval(row.gain, "+", len(row.seeds)),
         }
-        if row.group.is_offline:
+        if row.is_offline:
             line["against GRPO at this budget"] = _versus(study, row)
         line["FLOPs"] = fmt.quantity(row.costs["flops"])
         lines.append(line)
@@ -322,7 +324,7 @@ def best_of_arms(study: Study) -> Table:
 
 def details(study: Study) -> Table:
     """Show how the policies of every row answer, and what else making them cost."""
-    rows = rows_of((*study.groups, *study.warmups))
+    rows = flat((*study.groups, *study.warmups))
     return table("Their answers, and what they cost", row_cells(rows))
 
 
@@ -341,14 +343,14 @@ def _elsewhere(study: Study, rates: Rates) -> list[Part | None]:
     )
     if absent:
         note += f" The recipe has no rate for tokens {absent}: they count as nothing."
-    return [Note(note), priced(study, rates), frontier_chart(study, "hours")]
+    return [Note(note), priced(study, rates), _frontier(study, "hours")]
 
 
 def priced(study: Study, rates: Rates) -> Table:
     """Show every row of the study at the rates, offline training against each GRPO alone in equal
     time."""
     lines = []
-    for row in rows_of((*study.offline, *study.baselines)):
+    for row in flat((*study.offline, *study.baselines)):
         hours = row.costs["hours"]
         line = {
             "policy": row.name,
@@ -357,9 +359,9 @@ def priced(study: Study, rates: Rates) -> Table:
         }
         if rates.price is not None:
             line["price"] = f"{hours * rates.chips * rates.price:,.2f}"
-        if row.group.is_offline:
+        if row.is_offline:
             for other in study.baselines:
-                line[f"against {other.name} in equal time"] = _against(row, other, "hours")
+                line[f"against {other[0].group} in equal time"] = _against(row, other, "hours")
         lines.append(line)
     return table(f"This study's tokens as those of {rates.recipe} on {rates.topology}", lines)
 
@@ -368,22 +370,30 @@ def _versus(study: Study, row: Row) -> str:
     """Compare a row with the baseline `best_at` what it cost, named if there are several."""
     best = paired.best_at(study, row)
     if best is None:
-        on_dev = [other for other in rows_of(study.baselines) if not math.isnan(other.dev)]
+        on_dev = [other for other in flat(study.baselines) if not math.isnan(other.dev)]
         return OUT_OF_RANGE if on_dev else UNKNOWN
     text = _against(row, best, "flops")
     named = len(study.baselines) > 1 and text not in (UNKNOWN, OUT_OF_RANGE)
-    return text + f", {best.setting or best.name}" * named
+    return text + f", {best[0].setting or best[0].group}" * named
 
 
 def _against(row: Row, baseline: Group, measure: str) -> str:
     """Format what a row has over a baseline that spent as much."""
-    over = paired.over_baseline(row, baseline.rows, measure)
+    over = paired.over_baseline(row, baseline, measure)
     if paired.is_out_of_range(over):
         return OUT_OF_RANGE
     return fmt.interval(mean_change(over), "+", len(row.seeds))
 
 
-def frontier_chart(study: Study, measure: str) -> Chart | None:
+def _frontier(study: Study, measure: str) -> Chart | None:
+    note = (
+        "Means over seeds, bars are 95 % intervals over problems and seeds, numbers at the points "
+        "are K."
+    )
+    return frontier_chart((*study.offline, *study.baselines), measure, note)
+
+
+def frontier_chart(groups: Sequence[Group], measure: str, note: str) -> Chart | None:
     """Draw accuracy against one cost; None where it is known of no point or zero for all.
 
     A line for each group, its points labelled with K, settings at one K with the setting.
@@ -392,32 +402,27 @@ def frontier_chart(study: Study, measure: str) -> Chart | None:
     series: dict[str, list[Point]] = {}
     joined = set()
     is_known = False
-    for group in (*study.offline, *study.baselines):
-        line = group.name
+    for group in groups:
+        line = group[0].group
         setting = ""
-        if len(group.rows) > 1:
+        if len(group) > 1:
             joined.add(line)
-        elif group.values:
-            line = group.arm
-            setting = ", ".join(group.values.values())
-        for row in group.rows:
+        elif group[0].values:
+            line = group[0].arm
+            setting = ", ".join(group[0].values.values())
+        for row in group:
             spent = row.costs.get(measure, math.nan)
             is_known |= spent > 0
             point = Point(spent, *fmt.percents(row.accuracy), setting or f"{row.steps:g}")
             series.setdefault(line, []).append(point)
     if not is_known:
         return None
-    note = (
-        "Means over seeds, bars are 95 % intervals over problems and seeds, numbers at the points "
-        "are K."
-    )
-    if study.sides:
-        note = "Bars are 95 % intervals over the common problems only: another seed is not in them."
     name += {"generated": " tokens", "trained": " tokens", "verifier_cpu_seconds": " time"}.get(
         measure, ""
     )
-    title = f"{study.split.capitalize()} accuracy, %, against {name}"
-    y_title = f"{study.split} accuracy, %"
+    split = groups[0][0].split
+    title = f"{split.capitalize()} accuracy, %, against {name}"
+    y_title = f"{split} accuracy, %"
     return figures.points(
         measure,
         title,
@@ -433,19 +438,19 @@ def frontier_chart(study: Study, measure: str) -> Chart | None:
 def taught(study: Study) -> Table:
     """Show what the rollouts behind every row that ends offline could teach."""
     rows = []
-    for row in rows_of(study.offline):
-        rows.append({"policy": row.name, **fmt.cells(TAUGHT, row.measured)})
+    for row in flat(study.offline):
+        cells = fmt.cells(TAUGHT, row.measured)
+        rows.append({"policy": row.name, **cells})
     return table("Rollouts and pairs that offline training was given", rows)
 
 
 def stopping(study: Study) -> Table:
     """Show why each warm-up that may end by itself did, seed by seed."""
     lines = []
-    for row in rows_of(group for group in study.groups if group.stops):
+    for row in flat(group for group in study.groups if group[0].stops):
         for policy in row.policies:
-            why = str(policy.stop["rule"])
-            if "measure" in policy.stop:
-                why += f" ({policy.stop['measure']})"
+            stop = policy.stop or Stop()
+            why = stop.rule + f" ({stop.measure})" * bool(stop.measure)
             seed = str(policy.run.seed)
             lines.append({"policy": row.name, "seed": seed, "K": f"{policy.steps:g}", "why": why})
     return table("Where each warm-up ended", lines)
@@ -454,76 +459,16 @@ def stopping(study: Study) -> Table:
 def _settings(study: Study) -> list[Part | None]:
     """Show the study's config, and the environments its stages were made in, but for the
     command."""
-    stages = {}
-    for policy in study.policies:
-        for stage in policy.run.stages.values():
-            stages[stage.folder] = stage
     distinct = {}
-    for stage in stages.values():
-        environment = {**stage.environment, "command": ""}
-        distinct[fingerprint(environment)] = environment
+    for policy in study.policies:
+        for stage in policy.run.folders:
+            environment = {**policy.run.environment_of(stage), "command": ""}
+            distinct[fingerprint(environment)] = environment
     codes = [Code("Environment (environment.json)", distinct[key]) for key in sorted(distinct)]
     return [Code("Configuration of the study", study.config), *codes]
 
 
-def records(study: Study) -> Iterator[Figures]:
-    """Yield all figures, group by group and K by K: those of each seed, then those of all together
-    (seed "all").
-
-    arm, values, seed, K, split ("" where none applies), measure, value. measure is a path such as
-    "accuracy", "cost/flops", "collect/informativeness/ece", "offline/margins/margin_mean", and, of
-    all seeds together, "accuracy/low", "gain/mean" (what the last training added) or
-    "advantage/BASELINE/flops/mean", with rates "hours" too; BASELINE is "best on dev" for the one
-    that is best there at these FLOPs. Units are those of the manifests.
-    """
-    for row in rows_of((*study.groups, *study.warmups)):
-        values = ";".join(f"{field}={text}" for field, text in row.group.values.items())
-        for policy in row.policies:
-            known = (row.group.arm, values, str(policy.run.seed), f"{policy.steps:g}")
-            for figure in _of_policy(policy):
-                yield *known, *figure
-        for figure in _of_row(study, row):
-            yield row.group.arm, values, "all", f"{row.steps:g}", *figure
-
-
-def _of_policy(policy: Policy) -> Iterator[tuple[str, str, float]]:
-    for split in ("dev", "test"):
-        answers = policy.answers(split)
-        if answers is not None:
-            yield split, "accuracy", stats.accuracy(answers.to_numpy()).mean
-        for measure, value in leaves(policy.result(split)):
-            yield split, measure, value
-    kind = OFFLINE if policy.kind == OFFLINE else ONLINE
-    yield "test", "offline_gain", policy.mean_gain if kind == OFFLINE else math.nan
-    for measure, value in policy.costs.items():
-        yield "", f"cost/{measure}", value
-    for name, manifest in ((COLLECT, policy.pairs_manifest), (kind, policy.manifest)):
-        known = {part: manifest.get(part, {}) for part in ("counts", "result")}
-        for measure, value in leaves(known):
-            yield "", f"{name}/{measure.removeprefix('counts/')}", value
-    if policy.kind == ONLINE and policy.steps == number(policy.manifest, "counts", "steps"):
-        generation = policy.manifest.get("generation", {})
-        for measure, value in leaves(generation, "online/generation/"):
-            yield "", measure, value
-
-
-def _of_row(study: Study, row: Row) -> Iterator[tuple[str, str, float]]:
-    if row.split != "dev":
-        yield "dev", "accuracy/mean", row.dev
-    intervals = {"accuracy": row.accuracy, "gain": row.gain}
-    if row.group.is_offline:
-        intervals["offline_gain"] = row.gain
-        measures = ["flops"] if study.rates is None else ["flops", "hours"]
-        for measure, baseline in itertools.product(measures, study.baselines):
-            worth = paired.advantage(row, baseline, measure)
-            intervals[f"advantage/{baseline.name}/{measure}"] = worth
-        best = paired.best_at(study, row)
-        if best is not None:
-            intervals["advantage/best on dev/flops"] = paired.advantage(row, best)
-    for name, interval in intervals.items():
-        if interval is None:
-            continue
-        for part in ("mean", "low", "high", "seeds"):
-            yield row.split, f"{name}/{part}", float(getattr(interval, part))
-    for measure, value in row.costs.items():
-        yield "", f"cost/{measure}", value
+def _own_rows(study: Study) -> pd.DataFrame:
+    """Return the frame of the study's own points."""
+    frame = policies(study.workdir)
+    return frame if frame.empty else frame[frame["study"] == study.name]

@@ -1,102 +1,178 @@
-"""Answer in a sentence how much online RL was enough, and what it cost: of a run, of a study.
+"""What was found about how much online RL is enough: records of a run, a study, a comparison, and
+the sentences that are made of them.
 
-The sentence stands on top of a page, above the numbers that headlines.py tells. It says no more
-than the 95 % intervals do: what has 0 in it is not called a gain, and where a study cannot tell it
-says so and what to run.
+A record says no more than its 95 % intervals do: a change whose interval has 0 in it is
+inconclusive, and a study that cannot decide names the command that adds to it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jinja2
 
 from g2d_jax.config.policy_name import own_stage
 from g2d_jax.report import format as fmt
 from g2d_jax.report import paired_differences as paired
-from g2d_jax.report.format import number
-from g2d_jax.report.headlines import command, flops, for_flops
-from g2d_jax.report.policies import Policy
-from g2d_jax.report.rows import Row, Study, rows_of
+from g2d_jax.report.frame import Policy
+from g2d_jax.report.rows import Row, Study, flat, policies_of
 from g2d_jax.report.runs import COLLECT, OFFLINE, ONLINE, Run, Settings
-from g2d_jax.report.tables import Manifest, has_accuracy, policies, problems
-from g2d_jax.report.tables import paired as paired_policies
+from g2d_jax.report.tables import count_problems, has_accuracy, ranked
 from g2d_jax.runtime.terminal import counted
+from g2d_jax.stage_result import Evaluated, Evaluation
 from g2d_jax.study.frontier import Interval
-from g2d_jax.study.stats import t_quantile
+from g2d_jax.study.stats import Paired, t_quantile
 
 MARGIN = 0.02
 """A policy is as good as the best where the 95 % interval of its difference lies above minus this
 much accuracy."""
 
+_SENTENCES = jinja2.Environment(autoescape=False, undefined=jinja2.StrictUndefined)
+"""Sentences are plain text: the page escapes them."""
 
-def run_verdict(run: Run) -> str:
-    """Say what the last policy evaluated was made by, what it reaches and costs, and how much of
-    its gain came from the last training. "" without an evaluation that has right answers.
 
-    The gain is over the first policy evaluated, on these problems; a change whose 95 % interval
-    over problems has 0 in it is none.
+def interval_of(pair: Paired) -> Interval:
+    """Return a paired difference with its 95 % interval over problems, of one seed."""
+    half = t_quantile(pair.problems) * pair.sem
+    low, high = pair.difference - half, pair.difference + half
+    return Interval(pair.difference, low, high, 1, pair.problems)
+
+
+# A run
+
+
+@dataclass(frozen=True)
+class RunVerdict:
+    """What the last policy evaluated was made by, what it reaches and costs.
+
+    score, error: its accuracy, or where there is none the mean reward of the first task without
+    right and wrong; standard error clustered by problem. problems: what it was evaluated on. flops:
+    of making it, NaN if not known. before: the first policy evaluated, "" if the last was not made
+    from it. gain: over that. loss, added: the last training where that was offline, "" else, and
+    what it added. Intervals are over problems: another seed is not in them.
     """
+
+    made_by: str
+    is_accuracy: bool
+    score: float
+    error: float
+    problems: str
+    flops: float
+    before: str
+    gain: Interval
+    loss: str
+    added: Interval
+
+    @property
+    def share(self) -> float:
+        """The share of the gain that the last offline training added; NaN where one of both is
+        inconclusive or a loss."""
+        conclusive = self.gain.conclusive and self.added.conclusive
+        if not conclusive or min(self.gain.mean, self.added.mean) < 0:
+            return math.nan
+        return min(self.added.mean / self.gain.mean, 1.0)
+
+
+_RUN = _SENTENCES.from_string(
+    "{{ v.made_by }}: {{ score }} {{ '% of' if v.is_accuracy else 'mean reward on' }} "
+    "{{ v.problems }}{{ for_flops(v.flops) }}"
+    "{% if known(v.gain) %}; "
+    "{% if not v.gain.conclusive %}the change from {{ v.before }} is inconclusive "
+    "({{ size(v.gain) }})"
+    "{% elif v.gain.mean < 0 %}worse than {{ v.before }} by {{ size(v.gain) }}"
+    "{% elif known(v.share) %}{{ percent(v.share) }} % of the gain over {{ v.before }} "
+    "({{ size(v.gain) }}) came from {{ v.loss }}"
+    "{% else %}better than {{ v.before }} by {{ size(v.gain) }}"
+    "{% if known(v.added) %}; the change by {{ v.loss }} is "
+    "{{ 'a loss' if v.added.conclusive else 'inconclusive' }} ({{ size(v.added) }}){% endif %}"
+    "{% endif %}{% endif %}."
+)
+
+
+def run_verdict(run: Run) -> RunVerdict | None:
+    """Judge the last policy of the evaluation that is a run's result; None without one that has a
+    score."""
     evaluation = run.latest
-    ordered = policies(evaluation)
-    if not evaluation or not ordered or not has_accuracy(evaluation):
+    if evaluation is None or not evaluation.policies:
+        return None
+    first, last = evaluation.policies[0], evaluation.policies[-1]
+    task = "sampled" if has_accuracy(evaluation) else ranked(evaluation)[0]
+    score, error = _score(last, task)
+    if math.isnan(score):
+        return None
+    policy = Policy(run, last.name)
+    before, loss = "", ""
+    added = Paired(math.nan, math.nan, 0)
+    if first is not last and first.name in policy.chain:
+        before = fmt.policy_name(first.name, first.label)
+    if policy.kind == OFFLINE and policy.parent is not None and policy.parent.name != first.name:
+        loss = loss_name(policy.section)
+        added = evaluation.change(policy.parent.name, last.name).of(task)
+    gain = evaluation.change(first.name if before else "", last.name).of(task)
+    return RunVerdict(
+        made_by=_made_by(policy),
+        is_accuracy=task == "sampled",
+        score=score,
+        error=error,
+        problems=count_problems(evaluation, "problems"),
+        flops=policy.flops,
+        before=before,
+        gain=interval_of(gain),
+        loss=loss,
+        added=interval_of(added),
+    )
+
+
+def _score(entry: Evaluated, task: str) -> tuple[float, float]:
+    if task == "sampled":
+        return entry.accuracy.mean, entry.accuracy.sem_clustered
+    return entry.tasks[task].reward, entry.tasks[task].sem
+
+
+def run_sentence(verdict: RunVerdict | None) -> str:
+    """Write a run's verdict, "" for none."""
+    if verdict is None:
         return ""
-    last = Policy(run, str(ordered[-1]["name"]))
-    if math.isnan(number(ordered[-1], "mean")):
-        return ""
-    reached = f"{fmt.percent(number(ordered[-1], 'mean'))} % of {problems(evaluation, 'problems')}"
-    text = f"{_made_by(last)}: {reached}{for_flops(last.flops)}"
-    gained = _gained(evaluation, ordered, last)
-    return f"{text}; {gained}." if gained else f"{text}."
+    is_accuracy = verdict.is_accuracy
+    written = fmt.spread if is_accuracy else fmt.measured
+
+    def size(change: Interval) -> str:
+        points = fmt.interval(change, "+") + " points"
+        return points if is_accuracy else fmt.measured(change.mean, math.nan, sign="+")
+
+    return _RUN.render(
+        v=verdict,
+        score=written(verdict.score, verdict.error),
+        size=size,
+        known=_known,
+        percent=lambda share: f"{100 * share:.0f}",
+        for_flops=for_flops,
+    )
+
+
+def _known(value: Any) -> bool:
+    """Whether a number, or an interval, is known."""
+    return not math.isnan(value.mean if isinstance(value, Interval) else value)
 
 
 def _made_by(policy: Policy) -> str:
-    """Name the training behind a policy: "10 online updates and DPO on their rollouts"."""
-    phases = _phases(policy)
-    start = f", from {policy.external_start}" if policy.external_start else ""
-    if not phases and start:
-        return f"The policy {policy.name}"
-    if not phases:
-        return f"The policy {policy.name}, without online updates or DPO"
-    kinds = [phase.kind for phase in phases]
-    if kinds == [OFFLINE]:
-        # What a policy of elsewhere had before is not known here.
-        alone = start or ", without an online update"
-        return f"{phases[0].name} {_pairs_of(policy, 'its')}{alone}"
-    if kinds == [ONLINE, OFFLINE]:
-        return f"{phases[0].name} and {phases[1].name} {_pairs_of(policy, 'their')}{start}"
-    return f"{', then '.join(phase.name for phase in phases)}{start}"
-
-
-class _Phase(NamedTuple):
-    """Training of one kind in a row. name: for readers, "10 online updates"."""
-
-    kind: str
-    name: str
-
-
-def _phases(policy: Policy) -> list[_Phase]:
-    """List the training behind a policy, the first one first."""
-    phases: list[_Phase] = []
-    updates: dict[str, float] = {}
-
-    def close() -> None:
-        for how, steps in updates.items():
-            phases.append(_Phase(ONLINE, counted(steps, f"{how} update")))
-        updates.clear()
-
+    """Name the training behind a policy: "10 online updates, then DPO on its rollouts"."""
+    phases: list[list[Any]] = []
     for name in reversed(policy.chain):
         section = policy.run.sections.get(own_stage(name), {})
         if section.get("kind") == ONLINE:
-            how = _how_online(section)
-            if updates.keys() - {how}:
-                close()
-            updates[how] = updates.get(how, 0) + policy.steps_of(name)
+            how = f"{_how_online(section)} update"
+            if not phases or phases[-1][0] != how:
+                phases.append([how, 0.0])
+            phases[-1][1] += policy.steps_of(name)
         elif section.get("kind") == OFFLINE:
-            close()
-            phases.append(_Phase(OFFLINE, _loss(section)))
-    close()
-    return phases
+            phases.append([loss_name(section) + _pairs_of(policy.run, section), None])
+    names = [how if steps is None else counted(steps, how) for how, steps in phases]
+    made = ", then ".join(names) or f"The policy {policy.name}"
+    return f"{made}, from {policy.external_start}" if policy.external_start else made
 
 
 def _how_online(section: Settings) -> str:
@@ -109,196 +185,259 @@ def _how_online(section: Settings) -> str:
     return "online" if every <= section.get("num_iterations", 1) else "semi-online"
 
 
-def _loss(section: Settings) -> str:
+def loss_name(section: Settings) -> str:
     """Name the loss of offline training."""
     return {"simpo": "SimPO", "ipo": "IPO"}.get(str(section.get("loss_type")), "DPO")
 
 
-def _pairs_of(policy: Policy, whose: str) -> str:
-    """Say whose rollouts a policy's pairs are. whose: "its" or "their", of what was before."""
-    start = policy.parent
-    pairs = policy.run.sections.get(str(policy.section.get("preferences", "")), {})
+def _pairs_of(run: Run, section: Settings) -> str:
+    """Say whose rollouts the pairs of offline training are, "" of the policy that it starts
+    from."""
+    pairs = run.sections.get(str(section.get("preferences", "")), {})
     if pairs.get("kind") != COLLECT:
-        return "on pairs of others"
-    if start is not None and pairs.get("policy") == start.name:
-        return f"on {whose} rollouts"
-    return f"on rollouts of {pairs.get('policy')}"
+        return " on pairs from a file"
+    if pairs.get("policy") == section.get("policy"):
+        return " on its rollouts"
+    return f" on rollouts of {pairs.get('policy')}"
 
 
-def _gained(evaluation: Manifest, ordered: Sequence[Manifest], last: Policy) -> str:
-    """Say what came from where: of the gain over the first policy evaluated, DPO's share."""
-    first = str(ordered[0]["name"])
-    if first == last.name or first not in last.chain:
-        return ""
-    whole, certain = _change(evaluation, first, last.name)
-    if math.isnan(whole):
-        return ""
-    size = f"{100 * abs(whole):.1f} points"
-    before = fmt.policy_name(ordered[0])
-    if not certain:
-        return f"that it differs from {before} cannot be told ({100 * whole:+.1f} points)"
-    if whole < 0:
-        return f"it lost {size} against {before}"
-    gained = f"it gained {size} on {before}"
-    if last.kind != OFFLINE or last.parent is None or last.parent.name == first:
-        return gained
-    added, is_certain = _change(evaluation, last.parent.name, last.name)
-    offline = [phase.name for phase in _phases(last) if phase.kind == OFFLINE]
-    loss = f"the last {offline[-1]}" if len(offline) > 1 else offline[-1]
-    if math.isnan(added):
-        return gained
-    if not is_certain:
-        return f"{gained}, and that any of it came from {loss} cannot be told ({100 * added:+.1f})"
-    if added < 0:
-        return f"{gained}, and more before {loss} took {-100 * added:.1f}"
-    share = added / whole
-    return f"{100 * min(share, 1):.0f} % of the gain came from {loss}"
+# A study
+
+Finding = Literal[
+    "enough", "alone", "none", "dearer", "inconclusive", "chosen", "undecided", "unfinished"
+]
 
 
-def _change(evaluation: Manifest, before: str, after: str) -> tuple[float, bool]:
-    """Return the paired difference of two policies, NaN where they were not compared, and whether
-    its 95 % interval over problems leaves 0 out."""
-    pair = paired_policies(evaluation).get((before, after), {})
-    difference = number(pair, "difference")
-    half = t_quantile(number(pair, "problems")) * number(pair, "sem")
-    return difference, abs(difference) > half
+@dataclass(frozen=True)
+class StudyVerdict:
+    """Which policy comes within a point or two of the best GRPO for the least.
+
+    finding: "enough": `row`, a K with offline training, does, and no GRPO alone for less; "alone":
+    GRPO alone does for less, `row` is the cheapest K that does; "none": every cheaper K is worse
+    beyond `MARGIN`, `row` is the nearest; "inconclusive": the intervals do not tell, `row` is the
+    nearest; "dearer": every K costs more than the best GRPO, `row` is the highest. Of a study that
+    does not have both GRPO and K: "chosen": `row` is the best on dev; "undecided": nothing can be
+    chosen; "unfinished": no point is tested.
+    best: GRPO's best, as dev chose it. difference: of `row` from it, in accuracy. share,
+    alone_share: the cost of `row`, and of the cheapest GRPO that comes near, over that of the best.
+    measure: "flops" or "hours". problems, seeds: of the comparison. tried: K that count, of all.
+    command: which goes on with the study.
+    """
+
+    finding: Finding
+    problems: int
+    command: str
+    row: Row | None = None
+    best: Row | None = None
+    alone: Row | None = None
+    difference: Interval | None = None
+    share: float = math.nan
+    alone_share: float = math.nan
+    measure: str = "flops"
+    seeds: int = 0
+    tried: tuple[int, int] = (0, 0)
 
 
-class _Prices(NamedTuple):
-    """Rows beside the best GRPO. apart: each row's difference from it. measure: the cost in which
-    they are priced."""
+_STUDY = _SENTENCES.from_string(
+    "{% if v.finding == 'unfinished' %}"
+    "No point of this study is finished and tested yet. To continue: {{ v.command }}"
+    "{% elif v.finding == 'undecided' %}"
+    "On {{ v.problems }} test problems nothing can be chosen: no row has all seeds and was "
+    'evaluated on dev (an evaluate stage with split="dev"). To continue: {{ v.command }}'
+    "{% elif v.finding == 'chosen' %}"
+    "On {{ v.problems }} test problems {{ v.row.name }}, chosen on dev, answers "
+    "{{ interval(v.row.accuracy) }} % correctly{{ for_flops(v.row.costs.flops) }}."
+    "{% else %}"
+    "On {{ v.problems }} test problems, with {{ counted(v.seeds, 'seed') }}"
+    "{% if v.tried[0] < v.tried[1] %} and {{ v.tried[0] }} of {{ v.tried[1] }} K{% endif %}: "
+    "{% if v.finding == 'enough' %}{{ trained }} is within {{ margin }} of {{ best }} for "
+    "{{ percent(v.share) }} % of its {{ unit }} ({{ difference }}); GRPO alone needs "
+    "{{ percent(v.alone_share) }} %."
+    "{% elif v.finding == 'alone' %}GRPO alone ({{ v.alone.name }}) is within {{ margin }} of "
+    "{{ best }} for {{ percent(v.alone_share) }} % of its {{ unit }}; {{ trained }} needs "
+    "{{ percent(v.share) }} % ({{ difference }})."
+    "{% elif v.finding == 'none' %}no K tried is within {{ margin }} of {{ best }} for less. The "
+    "nearest is {{ trained }} ({{ difference }})."
+    "{% elif v.finding == 'dearer' %}every K tried costs more than {{ best }}. The highest is "
+    "{{ trained }} ({{ difference }}), for {{ price }}."
+    "{% else %}inconclusive whether any K is within {{ margin }} of {{ best }} for less. The "
+    "nearest is {{ trained }} ({{ difference }}). More seeds (--seeds) may decide; run: "
+    "{{ v.command }}{% endif %}{% endif %}"
+)
 
-    best: Row
-    apart: Mapping[Row, Interval]
-    measure: str
 
-    def of(self, row: Row) -> float:
-        """Return what a row costs."""
-        return row.costs[self.measure]
-
-    def written(self, row: Row) -> str:
-        """Write what a row costs, for readers."""
-        spent = self.of(row)
-        return flops(spent) if self.measure == "flops" else fmt.duration(3600 * spent)
-
-    def share(self, row: Row) -> str:
-        """Write what a row costs, in percent of the best GRPO's cost."""
-        return f"{100 * self.of(row) / self.of(self.best):.0f} %"
-
-    def cheapest_near(self, rows: Iterable[Row]) -> Row | None:
-        """Return the cheapest of the rows whose interval lies above -MARGIN."""
-        near = [row for row in rows if self.apart[row].low >= -MARGIN]
-        return min(near, key=self.of, default=None)
-
-
-def study_verdict(study: Study) -> str:
-    """Say which policy comes within a point or two of the best GRPO for the least, or that it
-    cannot be told and what to run. "" of a study that does not have both GRPO and K.
+def study_verdict(study: Study) -> StudyVerdict:
+    """Judge a study.
 
     GRPO's best, and each K's setting, are those that dev chose; a K counts that has the seeds of
     GRPO's best. Within: the 95 % interval of the difference lies above -`MARGIN`.
     """
-    grpo = paired.comparable(rows_of(study.baselines))
+    return _near_best(study) or _chosen(study)
+
+
+def _chosen(study: Study) -> StudyVerdict:
+    about = len(study.problems), command(study)
+    if not study.policies:
+        return StudyVerdict("unfinished", *about)
+    row = paired.chosen(study.rows)
+    return StudyVerdict("chosen" if row else "undecided", *about, row=row)
+
+
+def _near_best(study: Study) -> StudyVerdict | None:
+    """Judge whether a K is enough; None of a study that does not have both GRPO and K, or whose
+    costs are not known."""
+    grpo = paired.comparable(flat(study.baselines))
     best = paired.chosen(grpo)
     by_k: dict[float, list[Row]] = {}
-    for row in rows_of(study.offline):
-        if not row.group.stops:
-            by_k.setdefault(row.steps, []).append(row)
+    for one in flat(study.offline):
+        if not one.stops:
+            by_k.setdefault(one.steps, []).append(one)
     if best is None or len(grpo) < 2 or len(by_k) < 2 or study.spectrum:
-        return ""
-    settings = []
-    for choice in map(paired.chosen, by_k.values()):
-        # An interval of fewer seeds is narrower, or of problems only.
-        if choice is not None and set(best.seeds) <= set(choice.seeds):
-            settings.append(choice)
-    if not settings:
-        return ""
-    apart = {}
-    for row in (*grpo, *settings):
-        difference = paired.difference(row, best)
+        return None
+    measure = "flops" if study.rates is None else "hours"
+    apart: dict[Row, Interval] = {}
+    tried = 0
+    # An interval of fewer seeds is narrower, or of problems only.
+    chosen = [one for one in map(paired.chosen, by_k.values()) if one is not None]
+    settings = [one for one in chosen if set(best.seeds) <= set(one.seeds)]
+    for one in (*grpo, *settings):
+        difference = paired.difference(one, best)
         if difference is not None:
-            apart[row] = difference
-    prices = _Prices(best, apart, "flops" if study.rates is None else "hours")
-    # Without a known cost no policy is the cheaper one.
-    if any(math.isnan(prices.of(row)) for row in apart):
-        return ""
-    cheaper = [row for row in settings if row in apart and prices.of(row) < prices.of(best)]
-    where = f"On these {fmt.count(len(best.ids))} problems"
-    if len(best.seeds) == 1:
-        where += ", with one seed,"
-    if len(settings) < len(by_k):
-        where += (
-            f" and at {len(settings)} of {len(by_k)} K, those with all seeds and evaluated on dev,"
-        )
-    losses = {row.first.loss for row in grpo} - {""}
-    online = "GRPO" if losses <= {"grpo"} else "online training"
-    grpo_name = f"the best {online} ({_reached(best)}, {prices.written(best)})"
-    enough = prices.cheapest_near(cheaper)
-    if enough is None:
-        return f"{where} {_not_enough(study, prices, cheaper, grpo_name)}"
+            apart[one] = difference
+            tried += one in settings
+    cost = {row: row.costs[measure] for row in apart}
+    if not tried or any(map(math.isnan, cost.values())):
+        return None
+
+    def cheapest(rows: Sequence[Row]) -> Row | None:
+        near = [row for row in rows if apart[row].low >= -MARGIN]
+        return min(near, key=cost.__getitem__, default=None)
+
+    cheaper = [row for row in settings if row in apart and cost[row] < cost[best]]
     # the best itself is near
-    alone = prices.cheapest_near(row for row in grpo if row in apart) or best
-    unit = {"flops": "FLOPs", "hours": "time"}[prices.measure]
-    if prices.of(alone) < prices.of(enough):
-        return (
-            f"{where} {online} alone ({_reached(alone)}) comes within {_points(apart[alone])} of "
-            f"{grpo_name} for {prices.share(alone)} of its {unit}; the cheapest K that does with "
-            f"{_loss(enough.first.section)}, {_steps(enough)}, takes {prices.share(enough)}."
-        )
-    near = f"come within {_points(apart[enough])} of"
-    if apart[enough].low > 0:
-        near = "are above"
-    setting = f"{enough.group.name}: " if len({row.group for row in settings}) > 1 else ""
-    return (
-        f"{where} {_trained(enough)} ({setting}{fmt.percent(enough.accuracy.mean)} %) {near} "
-        f"{grpo_name} for {prices.share(enough)} of its {unit}; {online} alone takes "
-        f"{prices.share(alone)} to come within {100 * MARGIN:.0f} points."
+    alone = cheapest([row for row in grpo if row in apart]) or best
+    row = cheapest(cheaper)
+    finding: Finding = "enough"
+    if row is not None and cost[alone] < cost[row]:
+        finding = "alone"
+    if row is None:
+        others = cheaper or [row for row in settings if row in apart]
+        row = max(others, key=lambda other: apart[other].mean)
+        finding = "dearer"
+        if cheaper:
+            is_worse = all(apart[row].high < -MARGIN for row in cheaper)
+            finding = "none" if is_worse else "inconclusive"
+    return StudyVerdict(
+        finding,
+        len(best.ids),
+        command(study),
+        row=row,
+        best=best,
+        alone=alone,
+        difference=apart[row],
+        share=cost[row] / cost[best] if cost[best] else math.inf,
+        alone_share=cost[alone] / cost[best] if cost[best] else math.inf,
+        measure=measure,
+        seeds=len(best.seeds),
+        tried=(tried, len(by_k)),
     )
 
 
-def _not_enough(study: Study, prices: _Prices, cheaper: Sequence[Row], grpo_name: str) -> str:
-    """Say that no K comes near the best GRPO for less, or that it cannot be told."""
-    if not cheaper:
-        dearer = (row for row in prices.apart if row.group.is_offline)
-        highest = max(dearer, key=lambda row: prices.apart[row].mean, default=None)
-        found = f"every K tried with offline training costs more than {grpo_name}"
-        if highest is None:
-            return f"{found}."
-        return (
-            f"{found}: the highest, {_trained(highest)}, differs by "
-            f"{fmt.interval(prices.apart[highest], '+')} for {prices.written(highest)}."
-        )
-    nearest = max(cheaper, key=lambda row: prices.apart[row].mean)
-    difference = fmt.interval(prices.apart[nearest], "+")
-    margin = f"{100 * MARGIN:.0f} points"
-    if all(prices.apart[row].high < -MARGIN for row in cheaper):
-        return (
-            f"no K tried comes within {margin} of {grpo_name} for less: the nearest, "
-            f"{_trained(nearest)}, differs by {difference}."
-        )
-    seeds = counted(len(nearest.seeds), "seed")
-    return (
-        f"it cannot be told whether any K comes within {margin} of {grpo_name} for less: the "
-        f"nearest, {_trained(nearest)}, differs by {difference} over {seeds}. More seeds "
-        f"(--seeds) can tell; run: {command(study)}"
+def study_sentence(verdict: StudyVerdict) -> str:
+    """Write a study's verdict."""
+    row, best = verdict.row, verdict.best
+    reached = trained = price = ""
+
+    def priced(row: Row) -> str:
+        spent = row.costs[verdict.measure]
+        return flops(spent) if verdict.measure == "flops" else fmt.duration(3600 * spent)
+
+    if row is not None and best is not None:
+        accuracy, price = fmt.percent(best.accuracy.mean), priced(row)
+        reached = f"the best GRPO ({best.name}: {accuracy} %, {priced(best)})"
+        trained = f"{row.name} ({fmt.percent(row.accuracy.mean)} %)"
+    return _STUDY.render(
+        v=verdict,
+        best=reached,
+        trained=trained,
+        price=price,
+        margin=f"{100 * MARGIN:.0f} points",
+        unit={"flops": "FLOPs", "hours": "time"}[verdict.measure],
+        difference=f"{fmt.interval(verdict.difference, '+')} points",
+        interval=fmt.interval,
+        counted=counted,
+        percent=lambda share: f"{100 * share:.0f}",
+        for_flops=for_flops,
     )
 
 
-def _steps(row: Row) -> str:
-    """Name a K: "20 online steps"."""
-    return counted(row.steps, "online step")
+def for_flops(amount: float) -> str:
+    """Say what a policy cost, " for 448 GFLOPs", "" where that is not known or nothing."""
+    return f" for {flops(amount)}" if amount > 0 else ""
 
 
-def _trained(row: Row) -> str:
-    """Name a K and what follows it: "20 online steps and DPO"."""
-    return f"{_steps(row)} and {_loss(row.first.section)}"
+def flops(amount: float) -> str:
+    """Format an amount of compute, "2.58 TFLOPs"."""
+    text = fmt.quantity(amount)
+    return f"{text}{' ' * text[-1:].isdigit()}FLOPs"
 
 
-def _reached(row: Row) -> str:
-    """Name a row of GRPO and what it reaches."""
-    return f"{row.name}: {fmt.percent(row.accuracy.mean)} %"
+def command(study: Study) -> str:
+    """Return the command that made the study, as its last stages have it: the first ones may be
+    another study's.
+
+    It goes on with what is not finished.
+    """
+    for policy in policies_of(study.rows):
+        for stage in reversed([*policy.run.folders]):
+            words = list(policy.run.environment_of(stage).get("command", ()))[1:]
+            if words[:1] == ["sweep"]:
+                return " ".join(["g2d", *map(str, words)])
+    return f"g2d sweep --config CONFIG --workdir {study.workdir}"
 
 
-def _points(apart: Interval) -> str:
-    """Say within how many points of the best a row certainly is: at least 1."""
-    return counted(max(1, math.ceil(-100 * apart.low)), "point")
+# Runs side by side
+
+
+@dataclass(frozen=True)
+class ComparisonVerdict:
+    """The best of the runs' last policies, the next one, and how far they are apart on the common
+    problems.
+
+    Never that one way of training is better: each policy is of one seed.
+    """
+
+    best: Row
+    second: Row
+    difference: Interval
+
+
+_COMPARISON = _SENTENCES.from_string(
+    "{{ v.best.name }} answers {{ percent(v.best.accuracy.mean) }} % of {{ over }} correctly"
+    "{{ for_flops(v.best.costs.flops) }}, {{ v.second.name }} "
+    "{{ percent(v.second.accuracy.mean) }} %{{ for_flops(v.second.costs.flops) }}: a difference of "
+    "{{ interval(v.difference, '+') }} points (95 %, over problems; another seed is not in it)."
+)
+
+
+def comparison_verdict(last: Sequence[Row]) -> ComparisonVerdict:
+    """Judge the last policies of runs, a row each."""
+    best, second = sorted(last, key=lambda row: -row.accuracy.mean)[:2]
+    return ComparisonVerdict(best, second, paired.compare(second, best))
+
+
+def comparison_sentence(verdict: ComparisonVerdict) -> str:
+    """Write the verdict of runs side by side."""
+    over = counted(len(verdict.best.ids), "common problem")
+    return _COMPARISON.render(
+        v=verdict, over=over, percent=fmt.percent, interval=fmt.interval, for_flops=for_flops
+    )
+
+
+def no_verdict(evaluation: Evaluation | None, has_stage: bool) -> str:
+    """Say why a run has no verdict, "" where it has an evaluation."""
+    if evaluation is not None and evaluation.policies:
+        return ""
+    if not has_stage:
+        return "No stage of this run evaluates a policy."
+    return "No policy has been evaluated yet."

@@ -49,7 +49,6 @@ from g2d_jax.rollouts.generate import (
 )
 from g2d_jax.rollouts.workload import Workload, workload_of
 from g2d_jax.runtime import memory, processes, storage
-from g2d_jax.session.cost import Cost
 from g2d_jax.session.extra_state import Cursor, PlannedWindow
 from g2d_jax.session.policies import load_reference
 from g2d_jax.session.problems import train_order
@@ -58,6 +57,7 @@ from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import Trainer
 from g2d_jax.session.training_programs import Scorer
 from g2d_jax.session.windows import SyncWindow
+from g2d_jax.stage_result import Cost
 
 MAX_BATCHES_IN_MEMORY = 64
 """Batches of a window that stay in memory, with their log-probabilities; others are read back."""

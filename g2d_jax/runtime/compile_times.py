@@ -3,7 +3,7 @@ of how.
 
 JAX tells the start and the end of tracing, lowering and compiling each function (jax.monitoring),
 one inside another where a function calls a function. Whoever imports JAX hands these on
-(session/cost.py); this module does not import it.
+(session/clock.py); this module does not import it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 NAME = "jax_default_matmul_precision"
-"""JAX's setting, and its name in config.json and manifests."""
+"""JAX's setting, and its name in config.json."""
 
 DEFAULT = "default"
 """The platform's own precision, as where nothing is set."""

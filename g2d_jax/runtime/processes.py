@@ -40,6 +40,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from g2d_jax.records import Ended
 from g2d_jax.runtime import flags, private, terminal
 
 T = TypeVar("T")
@@ -135,13 +136,17 @@ def store() -> Any:
     return private.coordination().client
 
 
-def how_to_continue(error: str) -> str:
-    """Say that no process works on a run, and how to go on. error: its last one, which may say that
-    itself; "" for none."""
-    if "--workdir" in error:
-        return "no process works on it"
-    after = ", once you have fixed the cause. Other settings need another --workdir" * bool(error)
-    return f"no process works on it: {AGAIN}{after}"
+def how_to_continue(ended: Ended | None) -> str:
+    """Say that no process works on a run, and how to continue it. ended: None if that is not
+    known."""
+    if ended is None or ended.how != "error":
+        return f"no process works on it: {AGAIN}"
+    if ended.hopeless:
+        return f"no process works on it. {ANOTHER}"
+    return (
+        f"no process works on it: {AGAIN}, once you have fixed the cause. Other settings need "
+        "another --workdir"
+    )
 
 
 def count() -> int:

@@ -37,8 +37,6 @@ from g2d_jax.runtime import failures
 PathLike: TypeAlias = str | os.PathLike[str]
 
 MANIFEST = "manifest.json"
-CHECKSUM = "checksum"
-"""The field of a manifest that holds the `fingerprint` of all others."""
 MOST_JSON = 256 << 20
 """Bytes of a JSON file, at most: Python's objects take several times as much."""
 _SEGMENT = re.compile(r"(\d{5,})\.jsonl")
@@ -312,49 +310,9 @@ def read_informing(path: PathLike) -> tuple[dict[str, Any], str]:
     return content, ""
 
 
-def finish(stage_dir: PathLike, manifest: Mapping[str, Any]) -> None:
-    """Mark a stage as finished. Call it when all else the stage writes is on disk."""
-    content = plain({**manifest, "done": True})
-    content.pop(CHECKSUM, None)  # of a manifest that was read as a file, and changed
-    write_json(epath.Path(stage_dir) / MANIFEST, {**content, CHECKSUM: fingerprint(content)})
-
-
 def unfinish(stage_dir: PathLike) -> None:
     """Take back that a stage is finished: it goes on."""
     (epath.Path(stage_dir) / MANIFEST).unlink(missing_ok=True)
-
-
-def finished(stage_dir: PathLike) -> dict[str, Any] | None:
-    """Return the manifest of a finished stage, None if it is not finished.
-
-    Raises ValueError for a damaged manifest, such as one whose checksum does not fit.
-    """
-    path = epath.Path(stage_dir) / MANIFEST
-    try:
-        manifest = read_json(path)  # not exists() first: an object store may list late
-    except FileNotFoundError:
-        return None
-    if not isinstance(manifest, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(manifest).__name__}")
-    checksum = manifest.pop(CHECKSUM, None)
-    if checksum != fingerprint(manifest):
-        raise ValueError(
-            f"{path} is not what its stage wrote (its checksum does not fit): it was edited or "
-            "damaged. "
-            "Put back a copy of it, or delete it: the stage then ends anew from what else it wrote"
-        )
-    return manifest
-
-
-def read_finished(stage_dir: PathLike) -> tuple[dict[str, Any] | None, str]:
-    """Return what `finished` does where a manifest only informs, and what is wrong with it: (None,
-    …), else ""."""
-    try:
-        return finished(stage_dir), ""
-    except StoreUnavailable:
-        raise
-    except (OSError, ValueError) as error:
-        return None, str(error)
 
 
 class Appender:

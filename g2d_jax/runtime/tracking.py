@@ -25,6 +25,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, Self, TextIO
@@ -37,6 +38,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from g2d_jax.records import Ended
 from g2d_jax.runtime import failures
 from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.storage import (
@@ -450,6 +452,7 @@ class Tracker:
     ) -> None:
         """Raise ImportError naming the extra if W&B is wanted and missing; OSError."""
         self.last_samples: Samples | None = None
+        self.ended: Ended | None = None
         self._metrics: Segments | None = None
         self._samples: Segments | None = None
         self._wandb: Any = None
@@ -506,18 +509,20 @@ class Tracker:
             self._wandb.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
             self._wandb.log({**scalars, f"{stage}/step": int(step)})
 
-    def warn(self, stage: str, step: int, cause: str, text: str) -> dict[str, Any]:
-        """Print a warning in yellow, and log it with the kind "warning/CAUSE"; return what a
-        manifest has of it."""
+    def warn(self, stage: str, step: int, cause: str, text: str) -> None:
+        """Print a warning in yellow, and log it with the kind "warning/CAUSE"."""
         self.screen.say(f"WARNING: {text}", "yellow")
         self._record(self._metrics, stage, step, f"warning/{cause}", metrics={}, text=text)
-        return {"cause": cause, "step": step, "text": text}
 
-    def error(self, stage: str, text: str) -> None:
-        """Log why a stage could not go on, with the kind "error". A log that cannot be written is
-        left as it is."""
+    def end(self, ended: Ended) -> None:
+        """Log how the run ended, with the kind "ended", unless an end was logged before. A log that
+        cannot be written is left as it is."""
+        if self.ended is not None:
+            return
+        self.ended = replace(ended, text=shortened(ended.text, 2000))
+        fields = asdict(self.ended)
         with contextlib.suppress(OSError):
-            self._record(self._metrics, stage, 0, "error", metrics={}, text=shortened(text, 2000))
+            self._record(self._metrics, fields.pop("stage"), 0, "ended", metrics={}, **fields)
 
     def samples(self, stage: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep a table of completions: rows with equal columns, such as prompt, completion, answer,
@@ -548,6 +553,13 @@ class Tracker:
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
+
+
+def ended_by(record: Mapping[str, Any]) -> Ended | None:
+    """Read how a run ended from the last record of its log; None of any other record."""
+    if record.get("kind") != "ended":
+        return None
+    return Ended(record["how"], record["text"], record["stage"], record["hopeless"])
 
 
 def read_metrics(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from g2d_jax.data.curriculum import History
+from g2d_jax.stage_result import Cost, Stop, Warned
 
 
 @dataclass
@@ -46,7 +47,7 @@ class ExtraState:
     """The numbers of a stage that resume with it; those of rollouts and of early stopping are of an
     online stage.
 
-    costs: step -> the cost at every kept step, the fields of `Cost.manifest`
+    costs: step -> the cost at every kept step
     skipped_updates, skipped_in_row: updates that were not finite, of the whole stage and the last
     in a row
     warnings: alerts that were shown, see `alerts.say`
@@ -63,13 +64,13 @@ class ExtraState:
     history: what prompts got so far, for choosing among them
     """
 
-    costs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    costs: dict[str, Cost] = field(default_factory=dict)
     skipped_updates: int = 0
     skipped_in_row: int = 0
-    warnings: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[Warned] = field(default_factory=list)
     series: dict[str, list[float]] = field(default_factory=dict)
     rounds: list[int] = field(default_factory=list)
-    ended: dict[str, Any] | None = None
+    ended: Stop | None = None
     without_signal: int = 0
     usage: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
@@ -93,6 +94,9 @@ class ExtraState:
     def from_json(cls, record: Mapping[str, Any]) -> ExtraState:
         """Restore the state that `to_json` wrote."""
         state = cls(**record)
+        state.costs = {step: Cost(**cost) for step, cost in record["costs"].items()}
+        state.warnings = [Warned(**warning) for warning in record["warnings"]]
+        state.ended = record["ended"] and Stop(**record["ended"])
         state.history = History.from_state(record["history"])
         state.before, state.after = Cursor(**record["before"]), Cursor(**record["after"])
         state.planned = list(map(_planned, record["planned"]))

@@ -9,14 +9,14 @@ from dataclasses import fields, replace
 import jax.numpy as jnp
 from etils import epath
 
-from g2d_jax import contents
+from g2d_jax import contents, stage_result
 from g2d_jax.accounting import POLICIES
 from g2d_jax.config import places
 from g2d_jax.config.policy_name import INIT, OF_RUN, PolicyName
 from g2d_jax.models import decoder, hf, lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.hf_folder import find_weights
-from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime import processes
 from g2d_jax.runtime.program_cache import Jitted
 from g2d_jax.session import init_params
 from g2d_jax.session.init_params import Base
@@ -46,7 +46,7 @@ def load_policy(session: Session, name: str) -> Decoder:
         if chosen is None or chosen not in steps:
             there = "" if PolicyName.parse(name).origin == OF_RUN else _trained(session)
             raise ValueError(f"policy {name!r}: {_missing(folder, steps)}{there}")
-        if step is None and not storage.finished(folder.parent):
+        if step is None and not stage_result.read(folder.parent):
             session.say_once(f"WARNING: {name} is not finished: this is its step {chosen}")
         like, _ = lora.partition(decoder.abstract_on(session.model_config, session.mesh))
         return lora.combine(checkpoints.restore_params(chosen, like), rest)
@@ -57,7 +57,7 @@ def _missing(folder: epath.Path, steps: Sequence[int]) -> str:
     if steps:
         listed = ", ".join(map(str, steps))
         return f"no checkpoint of that step in {folder} (there: {listed}); see stages.*.keep"
-    if storage.finished(folder.parent):
+    if stage_result.read(folder.parent):
         return (
             f"the stage is finished, and {folder} has no checkpoint any more: put a copy back, or move "
             "the stage's folder, and those of the stages made from it, out of the work directory"
@@ -69,7 +69,7 @@ def _trained(session: Session) -> str:
     """List the stages that have finished and kept a policy."""
     names: list[str] = []
     for name, folder in session.folders.items():
-        if storage.finished(folder) and any((folder / "checkpoints").glob("*")):
+        if stage_result.read(folder) and any((folder / "checkpoints").glob("*")):
             names.append(name)
     return f". Finished, with checkpoints: {', '.join(names) or 'none'}"
 
@@ -156,7 +156,7 @@ def chosen_policy(session: Session, name: str) -> str:
     selects = (
         stage in session.config.stages and session.config.stages[stage].kind == "best_checkpoint"
     )
-    if selects and storage.finished(folder) is None:
+    if selects and stage_result.read(folder) is None:
         raise ValueError(
             f"policy {name!r}: that stage has not chosen a checkpoint yet: let it finish first"
         )
@@ -222,8 +222,8 @@ def model_of(session: Session, policy: str) -> epath.Path:
 def followed(policy: str, folder: epath.Path) -> str:
     """Return the policy that a stage's name leads to, `folder` being the stage's: see
     `chosen_policy`."""
-    manifest = storage.finished(folder) or {}
-    if manifest.get("kind") != "best_checkpoint":
+    result = stage_result.read(folder)
+    if result is None or result.selection is None:
         return policy
     name = PolicyName.parse(policy)
     if name.step is not None:
@@ -231,7 +231,7 @@ def followed(policy: str, folder: epath.Path) -> str:
             f"policy {policy!r}: a best_checkpoint stage has chosen its step: leave out what is "
             "behind @"
         )
-    chosen = PolicyName.parse(manifest["result"]["policy"])
+    chosen = PolicyName.parse(result.selection.policy)
     return str(replace(name, stage=chosen.stage, step=chosen.step))
 
 
@@ -248,7 +248,7 @@ def require_elsewhere(policy: str) -> None:
                 f"policy {policy!r}: there are checkpoints of "
                 f"{', '.join(map(str, steps)) or 'no step'}"
             )
-        if step is None and not storage.finished(stage_of_run(policy)):
+        if step is None and not stage_result.read(stage_of_run(policy)):
             raise ValueError(
                 f"policy {policy!r}: that stage has not finished, and what is newest of it changes: "
                 f"name a step, as in {policy}@{max(steps)}, one of its keep if it goes on; or let it "

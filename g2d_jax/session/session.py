@@ -30,7 +30,7 @@ from g2d_jax.runtime.program_cache import CompileAhead, Programs
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import init_params
 from g2d_jax.session.background_writer import Writer
-from g2d_jax.session.cost import Clock, Cost
+from g2d_jax.session.clock import Clock
 from g2d_jax.session.devices import Devices
 from g2d_jax.session.problems import SPLITS, Problems, Reading, reading
 from g2d_jax.session.problems import load as load_problems
@@ -38,6 +38,7 @@ from g2d_jax.session.reward_manager import RewardManager
 from g2d_jax.session.sampling import RunSampling
 from g2d_jax.session.tokenizers import open_tokenizer
 from g2d_jax.session.training_memory import Micro
+from g2d_jax.stage_result import Cost, Warned
 from g2d_jax.training.objectives import Compute, Objective
 
 
@@ -93,7 +94,7 @@ class Session:
     losses: dict[str, tuple[Objective, Programs]] = field(default_factory=dict)
     # stage -> what was read to check it, until it runs; its warnings, and of "" those of all
     given: dict[str, Any] = field(default_factory=dict)
-    warnings: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    warnings: dict[str, list[Warned]] = field(default_factory=dict)
 
     def at(
         self, config: Config, folders: Mapping[str, epath.Path], tracker: Tracker, **changes: Any

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -21,7 +21,6 @@ import numpy as np
 from etils import epath
 from safetensors.numpy import save
 
-from g2d_jax.accounting import goodput
 from g2d_jax.data.packing import Group, Packed
 from g2d_jax.losses import mean_metrics
 from g2d_jax.models import lora
@@ -30,12 +29,12 @@ from g2d_jax.models.flops import train_flops
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tracking import Progress
 from g2d_jax.session import init_params
-from g2d_jax.session.cost import Cost
 from g2d_jax.session.extra_state import ExtraState
 from g2d_jax.session.policies import base_of, frozen_params, load_policy
 from g2d_jax.session.profiles import Profiler
 from g2d_jax.session.session import Session, StopRun
 from g2d_jax.session.training_programs import Training
+from g2d_jax.stage_result import Cost, Outcome
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
 from g2d_jax.training.step import (
     StepNumbers,
@@ -170,9 +169,11 @@ class Trainer:
         spent = self.session.clock.since(self._clock_then)
         self._done_at = now
         self._clock_then = self.session.clock.read()
+        in_all = Cost(seconds=seconds - spent["checkpointing_seconds"])
+        in_all.add(spent)
         return {
             "step_time": seconds,
-            **goodput({**spent, "seconds": seconds - spent["checkpointing_seconds"]}),
+            **in_all.goodput,
         }
 
     def _give_up(self, packed: Packed) -> None:
@@ -213,7 +214,7 @@ class Trainer:
         self.flush()
         self.session.tracker.flush()
         if self.step in self.pinned:
-            self.extra_state.costs[str(self.step)] = self.cost.manifest()
+            self.extra_state.costs[str(self.step)] = replace(self.cost)
         self.session.writer.wait()  # a checkpoint says that what came before it is on disk
         host = {"cost": dataclasses.asdict(self.cost), "extra_state": self.extra_state.to_json()}
         with self._writing():
@@ -234,20 +235,18 @@ class Trainer:
         if self.step not in processes.on_leader(self.checkpoints.steps):
             self.save()
 
-    def finish(self, counts: Mapping[str, int]) -> dict[str, Any]:
-        """Log the last update and wait for its checkpoint, so that the cost is complete; return the
-        manifest's fields.
+    def finish(self, counts: Mapping[str, int]) -> Outcome:
+        """Log the last update and wait for its checkpoint, so that the cost is complete; return
+        what was done.
 
-        counts: of the stage's own. Warnings that come later are in the fields too.
+        counts: of the stage's own. Warnings that come later are in it too.
         """
         self.flush()
         with self._writing():
             self.checkpoints.wait()
         state = self.extra_state
-        fields = {**self.cost.manifest(), "counts": dict(counts), "warnings": state.warnings}
-        if state.skipped_updates:
-            fields["counts"]["skipped_updates"] = state.skipped_updates
-        return fields
+        skipped = {"skipped_updates": state.skipped_updates} if state.skipped_updates else {}
+        return Outcome(cost=self.cost, counts={**counts, **skipped}, warnings=state.warnings)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -280,7 +279,7 @@ def open_trainer(training: Training) -> Iterator[Trainer]:
         state = TrainState(trees["params"], trees["opt_state"])
         cost, extra_state = Cost(**host["cost"]), ExtraState.from_json(host["extra_state"])
         if step in pins:  # it may not have been pinned when it was saved
-            extra_state.costs.setdefault(str(step), cost.manifest())
+            extra_state.costs.setdefault(str(step), replace(cost))
         pins |= set(map(int, extra_state.costs))  # pinned steps stay, for others may read them
         session.tracker.say(f"{name}: continuing after step {step} of {total}")
         base = base_of(session, name)

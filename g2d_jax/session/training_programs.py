@@ -21,12 +21,12 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops, read_params, train_flops
 from g2d_jax.runtime.program_cache import Jitted, Programs
 from g2d_jax.session import init_params
-from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import reference_cast, reference_dtype
 from g2d_jax.session.program import Program, Work, device_bytes, fixed
 from g2d_jax.session.row_shapes import RowShape, pack_rows
 from g2d_jax.session.session import Session
 from g2d_jax.session.training_memory import saved_per_token
+from g2d_jax.stage_result import Cost
 from g2d_jax.training.objectives import Objective, split
 from g2d_jax.training.optimizer import make_optimizer, make_schedule
 from g2d_jax.training.step import (

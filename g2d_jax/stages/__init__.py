@@ -9,7 +9,7 @@ from g2d_jax.config import STAGES
 def of_kind(kind: str) -> ModuleType:
     """Return the module of a kind of stage, imported when one is needed.
 
-    Its run(session, name, stage) returns the fields of the manifest, and programs(session, name,
+    Its run(session, name, stage) returns an `Outcome`, what was done, and programs(session, name,
     stage, response) yields the programs that a run compiles. issues(session, name, stage) returns
     what its data, model or devices tell before it begins, and raises ValueError as `run` would.
     Raises ValueError for no kind of stage.

@@ -13,7 +13,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from g2d_jax.records import Verdict
 from g2d_jax.runtime.terminal import counted, shortened
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import Trainer
+from g2d_jax.stage_result import Warned
 from g2d_jax.stages.causes import Cause
 
 WATCHED = (
@@ -71,18 +71,17 @@ class Alert:
 
 
 def say(
-    session: Session, name: str, step: int, alerts: Iterable[Alert], warnings: list[dict[str, Any]]
+    session: Session, name: str, step: int, alerts: Iterable[Alert], warnings: list[Warned]
 ) -> None:
     """Show the user the alerts whose cause is not among the warnings, and add them there; all
     processes call it.
-
-    warnings: as `Tracker.warn` returns them, for the manifest.
     """
     for alert in alerts:
-        if alert.cause in {before["cause"] for before in warnings}:
+        if alert.cause in {warning.cause for warning in warnings}:
             continue
         text = f"{name}{f', step {step}' if step else ''}: {alert.text}"
-        warnings.append(session.tracker.warn(name, step, alert.cause, text))
+        warnings.append(Warned(alert.cause, step, text))
+        session.tracker.warn(name, step, alert.cause, text)
 
 
 def report(trainer: Trainer, alerts: Iterable[Alert]) -> None:

@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from operator import itemgetter
-from typing import Any
+from dataclasses import replace
 
 from g2d_jax.config import BestCheckpoint
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.tracking import Progress
-from g2d_jax.session.cost import Cost
 from g2d_jax.session.session import Session, StopRun
+from g2d_jax.stage_result import Cost, Outcome, Scored, Selection, Warned
 from g2d_jax.stages import alerts
 from g2d_jax.stages.alerts import Alert
 from g2d_jax.stages.held_out import HeldOut, task_results, write_problems
@@ -32,17 +31,17 @@ from g2d_jax.stages.held_out import programs as programs
 from g2d_jax.training.checkpoint import Checkpoints
 
 
-def run(session: Session, name: str, stage: BestCheckpoint) -> dict[str, Any]:
-    """Score the checkpoints; return the manifest's fields, in "result" the "policy" that was
-    chosen, "STAGE@STEP".
+def run(session: Session, name: str, stage: BestCheckpoint) -> Outcome:
+    """Score the checkpoints; return what was done, with the policy that was chosen,
+    "STAGE@STEP".
 
     Raises StopRun when no checkpoint has a score.
     """
     problems = session.problems.by_split["dev"]
     write_problems(session.folders[name], problems)
-    warnings: list[dict[str, Any]] = []
+    warnings: list[Warned] = []
     cost = Cost()
-    scores: dict[int, dict[str, Any]] = {}
+    scores: dict[int, Scored] = {}
     steps = candidates(stage, session)
     with (
         session.track_cost(cost),
@@ -50,12 +49,12 @@ def run(session: Session, name: str, stage: BestCheckpoint) -> dict[str, Any]:
     ):
         for step in steps:
             entry = scores[step] = _scored(session, name, stage, step, cost, bar)
-            metrics = {"score": entry["score"]}
-            for task, row in entry["tasks"].items():
-                metrics[f"tasks/{task}/score"] = row["score"]
-            bar.update(bar.done, {"score": entry["score"]})
+            metrics = {"score": entry.score}
+            for task, row in entry.tasks.items():
+                metrics[f"tasks/{task}/score"] = row.score
+            bar.update(bar.done, {"score": entry.score})
             session.tracker.log(name, step, metrics)
-    best = best_step({step: entry["score"] for step, entry in scores.items()})
+    best = best_step({step: entry.score for step, entry in scores.items()})
     if best is None:
         raise StopRun(
             f"{name}: no checkpoint of {stage.policy} has a score: of some task no response "
@@ -65,19 +64,19 @@ def run(session: Session, name: str, stage: BestCheckpoint) -> dict[str, Any]:
     session.tracker.say(
         f"{name}: {stage.policy}@{best}, the best of steps {', '.join(map(str, steps))}"
     )
-    result = {
-        "policy": f"{stage.policy}@{best}",
-        "steps": {str(step): entry for step, entry in scores.items()},
-        "split": "dev",
-        "samples": stage.sampling.answers(stage.num_generations),
-        "sampling": stage.sampling.to_dict(),
-    }
-    return {
-        **cost.manifest(),
-        "counts": {"checkpoints": len(steps), "problems": len(problems)},
-        "result": result,
-        "warnings": warnings,
-    }
+    selection = Selection(
+        f"{stage.policy}@{best}",
+        {str(step): entry for step, entry in scores.items()},
+        "dev",
+        stage.sampling.answers(stage.num_generations),
+        stage.sampling.to_dict(),
+    )
+    return Outcome(
+        cost=cost,
+        counts={"checkpoints": len(steps), "problems": len(problems)},
+        selection=selection,
+        warnings=warnings,
+    )
 
 
 def candidates(stage: BestCheckpoint, session: Session) -> list[int]:
@@ -105,7 +104,7 @@ def best_step(scores: Mapping[int, float]) -> int | None:
 
 def _scored(
     session: Session, name: str, stage: BestCheckpoint, step: int, cost: Cost, bar: Progress
-) -> dict[str, Any]:
+) -> Scored:
     """Score one checkpoint: its score and standard error, and those of each task. bar: moves by the
     problems."""
     held_out = HeldOut(
@@ -114,22 +113,23 @@ def _scored(
     groups = held_out.answers("select").groups
     tasks = task_results(held_out.problems, groups, session.config.verifiable)
     for task, row in tasks.items():
-        divided = not session.config.verifiable[task]
-        row["score"] = row["length_normalised" if divided else "reward"]
-        row["score_sem"] = row["length_normalised_sem" if divided else "sem"]
+        score = row.reward, row.sem
+        if not session.config.verifiable[task]:
+            score = row.length_normalised, row.length_normalised_sem
+        tasks[task] = replace(row, score=score[0], score_sem=score[1])
     # Tasks are other problems each, so their errors are independent.
-    spread = math.hypot(*map(itemgetter("score_sem"), tasks.values()))
-    total = sum(map(itemgetter("score"), tasks.values()))
-    return {"score": total / len(tasks), "sem": spread / len(tasks), "tasks": tasks}
+    spread = math.hypot(*(row.score_sem for row in tasks.values()))
+    total = sum(row.score for row in tasks.values())
+    return Scored(total / len(tasks), spread / len(tasks), tasks)
 
 
-def _negative(scores: Mapping[int, Mapping[str, Any]]) -> Iterator[Alert]:
+def _negative(scores: Mapping[int, Scored]) -> Iterator[Alert]:
     """Yield an alert for each task whose rewards, which are divided by lengths, are negative on
     average."""
-    for task in next(iter(scores.values()))["tasks"]:
-        results = [entry["tasks"][task] for entry in scores.values()]
-        low = min(row["reward"] for row in results)
-        if low < 0 and all(row["accuracy"] is None for row in results):
+    for task in next(iter(scores.values())).tasks:
+        results = [entry.tasks[task] for entry in scores.values()]
+        low = min(row.reward for row in results)
+        if low < 0 and not any(row.verifiable for row in results):
             yield Alert(
                 f"negative {task}",
                 f"rewards of the task {task} are negative on average ({low:.3g}): divided by the "

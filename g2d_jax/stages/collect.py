@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from g2d_jax import stage_result
 from g2d_jax.config import Collect, Issue, Online
 from g2d_jax.config.policy_name import PolicyName
 from g2d_jax.config.section import warning
@@ -45,12 +46,12 @@ from g2d_jax.rollouts.programs import sampling_programs
 from g2d_jax.rollouts.workload import workload_of
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_rollouts, write_columns, write_preferences
-from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.problems import count_drawn, train_order
 from g2d_jax.session.program import Program
 from g2d_jax.session.session import Session, StopRun
 from g2d_jax.session.windows import window_at
+from g2d_jax.stage_result import Cost, Outcome, Warned
 from g2d_jax.stages import alerts
 from g2d_jax.stages.causes import Cause, cause_of
 from g2d_jax.study import informativeness
@@ -60,8 +61,8 @@ FATES = ("mixed", "all_correct", "all_incorrect", "all_equal", "unscorable", "ou
 """Possible outcomes of a prompt; all but the first give no pairs."""
 
 
-def run(session: Session, name: str, stage: Collect) -> dict[str, Any]:
-    """Collect rollouts and preference pairs; return the manifest's fields. Raises StopRun if a
+def run(session: Session, name: str, stage: Collect) -> Outcome:
+    """Collect rollouts and preference pairs; return what was done. Raises StopRun if a
     needed pair lacks."""
     folder = session.folders[name]
     cost = Cost()
@@ -87,19 +88,18 @@ def run(session: Session, name: str, stage: Collect) -> dict[str, Any]:
     template = session.tokenizer.template.pinned
     if template:  # other libraries render the pairs' messages with it as the policy saw them
         processes.on_leader(lambda: storage.write_bytes(folder / CHAT_TEMPLATE, template.encode()))
-    warnings: list[dict[str, Any]] = []
+    warnings: list[Warned] = []
     alerts.say(session, name, 0, [*alerts.few_pairs(counts, cause), *of_samples], warnings)
     logged = dict(described)
     for key, value in counts.items():
         logged[f"pairs/{key}"] = float(value)
     session.tracker.log(name, 0, logged)
-    result = {
-        "chosen_mean_length": measures["pairs"]["chosen_length"],
-        "rejected_mean_length": measures["pairs"]["rejected_length"],
-        "rollouts": described,
-        "informativeness": measures,
-    }
-    return {**cost.manifest(), "counts": counts, "result": result, "warnings": warnings}
+    return Outcome(
+        cost=cost,
+        counts=counts,
+        measures={**measures, "rollouts": described},
+        warnings=warnings,
+    )
 
 
 def issues(session: Session, name: str, stage: Collect) -> list[Issue]:
@@ -159,7 +159,7 @@ def rollouts_of(session: Session, name: str, cost: Cost) -> tuple[Draws, Groups]
         return _archive(session, stage)
     if stage.dump.path:
         return external_groups(session, stage.dump, folder / "external.parquet")
-    if origin == name and not storage.finished(session.folders[name]):
+    if origin == name and not stage_result.read(session.folders[name]):
         return _sample(session, name, stage, cost)
     draws = _draws(session, origin, stage)
     return draws, grouped(read_rollouts(folder), draws, stage.num_generations)
@@ -213,9 +213,9 @@ def _archive(session: Session, stage: Collect) -> tuple[Draws, Groups]:
 
 def _steps_done(session: Session, source: str) -> int:
     """Count the steps an online stage did, which may be fewer than its settings allow."""
-    manifest = storage.finished(session.folders[source])
-    assert manifest is not None  # a stage runs after those it reads
-    return int(manifest["counts"]["steps"])
+    result = stage_result.read(session.folders[source])
+    assert result is not None  # a stage runs after those it reads
+    return result.counts["steps"]
 
 
 def sampler_settings(session: Session, name: str) -> dict[str, Any]:
@@ -332,9 +332,9 @@ def to_preferences(prompts: Sequence[Prompt], groups: Groups, pairs: Pairs) -> l
     return preferences
 
 
-def _measure(folder: epath.Path, groups: Groups, pairs: Pairs) -> dict[str, Any]:
-    """Write the informativeness of rollouts and selected pairs, by prompt and in all; return the
-    latter.
+def _measure(folder: epath.Path, groups: Groups, pairs: Pairs) -> dict[str, dict[str, float]]:
+    """Write the informativeness of rollouts and chosen pairs by prompt; return it in all:
+    "informativeness" of the rollouts, "pairs" of those chosen.
 
     Figures that need log-probabilities are NaN where rollouts came without.
     """
@@ -354,9 +354,7 @@ def _measure(folder: epath.Path, groups: Groups, pairs: Pairs) -> dict[str, Any]
         logprobs[::2], logprobs[1::2], lengths[::2], lengths[1::2]
     )
     of_pairs = {**summary, **informativeness.prompts_of_pairs(columns)}
-    measures = {**informativeness.summary(groups), "pairs": of_pairs}
-    processes.on_leader(lambda: storage.write_json(folder / "informativeness.json", measures))
-    return measures
+    return {"informativeness": informativeness.summary(groups), "pairs": of_pairs}
 
 
 def _fate(group: Sequence[ScoredRollout], lowest: float, highest: float) -> str:

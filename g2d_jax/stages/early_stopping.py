@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from g2d_jax import accounting
+from dataclasses import replace
+
 from g2d_jax.config import Online
 from g2d_jax.runtime import processes
 from g2d_jax.session.trainer import Trainer
+from g2d_jax.stage_result import Stop
 
 
 def ends(trainer: Trainer, stage: Online) -> bool:
@@ -18,14 +20,14 @@ def ends(trainer: Trainer, stage: Online) -> bool:
     state, step = trainer.extra_state, trainer.step
     if state.ended or not stage.budget.amount:
         return state.ended is not None
-    spent = accounting.cost(trainer.cost.manifest())[stage.budget.measure]
+    spent = trainer.cost.measures[stage.budget.measure]
     spent = processes.on_leader(lambda: spent)  # seconds differ from one process to the next
     if not step or spent < stage.budget.amount:
         return False
-    state.ended = {"rule": "budget", "measure": stage.budget.measure, "spent": spent, "step": step}
+    state.ended = Stop("budget", stage.budget.measure, spent, step)
     trainer.pinned.add(step)
     # Also where the step was saved before: by a process that was stopped in between.
-    state.costs.setdefault(str(step), trainer.cost.manifest())
+    state.costs.setdefault(str(step), replace(trainer.cost))
     trainer.session.tracker.say(
         f"{trainer.name}: ends after step {step} of at most {stage.steps} by budget"
     )

@@ -4,6 +4,7 @@ completion kept."""
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -12,15 +13,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from g2d_jax import stage_result
 from g2d_jax.config import Evaluate
 from g2d_jax.config.policy_name import OF_RUN, PolicyName
 from g2d_jax.records import Problem, indices_by_task, pick
 from g2d_jax.rollouts.generate import Groups, correct, describe, log_samples, rewards, rows_of
-from g2d_jax.runtime.storage import finished
 from g2d_jax.runtime.tracking import Progress
-from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import chosen_policy
 from g2d_jax.session.session import Session
+from g2d_jax.stage_result import (
+    NO_ACCURACY,
+    NOT_COMPARED,
+    Change,
+    Cost,
+    Evaluated,
+    Evaluation,
+    Outcome,
+    Warned,
+    marks_of,
+)
 from g2d_jax.stages import alerts
 from g2d_jax.stages.causes import Cause, cause_of
 from g2d_jax.stages.held_out import HeldOut, task_results, write_problems
@@ -42,14 +53,13 @@ class Answers(NamedTuple):
     cause: Cause
 
 
-def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
-    """Evaluate stage.policies in order; return the manifest's fields, results and paired
-    differences included."""
+def run(session: Session, name: str, stage: Evaluate) -> Outcome:
+    """Evaluate stage.policies in order; return what was done, with paired differences."""
     problems = session.problems.by_split[stage.split]
     cost = Cost()
-    policies: list[dict[str, Any]] = []
+    policies: list[Evaluated] = []
     answers: dict[str, Answers] = {}
-    warnings: list[dict[str, Any]] = []
+    warnings: list[Warned] = []
     write_problems(session.folders[name], problems)
     total = len(problems) * len(stage.policies)
     label = name if name in session.config.stages else "evaluate"
@@ -58,11 +68,13 @@ def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
             entry, answers[policy] = evaluate_policy(session, name, stage, policy, cost, bar)
             policies.append(entry)
             if policy in session.evaluated:
-                cost.add(finished(session.evaluated[policy]) or {})
+                earlier = stage_result.read(session.evaluated[policy])
+                if earlier is not None:
+                    cost.add(dataclasses.asdict(earlier.cost))
             metrics = _metrics(entry)
             bar.update(bar.done, _shown(metrics))
             session.tracker.log(
-                name, number, {**metrics, "completions/mean_length": entry["mean_length"]}
+                name, number, {**metrics, "completions/mean_length": entry.mean_length}
             )
             found = alerts.sampled(
                 answers[policy].described,
@@ -74,35 +86,31 @@ def run(session: Session, name: str, stage: Evaluate) -> dict[str, Any]:
     pairs = list(zip(stage.policies[:-1], stage.policies[1:], strict=True))
     if len(stage.policies) > 2:
         pairs.append((stage.policies[0], stage.policies[-1]))
-    paired = []
+    changes = []
     for before, after in pairs:
-        differences = _paired(session, problems, answers[before], answers[after])
-        paired.append({"before": before, "after": after, **differences})
-    result = {
-        "policies": policies,
-        "paired": paired,
-        "problems": len(problems),
-        "samples": stage.sampling.answers(stage.num_generations),
-        "split": stage.split,
-        "sampling": stage.sampling.to_dict(),
-    }
-    return {
-        **cost.manifest(),
-        "counts": {"problems": len(problems)},
-        "result": result,
-        "warnings": warnings,
-    }
+        change = _change(session, problems, answers[before], answers[after])
+        changes.append(dataclasses.replace(change, before=before, after=after))
+    result = Evaluation(
+        policies,
+        changes,
+        ids=[problem.id for problem in problems],
+        problems=len(problems),
+        samples=stage.sampling.answers(stage.num_generations),
+        split=stage.split,
+        sampling=stage.sampling.to_dict(),
+    )
+    counts = {"problems": len(problems)}
+    return Outcome(cost=cost, counts=counts, evaluation=result, warnings=warnings)
 
 
 def evaluate_policy(
     session: Session, name: str, stage: Evaluate, policy: str, cost: Cost, bar: Progress
-) -> tuple[dict[str, Any], Answers]:
-    """Evaluate one policy: its entry of the result, and its answers. Completions on disk are read
-    back. bar: moves by the problems.
+) -> tuple[Evaluated, Answers]:
+    """Evaluate one policy. Completions on disk are read back. bar: moves by the problems.
 
-    Its figures of accuracy are over the problems whose task knows right and wrong, and None where
-    no task does. "tasks" has the results of each task (see `task_results`), where there are several
-    or one whose reward is not verifiable; else "reward" is the mean reward.
+    Its numbers of accuracy are over the problems whose task knows right and wrong. "tasks" has the
+    results of each task, where there are several or one whose reward is not verifiable; else
+    "reward" is the mean reward.
     """
     folder = session.evaluated.get(policy, session.folders[name]) / "rollouts"
     # completions of another stage were paid for there
@@ -112,20 +120,20 @@ def evaluate_policy(
     groups = sampled.groups
     greedy = [[row] for row in sampled.greedy] if stage.greedy else None
     problems, described = held_out.problems, describe(groups)
-    entry: dict[str, Any] = {
-        "name": policy,
-        "label": policy
-        if PolicyName.parse(policy).origin == OF_RUN
-        else chosen_policy(session, policy),
+    is_run = PolicyName.parse(policy).origin == OF_RUN
+    entry = Evaluated(
+        name=policy,
+        label=policy if is_run else chosen_policy(session, policy),
+        rollouts=os.path.relpath(held_out.file, session.folders[name]),
+        marks=marks_of(correct(groups)),
+        verdicts=dict(Counter(row.score.verdict.value for row in rows_of(groups))),
+        mean_length=described["completions/mean_length"],
+        entropy=described["entropy"],
+        truncated=described["completions/clipped_ratio"],
+        informativeness=informativeness.summary(groups),
         **_accuracies(session, stage, problems, groups, greedy),
         **_tasks(session, problems, groups, greedy),
-        "rollouts": os.path.relpath(held_out.file, session.folders[name]),
-        "verdicts": dict(Counter(row.score.verdict.value for row in rows_of(groups))),
-        "mean_length": described["completions/mean_length"],
-        "entropy": described["entropy"],
-        "truncated": described["completions/clipped_ratio"],
-        "informativeness": informativeness.summary(groups),
-    }
+    )
     log_samples(session, name, 0, held_out.draws, groups, policy=policy)
     greedily_correct = None if greedy is None else correct(greedy)
     cause = cause_of(problems, groups, session.config.all_tasks)
@@ -141,26 +149,17 @@ def _accuracies(
 ) -> dict[str, Any]:
     """Compute the figures of right and wrong answers: of all problems, greedy, and by subset."""
     answers = correct(groups)
-    every = dataclasses.asdict(stats.accuracy(answers))
     if not _judged(session, problems):
-        return {
-            **dict.fromkeys(every),
-            "samples": every["samples"],
-            "pass_at": {},
-            "greedy": None,
-            "subsets": {},
-        }
+        return {}
     verifiable = session.config.verifiable
     judged = [i for i, problem in enumerate(problems) if verifiable[problem.task]]
     names = [problem.subset for problem in pick(problems, judged)]
-    subsets = {}
-    for subset, figures in stats.by_subset(answers[judged], names).items():
-        if subset:
-            subsets[subset] = dataclasses.asdict(figures)
+    subsets = stats.by_subset(answers[judged], names)
+    subsets.pop("", None)
     return {
-        **every,
+        "accuracy": stats.accuracy(answers),
         "pass_at": {str(k): stats.pass_at(answers, k) for k in stage.told_at},
-        "greedy": None if greedy is None else stats.accuracy(correct(greedy)).mean,
+        "greedy": math.nan if greedy is None else stats.accuracy(correct(greedy)).mean,
         "subsets": subsets,
     }
 
@@ -170,10 +169,10 @@ def _tasks(
 ) -> dict[str, Any]:
     tasks = task_results(problems, groups, session.config.verifiable)
     if len(tasks) == 1 and _judged(session, problems):
-        return {"reward": next(iter(tasks.values()))["reward"]}
-    greedily = {} if greedy is None else task_results(problems, greedy, session.config.verifiable)
-    for task, row in tasks.items():
-        row["greedy"] = greedily.get(task, {}).get("reward")
+        return {"reward": next(iter(tasks.values())).reward}
+    if greedy is not None:
+        for task, row in task_results(problems, greedy, session.config.verifiable).items():
+            tasks[task] = dataclasses.replace(tasks[task], greedy=row.reward)
     return {"tasks": tasks}
 
 
@@ -182,12 +181,12 @@ def _judged(session: Session, problems: Sequence[Problem]) -> bool:
     return any(session.config.verifiable[problem.task] for problem in problems)
 
 
-def _metrics(entry: dict[str, Any]) -> dict[str, float]:
+def _metrics(entry: Evaluated) -> dict[str, float]:
     """Return a policy's logged metrics: its accuracy, if it has one, and the mean reward of each
     task."""
-    metrics = {} if entry["mean"] is None else {"pass@1": entry["mean"]}
-    for task, row in entry.get("tasks", {}).items():
-        metrics[f"tasks/{task}/reward"] = row["reward"]
+    metrics = {} if entry.accuracy is NO_ACCURACY else {"pass@1": entry.accuracy.mean}
+    for task, row in entry.tasks.items():
+        metrics[f"tasks/{task}/reward"] = row.reward
     return metrics
 
 
@@ -198,19 +197,18 @@ def _shown(metrics: dict[str, float]) -> dict[str, float]:
     return {"reward": next(iter(metrics.values()))}
 
 
-def _paired(
+def _change(
     session: Session, problems: Sequence[Problem], before: Answers, after: Answers
-) -> dict[str, Any]:
-    """Compute differences in sampled and greedy accuracy, if any, and in "tasks" in rewards that
-    only rank."""
-    differences: dict[str, Any] = {}
+) -> Change:
+    """Compute the differences in sampled and greedy accuracy, if any, and in rewards that only
+    rank."""
+    sampled = greedy = NOT_COMPARED
     if _judged(session, problems):
-        differences = dataclasses.asdict(stats.paired(before.correct, after.correct))
+        sampled = stats.paired(before.correct, after.correct)
         if before.greedy is not None and after.greedy is not None:
-            differences["greedy"] = dataclasses.asdict(stats.paired(before.greedy, after.greedy))
+            greedy = stats.paired(before.greedy, after.greedy)
     tasks = {}
     for task, rows in indices_by_task(problems).items():
         if not session.config.verifiable[task]:
-            change = stats.paired(before.rewards[rows], after.rewards[rows])
-            tasks[task] = dataclasses.asdict(change)
-    return {**differences, "tasks": tasks} if tasks else differences
+            tasks[task] = stats.paired(before.rewards[rows], after.rewards[rows])
+    return Change("", "", sampled, greedy, tasks)

@@ -7,6 +7,7 @@ Evaluations and selections share it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,10 +37,10 @@ from g2d_jax.rollouts.programs import sampling_programs
 from g2d_jax.rollouts.workload import Workload, prompts_per_call
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tracking import Progress
-from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.program import Program
 from g2d_jax.session.session import Session
+from g2d_jax.stage_result import Cost, TaskResult
 from g2d_jax.stages import alerts
 from g2d_jax.study import stats
 
@@ -164,16 +165,8 @@ def write_problems(folder: epath.Path, problems: Sequence[Problem]) -> None:
 
 def task_results(
     problems: Sequence[Problem], groups: Groups, verifiable: Mapping[str, bool]
-) -> dict[str, dict[str, Any]]:
-    """Summarise the answers [N, S] to N problems by task. verifiable: by task, see `Session`.
-
-    reward, sem, std_runs   mean over problems of their mean reward; its standard error clustered by problem; how much
-                            it moves from one of S runs over the problems to the next
-    length_normalised, length_normalised_sem   `mean_quotient` of rewards and response tokens; None if verifiable
-    accuracy                None if not verifiable
-    problems, unscorable    problems with a reward; share of responses without
-    mean_length             tokens of a response
-    """
+) -> dict[str, TaskResult]:
+    """Summarise the answers [N, S] to N problems by task. verifiable: by task, see `Session`."""
     values = rewards(groups)
     tokens = np.maximum(lengths(groups), 1).astype(np.float64)
     is_correct = correct(groups)
@@ -186,24 +179,25 @@ def task_results(
 
 def _task_result(
     values: np.ndarray, tokens: np.ndarray, is_correct: np.ndarray | None
-) -> dict[str, Any]:
+) -> TaskResult:
     reward = stats.accuracy(values)
-    quotient = error = accuracy = None
+    quotient = error = accuracy = math.nan
     if is_correct is None:
         quotient, error = mean_quotient(values, tokens)
     else:
         accuracy = stats.accuracy(is_correct).mean
-    return {
-        "reward": reward.mean,
-        "sem": reward.sem_clustered,
-        "std_runs": reward.std_runs,
-        "length_normalised": quotient,
-        "length_normalised_sem": error,
-        "accuracy": accuracy,
-        "problems": reward.problems,
-        "unscorable": float(np.isnan(values).mean()),
-        "mean_length": float(tokens.mean()),
-    }
+    return TaskResult(
+        reward=reward.mean,
+        sem=reward.sem_clustered,
+        std_runs=reward.std_runs,
+        length_normalised=quotient,
+        length_normalised_sem=error,
+        accuracy=accuracy,
+        verifiable=is_correct is not None,
+        problems=reward.problems,
+        unscorable=float(np.isnan(values).mean()),
+        mean_length=float(tokens.mean()),
+    )
 
 
 def mean_quotient(values: np.ndarray, lengths: np.ndarray) -> tuple[float, float]:

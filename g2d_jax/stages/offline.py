@@ -11,11 +11,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from etils import epath
 
+from g2d_jax import stage_result
 from g2d_jax.config import Collect, DPOLoss, Issue, Offline, OnlineDPO
 from g2d_jax.config.policy_name import PolicyName
 from g2d_jax.config.section import warning
@@ -31,7 +33,6 @@ from g2d_jax.rollouts.generate import measured_once
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_preferences, write_columns
 from g2d_jax.runtime.terminal import counted
-from g2d_jax.session.cost import Cost
 from g2d_jax.session.inputs import fingerprint
 from g2d_jax.session.policies import checkpoint_of, load_policy
 from g2d_jax.session.problems import order as problem_order
@@ -40,6 +41,7 @@ from g2d_jax.session.row_shapes import RowShape, choose_row_length
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import open_trainer
 from g2d_jax.session.training_programs import Scorer, Training, mean_prompt
+from g2d_jax.stage_result import Cost, Outcome
 from g2d_jax.stages import alerts
 from g2d_jax.study import informativeness
 from g2d_jax.training import objectives
@@ -48,12 +50,12 @@ from g2d_jax.training.objectives import Compute, Objective
 SCORED_AT_ONCE = 256  # pairs of one scoring call
 
 
-def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
-    """Train stage.epochs over the pairs; return the manifest's fields.
+def run(session: Session, name: str, stage: Offline) -> Outcome:
+    """Train stage.epochs over the pairs; return what was done.
 
-    The pairs are measured under the policy before and after training: `result`
-    has the figures, `diagnosis` their cost, which no other field counts, and pairs.parquet each
-    pair's log-probabilities.
+    The pairs are measured under the policy before and after training: `measures` has the numbers,
+    `diagnosis` their cost, which no other field counts, and pairs.parquet each pair's
+    log-probabilities.
     before, after: `pair_summary` of the log-probabilities. margins: `margin_summary` after
     training, {} for a loss that compares with no reference. (Before it rewards and margins are 0,
     for the policy is the reference.)
@@ -85,7 +87,7 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
                 drawn = [i for i, _ in draw(order, trainer.step * batch_size, batch_size)]
                 trainer.update(batch(pick(pairs, drawn), references[drawn]), {})
             trainer.checkpoint_if_due()
-        fields = trainer.finish({"pairs": count, "steps": steps, "unused": unused})
+        done = trainer.finish({"pairs": count, "steps": steps, "unused": unused})
         # Without a reference the first scoring was for the measurement alone.
         diagnosis = Cost() if stage.compares else scoring
         with session.track_cost(diagnosis):
@@ -93,15 +95,15 @@ def run(session: Session, name: str, stage: Offline) -> dict[str, Any]:
         change = np.mean((trained - references)[:, 0] / lengths[0])
         alerts.report(trainer, alerts.chosen_logps_fell(float(change), stage))
     after = informativeness.pair_summary(trained[:, 0], trained[:, 1], *lengths)
-    result = {"before": before, "after": after, "margins": {}}
+    measures = {"before": before, "after": after}
     if stage.compares:
-        result["margins"] = informativeness.margin_summary(stage.beta, references, trained)
+        measures["margins"] = informativeness.margin_summary(stage.beta, references, trained)
     _write_pairs(session.folders[name] / "pairs.parquet", pairs, references, trained)
     figures: dict[str, float] = {}
-    for part, values in result.items():
+    for part, values in measures.items():
         figures |= {f"{part}/{key}": value for key, value in values.items()}
     session.tracker.log(name, steps, figures, kind="diagnosis")
-    return {**fields, "result": result, "diagnosis": diagnosis.manifest()}
+    return replace(done, measures=measures, diagnosis=diagnosis)
 
 
 def _row_length(session: Session, examples: list[Group], batch_size: int) -> int:
@@ -332,8 +334,8 @@ def _origin(session: Session, name: str, policy: str) -> Any:
         return content
     if PolicyName.parse(policy).is_model:
         return [policy, None]
-    manifest = storage.finished(checkpoint_of(session, policy)[0].parent)
-    return [policy, (manifest or {}).get("fingerprint")]
+    made = stage_result.read(checkpoint_of(session, policy)[0].parent)
+    return [policy, made and made.fingerprint]
 
 
 def score(scorer: Scorer, params: Decoder, examples: list[Group], cost: Cost) -> np.ndarray:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any, assert_never
 
@@ -52,6 +53,7 @@ from g2d_jax.session.training_programs import (
     reference_shapes,
 )
 from g2d_jax.session.windows import window_at
+from g2d_jax.stage_result import Outcome, Stop
 from g2d_jax.stages import alerts, early_stopping
 from g2d_jax.stages.causes import LONGER, Cause, cause_of
 from g2d_jax.stages.collect import show_rollout
@@ -61,8 +63,8 @@ from g2d_jax.training.objectives import Compute, Objective
 PATIENCE = 50  # steps in a row without any reward signal, after which a stage stops
 
 
-def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
-    """Do stage.steps updates; return the manifest's fields."""
+def run(session: Session, name: str, stage: Online) -> Outcome:
+    """Do stage.steps updates; return what was done."""
     external = session.given.pop(name, None) or external_batches(session, name, stage)
     with (
         open_trainer(training_of(session, name, stage)) as trainer,
@@ -105,12 +107,12 @@ def run(session: Session, name: str, stage: Online) -> dict[str, Any]:
             if trainer.step % max(stage.steps // 4, 1) == 0:
                 _log_samples(trainer, train_batch)
         state = trainer.extra_state
-        return {
-            **trainer.finish({"steps": trainer.step, **buffer.summary()}),
-            "at": state.costs,
-            "generation": buffer.usage(),
-            "stop": state.ended or {"rule": "steps"},
-        }
+        return replace(
+            trainer.finish({"steps": trainer.step, **buffer.summary()}),
+            costs=state.costs,
+            generation=buffer.usage(),
+            stop=state.ended or Stop(),
+        )
 
 
 def issues(session: Session, name: str, stage: Online) -> list[Issue]:

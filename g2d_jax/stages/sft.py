@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from g2d_jax.session.row_shapes import RowShape, choose_row_length
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import open_trainer
 from g2d_jax.session.training_programs import Training
+from g2d_jax.stage_result import Outcome
 from g2d_jax.stages import alerts
 from g2d_jax.stages.causes import unread
 from g2d_jax.training import objectives
@@ -35,8 +35,8 @@ Encoded = tuple[np.ndarray, np.ndarray]
 """The token ids of a prompt and of its completion, int32 [P] and [T]."""
 
 
-def run(session: Session, name: str, stage: Sft) -> dict[str, Any]:
-    """Train on demonstrations for stage.steps updates; return the manifest's fields."""
+def run(session: Session, name: str, stage: Sft) -> Outcome:
+    """Train on demonstrations for stage.steps updates; return what was done."""
     demonstrations, counts, _ = session.given.pop(name, None) or examples(session, name, stage)
     order = problem_order(session.config, len(demonstrations), f"sft/{name}")
     training = training_of(session, name, stage, row_length(session, stage, demonstrations))

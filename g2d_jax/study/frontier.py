@@ -62,6 +62,11 @@ class Interval:
     seeds: int
     problems: int
 
+    @property
+    def conclusive(self) -> bool:
+        """Whether it leaves 0 out."""
+        return self.low > 0 or self.high < 0
+
 
 def mean_interval(
     values: ArrayLike, *, level: float = 0.95, limits: tuple[float, float] = (-math.inf, math.inf)

@@ -27,7 +27,7 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import __version__, pipeline, run_issues, run_stages
+from g2d_jax import __version__, pipeline, run_issues, run_stages, stage_result
 from g2d_jax.config import Config, Online
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import begins_more, differences, identity, to_dict
@@ -99,7 +99,7 @@ def show(config: ConfigDict, workdir: storage.PathLike) -> None:
         for point, settings, ids in graph.points:
             left = []
             for name in plan(settings).order:
-                if storage.finished(node_folder(root, ids[name])) is None:
+                if stage_result.read(node_folder(root, ids[name])) is None:
                     left.append(name)
             rows.append([point.label, ", ".join(left) or "done"])
         _warn(tracker, graph)
@@ -153,11 +153,11 @@ def _requested_steps(root: epath.Path) -> dict[str, tuple[int, list[int]]]:
 
 def _passed(folder: epath.Path, steps: Sequence[int]) -> list[int]:
     """List the steps that a finished trajectory has passed without keeping them."""
-    manifest = storage.finished(folder)
-    if manifest is None:
+    result = stage_result.read(folder)
+    if result is None:
         return []
-    saved = {*Checkpoints(folder / "checkpoints").steps()} & set(map(int, manifest["at"]))
-    reached = manifest["counts"]["steps"]
+    saved = {*Checkpoints(folder / "checkpoints").steps()} & set(map(int, result.costs))
+    reached = result.counts["steps"]
     return [step for step in steps if step <= reached and step not in saved]
 
 
@@ -416,13 +416,13 @@ class _Worker:
 def _state(node: Node, folder: epath.Path) -> str:
     """Return DONE if the node has all that is asked of it, OPEN if it has to be run, or why it
     cannot be had here."""
-    manifest = storage.finished(folder)
-    if manifest is None:
+    result = stage_result.read(folder)
+    if result is None:
         return OPEN
     stage = node.config.stages_of(Online).get(node.name)
     if stage is None or stage.budget.amount:
         return DONE
-    reached = manifest["counts"]["steps"]
+    reached = result.counts["steps"]
     if missing := _passed(folder, stage.keep):
         return (
             f"{folder} went on to {reached} without keeping step {min(missing)}: take another "

@@ -15,7 +15,7 @@ import pytest
 from forks import Forks
 from stages.alike import differences
 
-from g2d_jax.runtime import storage
+from g2d_jax import stage_result
 from g2d_jax.runtime.tracking import read_metrics
 
 HERE = Path(__file__).parent
@@ -83,7 +83,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
 
 @pytest.mark.slow
 def test_a_second_run_is_told_at_once_and_the_first_goes_on(whole: Path) -> None:
-    assert all(storage.finished(whole / name) for name in ("01-sft", "02-collect"))
+    assert all(stage_result.read(whole / name) for name in ("01-sft", "02-collect"))
     assert (whole / "report.html").exists()
     assert [record["step"] for record in read_metrics(whole) if record["stage"] == "sft"] == [
         1,

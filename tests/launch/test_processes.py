@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from stand import BIN, ROOT, launch
 
-from g2d_jax.runtime import storage
+from g2d_jax import stage_result
 
 
 @pytest.mark.slow
@@ -33,4 +33,4 @@ def test_two_slurm_tasks_are_one_run(tmp_path: Path, one_device: dict[str, str])
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("work directory: ") == 1  # one of the two speaks
     (stage,) = work.glob("*-sft")
-    assert storage.finished(stage)
+    assert stage_result.read(stage)

@@ -10,7 +10,7 @@ import pandas as pd
 from alike import timeless
 from safetensors.numpy import load_file
 
-from g2d_jax import commands
+from g2d_jax import commands, stage_result
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import read_metrics
 
@@ -30,7 +30,10 @@ def but_for_rounding(one: Path, other: Path, policy_names: tuple[str, ...], expo
         pd.testing.assert_frame_equal(first, second, rtol=0, atol=ATOL["logprobs"], obj=str(path))
     for file in sorted(one.glob("*/manifest.json")):
         close(
-            *(timeless(storage.finished(workdir / file.parent.name)) for workdir in (one, other)),
+            *(
+                timeless(storage.plain(stage_result.read(workdir / file.parent.name)))
+                for workdir in (one, other)
+            ),
             file.parent.name,
         )
     close(metrics(one), metrics(other), "metrics")

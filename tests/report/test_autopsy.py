@@ -9,13 +9,12 @@ import jax
 import pandas as pd
 import pytest
 
-from g2d_jax import cli, pipeline
+from g2d_jax import cli, pipeline, stage_result
 from g2d_jax.config_load import resolve
 from g2d_jax.data import arithmetic
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.report.autopsy import headline, read, report, write_autopsy
-from g2d_jax.runtime.storage import read_json
 
 TRL = str(Path(__file__).parent / "trl-1.16")
 SHAPE = ModelConfig("qwen2", 22, 16, 1, 2, 1, 8, 16, tie_word_embeddings=True)
@@ -76,7 +75,7 @@ def test_its_config_makes_the_pairs_that_it_counted(written: Path, tmp_path: Pat
         str(written / "autopsy_dpo.py"), ["dtype=float32", "logging.tensorboard=false"]
     )
     pipeline.run(config, tmp_path / "run", until="collect")
-    counts = read_json(tmp_path / "run" / "01-collect" / "manifest.json")["counts"]
+    counts = stage_result.read(tmp_path / "run" / "01-collect").counts
     assert (
         f"They have {counts['pairs']} pairs of {counts['prompts']} prompts"
         in (written / "autopsy.md").read_text()

@@ -81,13 +81,8 @@ def test_points_have_bars_labels_and_a_square_root_axis():
         + [Point(9, 9), Point(1, math.nan)]
     }
     chart = figures.points("f", "Crowd", crowd, x_title="x")
-    above, below = chart.figure.axes[0].texts[:2]
-    assert (
-        above.xyann == (0, 4)
-        and below.xyann == (0, -4)
-        and above.get_color() == next(iter(figures.COLOURS))
-    )
-    assert 2 <= sum("label" in text for text in texts(chart)) <= 4 and "label19 5" in chart.words
+    label = chart.figure.axes[0].texts[0]
+    assert label.get_color() == next(iter(figures.COLOURS)) and "label19 5" in chart.words
     assert chart.note == "1 of 22 points are not known."
 
 
@@ -133,9 +128,6 @@ def test_whatever_is_logged_is_drawn_inside_the_figure(points):
     width, height = chart.figure.bbox.size
     for px, py in drawn(chart)[0]:
         assert math.isnan(py) or (0 <= px <= width and 0 <= py <= height)
-
-
-LONG = "a stage with a name that is longer than any panel is wide"
 
 
 def test_a_histogram_is_bars():

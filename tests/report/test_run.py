@@ -6,6 +6,7 @@ import csv
 import hashlib
 import re
 import shutil
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -17,18 +18,20 @@ from g2d_jax.records import Preference
 from g2d_jax.report.page import SCRIPT, STYLE
 from g2d_jax.report.result import Result
 from g2d_jax.report.run import write_run
-from g2d_jax.runtime.storage import finish, read_json, write_json
-from g2d_jax.runtime.storage import finished as of_a_stage
+from g2d_jax.report.runs import read_run
+from g2d_jax.runtime.storage import read_json, write_json
 from g2d_jax.runtime.tables import (
     write_preferences,
 )
 from g2d_jax.runtime.tracking import Tracker
+from g2d_jax.stage_result import Warned, write
+from g2d_jax.stage_result import read as of_a_stage
 
 
 def change(folder: Path, stage: str, **fields) -> None:
-    """Overwrite fields of a stage's manifest."""
+    """Overwrite fields of a stage's record."""
     (file,) = folder.glob(f"*-{stage}/manifest.json")
-    finish(file.parent, {**read_json(file), **fields})
+    write(file.parent, replace(of_a_stage(file.parent), **fields))
 
 
 def test_a_finished_run_has_everything_and_its_numbers(report_of):
@@ -42,26 +45,27 @@ def test_a_finished_run_has_everything_and_its_numbers(report_of):
         "#browser",
         "#settings",
     ]
-    manifest = read_json(folder / "05-evaluate/manifest.json")["result"]
+    evaluation = of_a_stage(folder / "05-evaluate").evaluation
     for row, policy in zip(
-        page.table("Accuracy on 16 problems, 2 answers each"), manifest["policies"], strict=True
+        page.table("Accuracy on 16 problems, 2 answers each"), evaluation.policies, strict=True
     ):
         assert (
-            row["pass@1 %"] == f"{100 * policy['mean']:.1f} ± {100 * policy['sem_clustered']:.1f}"
+            row["pass@1 %"]
+            == f"{100 * policy.accuracy.mean:.1f} ± {100 * policy.accuracy.sem_clustered:.1f}"
         )
-        assert row["pass@2 %"] == f"{100 * policy['pass_at']['2']:.1f}"
+        assert row["pass@2 %"] == f"{100 * policy.pass_at['2']:.1f}"
         # Student's t of 16 problems
         mean, half = (
-            100 * policy["mean"],
-            100 * 2.13145 * policy["sem_clustered"],
+            100 * policy.accuracy.mean,
+            100 * 2.13145 * policy.accuracy.sem_clustered,
         )
         assert f"{mean:.4g} ({mean - half:.4g} to {mean + half:.4g})" in page.source
     assert "Bars: 95 %, over problems only; another seed is not in them." in page.text
     assert "another seed of training is not in them" in page.text
     shares = page.table("Answers that are not right, by verdict, %")
-    for row, policy in zip(shares, manifest["policies"], strict=True):
+    for row, policy in zip(shares, evaluation.policies, strict=True):
         assert (
-            row["incorrect"] == f"{100 * policy['verdicts']['incorrect'] / 32:.1f}"
+            row["incorrect"] == f"{100 * policy.verdicts['incorrect'] / 32:.1f}"
             and "correct" not in row
         )
     costs = {row["stage"]: row for row in page.table("Compute of each finished stage")}
@@ -74,7 +78,7 @@ def test_a_finished_run_has_everything_and_its_numbers(report_of):
     moved = {
         row["measure"]: row for row in page.table("The pairs under the policy before and after dpo")
     }
-    before = read_json(folder / "04-dpo/manifest.json")["result"]["before"]
+    before = of_a_stage(folder / "04-dpo").measures["before"]
     assert (
         moved["gap in log-prob, chosen − rejected, nats"]["before"] == f"{before['gap_mean']:.2f}"
     )
@@ -110,11 +114,11 @@ def test_it_is_one_file_that_asks_for_nothing_and_styles_nothing_itself(report_o
 @pytest.mark.slow
 def test_the_same_run_gives_the_same_bytes_and_figures_for_papers(report_of):
     folder, _ = report_of
-    paths = [Path(path) for path in write_run(folder)]
+    paths = [Path(path) for path in write_run(read_run(folder))]
     assert [path.name for path in paths] == ["report.html", "report.md", "report.csv"]
     files = [*paths, *sorted((folder / "figures").iterdir())]
     before = [file.read_bytes() for file in files]
-    write_run(folder)
+    write_run(read_run(folder))
     assert [file.read_bytes() for file in files] == before
     names = {file.name for file in files}
     assert {
@@ -125,7 +129,7 @@ def test_the_same_run_gives_the_same_bytes_and_figures_for_papers(report_of):
     } <= names
     assert all(file.read_bytes().startswith(b"%PDF") for file in files if file.suffix == ".pdf")
     shutil.rmtree(folder / "figures")
-    write_run(folder, figures=False)
+    write_run(read_run(folder), figures=False)
     assert not (folder / "figures").exists()
 
 
@@ -136,11 +140,12 @@ def test_hostile_text_everywhere_stays_text(read, own_run):
     write_preferences(own_run / "03-collect/preferences/part-00000.parquet", [pair])
     problems = own_run / "05-evaluate/problems.json"
     write_json(problems, [{**row, "prompt": evil, "answer": evil} for row in read_json(problems)])
-    result = read_json(own_run / "05-evaluate/manifest.json")["result"]
-    result["policies"][0] |= {"label": HOSTILE, "verdicts": {HOSTILE: 3, "correct": 1}}
-    result["policies"][0]["subsets"] = {HOSTILE: {"mean": 0.5, "problems": 2}}
-    change(own_run, "evaluate", result=result)
-    change(own_run, "collect", counts={HOSTILE: {HOSTILE: 3}}, warnings=[{"text": HOSTILE}])
+    evaluation = of_a_stage(own_run / "05-evaluate").evaluation
+    first, *others = evaluation.policies
+    subsets = {HOSTILE: first.accuracy}
+    first = replace(first, label=HOSTILE, verdicts={HOSTILE: 3, "correct": 1}, subsets=subsets)
+    change(own_run, "evaluate", evaluation=replace(evaluation, policies=[first, *others]))
+    change(own_run, "collect", counts={HOSTILE: 3}, warnings=[Warned("any", 0, HOSTILE)])
     content = read_json(own_run / "config.json")
     config = {**content["config"], "name": HOSTILE, HOSTILE: HOSTILE}
     write_json(own_run / "config.json", {**content, "config": config})
@@ -169,7 +174,7 @@ def test_hostile_text_everywhere_stays_text(read, own_run):
     cells = [
         cell
         for row in csv.reader((own_run / "report.csv").read_text("utf-8").splitlines())
-        for cell in row[:3]
+        for cell in row[:5]
     ]
     assert not any(cell.lstrip().startswith(("=", "+", "-", "@")) for cell in cells)
 
@@ -203,25 +208,25 @@ def test_a_run_that_has_only_begun(read, tmp_path):
 
 def test_what_is_no_work_directory_is_refused_and_damage_names_the_file(tmp_path, own_run):
     with pytest.raises(ValueError, match="holds no run"):
-        write_run(tmp_path / "run" / "metrics")
+        read_run(tmp_path / "run" / "metrics")
     with pytest.raises(
         ValueError, match=r"gone holds no run \(there is no such folder\): give the work directory"
     ):
-        write_run(tmp_path / "gone")
+        read_run(tmp_path / "gone")
     (own_run / "05-evaluate/rollouts/dpo.parquet").write_bytes(b"PAR1 no more")
     with pytest.raises(ValueError, match=r"dpo\.parquet is damaged"):
-        write_run(own_run)
+        write_run(read_run(own_run))
 
 
 def test_what_a_run_returns_has_its_manifests_accuracies_and_policies(finished, report_of):
     result, (folder, _) = Result(finished), report_of
     assert list(result) == ["sft", "warmup", "collect", "dpo", "evaluate"] and len(result) == 5
     assert result["dpo"] == of_a_stage(finished / "04-dpo")
-    evaluated = {policy["name"]: policy for policy in result["evaluate"]["result"]["policies"]}
+    evaluated = result["evaluate"].evaluation.by_name
     assert result.accuracies["accuracy"].to_dict() == {
-        name: policy["mean"] for name, policy in evaluated.items()
+        name: policy.accuracy.mean for name, policy in evaluated.items()
     }
-    assert result.accuracies.loc["dpo", "greedy"] == evaluated["dpo"]["greedy"]
+    assert result.accuracies.loc["dpo", "greedy"] == evaluated["dpo"].greedy
     assert result.policies["warmup"] == finished / "02-warmup/checkpoints/3"
     assert list(result.policies) == ["sft", "warmup", "dpo"]
     assert result.report == finished / "report.html"

@@ -8,23 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reports import Page, evaluation
+from reports import Page, cost, evaluation, finish
 
 from g2d_jax.report import paired_differences as paired
 from g2d_jax.report.page import html
-from g2d_jax.report.read import read_study, studies
-from g2d_jax.report.rows import start_of
-from g2d_jax.report.study import (
-    caution,
-    headline,
-    priced,
-    records,
-    report,
-    results,
-    state,
-    write_study,
-)
-from g2d_jax.runtime.storage import finish, read_json, write_json
+from g2d_jax.report.rows import mean_change, read_study, start_of
+from g2d_jax.report.runs import studies
+from g2d_jax.report.study import caution, priced, report, results, state, write_study
+from g2d_jax.report.verdict import study_verdict
+from g2d_jax.runtime.storage import write_json
+from g2d_jax.stage_result import Stop
 from g2d_jax.study.pricing import Rates
 
 STEPS = "stages.warmup.steps"
@@ -43,17 +36,6 @@ DEV = {0: 0.2, 2: 0.7, 4: 0.6}
 COMMAND = ["/somewhere/g2d", "sweep", "--config", "mine:x", "--workdir", "runs/fake"]
 
 
-def cost(flops: float) -> dict:
-    tokens = {"generated": 10, "prefilled": 1, "scored": flops, "trained": 5}
-    return {
-        "seconds": 1.0,
-        "device_seconds": 1.0,
-        "verifier_cpu_seconds": 0.5,
-        "flops": flops,
-        "tokens": tokens,
-    }
-
-
 class Fake:
     """Writes a study's directory."""
 
@@ -61,20 +43,22 @@ class Fake:
         self.root, self.points = root, []
 
     def stage(self, name: str, kind: str, flops: float = 0, **content) -> str:
-        folder, base = self.root / "stages" / name, {"counts": {}, "result": {}, **cost(flops)}
-        finish(folder, {"kind": kind, "name": name.partition("-")[0], **base, **content})
+        folder = self.root / "stages" / name
+        finish(folder, kind, name.partition("-")[0], cost=cost(flops), **content)
         write_json(folder / "environment.json", {"jax": "0.10.2", "command": COMMAND})
         return name
 
-    def evaluation(self, key: str, split: str, answers: dict[str, list[int]], **measured) -> str:
-        """dev: the mean accuracy of all policies, in place of what the answers say."""
+    def evaluation(
+        self, key: str, split: str, answers: dict[str, list[int]], mean=None, **measured
+    ) -> str:
+        """mean: the accuracy of all policies, in place of what the answers say."""
         table = {
             policy: {f"p{i}": [mark] for i, mark in enumerate(marks)}
             for policy, marks in answers.items()
         }
         folder = self.root / "stages" / f"{split}-{key}"
-        evaluation(folder, table, {"split": split, "problems": 4, "samples": 1}, **measured)
-        finish(folder, {**cost(0), **read_json(folder / "manifest.json")})
+        means = {} if mean is None else dict.fromkeys(answers, mean)
+        evaluation(folder, table, split=split, accuracies=means, **measured)
         return folder.name
 
     def point(
@@ -105,8 +89,8 @@ class Fake:
 
     def warmup(self, rate: str, seed: int, each: float) -> None:
         """A trajectory that keeps 0, 2 and 4 steps, each for so many FLOPs."""
-        at = {str(k): cost(k * each) for k in (0, 2, 4)}
-        self.stage(f"warmup-{rate}-{seed}", "online", 4 * each, counts={"steps": 4}, at=at)
+        costs = {str(k): cost(k * each) for k in (0, 2, 4)}
+        self.stage(f"warmup-{rate}-{seed}", "online", 4 * each, counts={"steps": 4}, costs=costs)
 
     def offline(
         self, arm: str, seed: int, values: dict, policy: str, warmup: str, right: list[int], **more
@@ -114,17 +98,11 @@ class Fake:
         """A point that collects for 20 and trains for 30 FLOPs after a warm-up. dev: None for no
         evaluation on it."""
         key = f"{arm}{seed}{'.'.join(values.values())}".replace("/", "_")
-        measured = {"frac_mixed": more.get("mixed", 0.5)}
+        measured = {"informativeness": {"frac_mixed": more.get("mixed", 0.5)}}
         counts = {"pairs": more.get("pairs", 100)}
-        self.stage(
-            f"collect-{key}", "collect", 20, counts=counts, result={"informativeness": measured}
-        )
-        self.stage(
-            f"dpo-{key}",
-            "offline",
-            30,
-            result={"before": {"gap_mean": 1.5}, "after": {"gap_mean": 4.5}},
-        )
+        self.stage(f"collect-{key}", "collect", 20, counts=counts, measures=measured)
+        gaps = {"before": {"gap_mean": 1.5}, "after": {"gap_mean": 4.5}}
+        self.stage(f"dpo-{key}", "offline", 30, measures=gaps)
         before = {} if policy == "init" else {policy: more.get("before") or [0, 0, 0, 0]}
         answers = {"init": [0, 0, 0, 0], **before, "dpo": right}
         links = {"warmup": warmup, "collect": f"collect-{key}", "dpo": f"dpo-{key}"}
@@ -179,7 +157,6 @@ class Fake:
             measured = {
                 "entropy": 0.25,
                 "mean_length": 24.0,
-                "greedy": None,
                 "truncated": 0.125,
                 "mean": 0.5,
             }
@@ -218,7 +195,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for rate, best in (("0.1", 0.5), ("0.2", 0.55)):
             for k in ENDS:
                 fake.online(rate, seed, k, best)
-        stop = {"rule": "adaptive", "step": 3 - seed}
+        stop = Stop("adaptive", step=3 - seed)
         own = fake.stage(f"warmup-own-{seed}", "online", 150, counts={"steps": 3 - seed}, stop=stop)
         fake.offline("own", seed, {}, "warmup", own, [1, 1, 1 - seed, 0], dev=0.65, budget=1.0)
         for select, right, pairs in (("all", [1, 0, 0, 0], 80), (HOSTILE, [1, 1, 0, seed], 60)):
@@ -243,8 +220,14 @@ def study(root: Path):
     return read_study(root, "fake")
 
 
+def advantage(row, baseline):
+    """What a row has over a baseline for equal FLOPs; None beyond its costs."""
+    over = paired.over_baseline(row, baseline, "flops")
+    return None if paired.is_out_of_range(over) else mean_change(over)
+
+
 def group(study, name: str):
-    return next(one for one in study.groups if one.name == name)
+    return next(one for one in study.groups if one[0].group == name)
 
 
 def lines(table) -> dict[str, dict[str, str]]:
@@ -254,41 +237,41 @@ def lines(table) -> dict[str, dict[str, str]]:
 
 def test_points_are_read_with_their_cost_and_answers(root, study):
     assert studies(root) == ["fake"]
-    assert [one.name for one in study.baselines] == [
+    assert [one[0].group for one in study.baselines] == [
         "grpo, learning rate 0.1",
         "grpo, learning rate 0.2",
     ]
     g2d = group(study, "g2d")
-    assert [row.k for row in g2d.rows] == [0, 2, 4] and [row.steps for row in g2d.rows] == [0, 2, 4]
+    assert [row.k for row in g2d] == [0, 2, 4] and [row.steps for row in g2d] == [0, 2, 4]
     # the warm-up up to K, and 20 + 30
-    assert [row.costs["flops"] for row in g2d.rows] == [
+    assert [row.costs["flops"] for row in g2d] == [
         50.0,
         150.0,
         250.0,
     ]
-    assert [row.accuracy.mean for row in g2d.rows] == [0.25, 0.875, 1.0]
-    assert [row.dev for row in g2d.rows] == pytest.approx([0.2, 0.7, 0.6])
-    assert [row.gain.mean for row in g2d.rows] == [0.25, 0.625, 0.5]
+    assert [row.accuracy.mean for row in g2d] == [0.25, 0.875, 1.0]
+    assert [row.dev for row in g2d] == pytest.approx([0.2, 0.7, 0.6])
+    assert [row.gain.mean for row in g2d] == [0.25, 0.625, 0.5]
     assert study.left_out == {"g2d,steps=4,s2": "not finished"}
     with pytest.raises(ValueError, match="holds no study 'other'; there are: fake"):
         read_study(root, "other")
 
 
 def test_an_advantage_is_taken_between_the_baselines_points_and_never_beyond(study):
-    rows, slow, fast = group(study, "g2d").rows, *study.baselines
+    rows, slow, fast = group(study, "g2d"), *study.baselines
     # at 150 FLOPs the slow baseline is halfway from [1 0 0 0] to [1 1 0 0]: 0.375; the seeds have
     # 0.75 and 1
-    worth = paired.advantage(rows[1], slow)
+    worth = advantage(rows[1], slow)
     assert worth.mean == pytest.approx(0.5) and worth.seeds == 2
-    assert paired.advantage(rows[0], slow).mean == pytest.approx(0.125)
-    assert paired.advantage(rows[2], slow) is None  # 250 FLOPs: it spent 200 at most
-    assert paired.advantage(rows[2], fast).mean == pytest.approx(1 - 5 / 12)
+    assert advantage(rows[0], slow).mean == pytest.approx(0.125)
+    assert advantage(rows[2], slow) is None  # 250 FLOPs: it spent 200 at most
+    assert advantage(rows[2], fast).mean == pytest.approx(1 - 5 / 12)
 
 
 def test_k_and_the_baseline_are_chosen_on_dev_and_the_headline_answers(study):
-    rows = group(study, "g2d").rows
+    rows = group(study, "g2d")
     assert paired.chosen(rows).k == 2  # though K = 4 is better on test
-    assert paired.best_at(study, rows[1]).name == "grpo, learning rate 0.2"
+    assert paired.best_at(study, rows[1])[0].group == "grpo, learning rate 0.2"
     assert [row.k for row in paired.swept_rows(study)] == [0, 2, 4]
     table = lines(results(study))
     best = table["g2d, K = 2 (best on dev)"]
@@ -301,14 +284,9 @@ def test_k_and_the_baseline_are_chosen_on_dev_and_the_headline_answers(study):
     # over the first setting of the arm
     assert table[f"ways, select {HOSTILE}"]["over"].startswith("+37.5 [")
     assert table["grpo, learning rate 0.1, K = 4"]["accuracy % [95 %]"].startswith("50.0 [")
-    said = headline(study)
-    assert said.startswith("On 4 test problems: g2d, K = 2, chosen on dev, answers 87.5 [")
-    assert "12.5 points below the best, g2d, K = 4 (difference [" in said
-    assert "for 150 FLOPs or 60 % of its compute; its last training added +62.5 [" in said
-    assert (
-        said.endswith("points.")
-        and "against grpo, learning rate 0.2 at these FLOPs it has +62.5 [" in said
-    )
+    found = study_verdict(study)
+    assert (found.finding, found.row.k) == ("dearer", 4)  # the policy before any training
+    assert (found.best.group, found.best.k) == ("grpo, learning rate 0.2", 0)
 
 
 def test_tokens_are_priced_at_the_rates_of_another_model(root, study):
@@ -320,7 +298,7 @@ def test_tokens_are_priced_at_the_rates_of_another_model(root, study):
     rates = Rates("big", "v5e-16", seconds, 0.5, chips=16, response=1024)
     for scale, price in ((1.0, None), (2.0, 3.0)):
         other = read_study(root, "fake", dataclasses.replace(rates, scale=scale, price=price))
-        rows = [row for one in other.offline if one.name == "g2d" for row in one.rows]
+        rows = [row for one in other.offline if one[0].group == "g2d" for row in one]
         assert [row.costs["hours"] for row in rows] == [scale * hours for hours in (0.5, 1.5, 2.5)]
         line = lines(priced(other, other.rates))["g2d, K = 2"]
         assert (line["time"], line.get("price")) == (
@@ -333,9 +311,6 @@ def test_tokens_are_priced_at_the_rates_of_another_model(root, study):
             f"{equal}, learning rate 0.2" == flops
             and line["against grpo, learning rate 0.1 in equal time"] != "–"
         )
-        measured = {(measure, k): value for *_, k, _, measure, value in records(other)}
-        advantage = "advantage/grpo, learning rate 0.2"
-        assert measured[f"{advantage}/hours/mean", "2"] == measured[f"{advantage}/flops/mean", "2"]
         page = Page(html(report(other)))
         assert "prices what was done here, and is no forecast" in page.text and page.table(
             "as those of big on v5e-16"
@@ -363,19 +338,17 @@ def test_what_was_not_evaluated_on_dev_is_named_with_what_to_run(tmp_path):
         for k in ENDS:
             fake.k(k, seed, dev=None)
     study = fake.study()
-    assert headline(study) == (
-        "On 4 test problems: 3 settings answer 25.0 to 100.0 % correctly; K cannot be chosen. "
-        "dpo was not evaluated on "
-        'dev. Add config.stages.dev = settings.evaluate(policies=("dpo",), split="dev") to the '
-        "config and run again, "
-        "what is finished is kept: g2d sweep --config mine:x --workdir runs/fake"
+    found = study_verdict(study)
+    assert (found.finding, found.command) == (
+        "undecided",
+        "g2d sweep --config mine:x --workdir runs/fake",
     )
     (alone,) = study.baselines  # the warm-ups that the points evaluated on their way
-    assert alone.name == "warm-up (GRPO goes on)" and [row.k for row in alone.rows] == [0, 2, 4]
-    assert [row.costs["flops"] for row in alone.rows] == [0.0, 100.0, 200.0]
-    assert [row.accuracy.mean for row in alone.rows] == [0.0, 0.25, 0.5]
+    assert alone[0].group == "warm-up (GRPO goes on)" and [row.k for row in alone] == [0, 2, 4]
+    assert [row.costs["flops"] for row in alone] == [0.0, 100.0, 200.0]
+    assert [row.accuracy.mean for row in alone] == [0.0, 0.25, 0.5]
     # 0.875 - 0.375
-    assert paired.advantage(group(study, "g2d").rows[1], alone).mean == pytest.approx(0.5)
+    assert advantage(group(study, "g2d")[1], alone).mean == pytest.approx(0.5)
     assert (
         lines(results(study))["g2d, K = 2"][VERSUS].startswith("+50.0 [")
         and len(study.policies) == 6
@@ -394,20 +367,17 @@ def test_a_row_that_lacks_seeds_is_never_chosen_and_as_many_seeds_are_not_the_sa
             if (k, seed) != (4, 1):
                 fake.k(k, seed, dev={0: 0.2, 2: 0.5, 4: 0.9}[k])
     study = fake.study()
-    rows = group(study, "g2d").rows
+    rows = group(study, "g2d")
     assert paired.chosen(rows).k == 2  # the 0.9 of K = 4 is one seed's
     # as are those of the faster one
-    assert paired.best_at(study, rows[1]).name == "grpo, learning rate 0.1"
-    assert "g2d, K = 2, chosen on dev among 2 of 3, answers" in headline(study)
+    assert paired.best_at(study, rows[1])[0].group == "grpo, learning rate 0.1"
     assert state(study) == "Rows have different seeds: their means are not yet comparable."
     for k, seed in ((2, 0), (4, 1)):
         apart.warmup("0.1", seed, 50.0)
         apart.k(k, seed)
     study = apart.study()
-    assert paired.chosen(group(study, "g2d").rows) is None
-    assert "K cannot be chosen. No row has all seeds yet. To finish them: g2d sweep" in headline(
-        study
-    )
+    assert paired.chosen(group(study, "g2d")) is None
+    assert study_verdict(study).finding == "undecided"
     assert state(study) == "Rows have different seeds: their means are not yet comparable."
 
 
@@ -421,9 +391,9 @@ def test_a_baselines_learning_rate_is_chosen_for_each_budget(tmp_path):
         fake.k(k, 0)
     study = fake.study()
     # at 50, 150 and 250 FLOPs
-    best = [paired.best_at(study, row) for row in group(study, "g2d").rows]
+    best = [paired.best_at(study, row) for row in group(study, "g2d")]
     # on dev 0.25 and 0.15 at 50 FLOPs, 0.45 and 0.55 at 150; neither has spent 250
-    assert [baseline and baseline.values[RATE] for baseline in best] == ["0.1", "0.2", None]
+    assert [baseline and baseline[0].values[RATE] for baseline in best] == ["0.1", "0.2", None]
     cells = [row[VERSUS] for name, row in lines(results(study)).items() if name.startswith("g2d")]
     assert [cell.rpartition(", ")[2] for cell in cells] == [
         "learning rate 0.1",
@@ -442,9 +412,8 @@ def test_a_point_of_no_steps_does_not_wait_for_its_warm_up(tmp_path):
     assert [policy.run.workdir.name for policy in study.policies] == ["g2d,steps=0,s0"]
     assert study.left_out == {"g2d,steps=2,s0": "not finished"}
     assert state(study).endswith("To finish them: g2d sweep --config mine:x --workdir runs/fake")
-    assert headline(dataclasses.replace(study, groups=[], warmups=[])).startswith(
-        "No point of this study is finished"
-    )
+    nothing = dataclasses.replace(study, groups=[], warmups=[])
+    assert study_verdict(nothing).finding == "unfinished"
 
 
 @pytest.mark.slow
@@ -461,21 +430,17 @@ def test_the_files_have_the_same_bytes_every_time(root, study):
     write_study(root, "fake")
     assert [path.read_bytes() for path in paths] == before and shown == [tuple(results(study))]
     rows = list(csv.DictReader(paths[2].read_text("utf-8").splitlines()))
-    key = ("arm", "values", "seed", "K", "split", "measure")
-    found = {tuple(row[name] for name in key): row["value"] for row in rows}
+    found = {}
+    for row in rows:
+        key = tuple(row[name] for name in ("arm", "settings", "seed", "K", "policy", "split"))
+        found[key] = row
     assert len(found) == len(rows)
-    assert found["g2d", "", "0", "2", "test", "accuracy"] == "0.75"
-    assert found["g2d", "", "0", "2", "", "cost/flops"] == "150"
-    assert found["g2d", "", "0", "2", "", "collect/pairs"] == "100"
-    assert found["g2d", "", "1", "2", "test", "offline_gain"] == "0.75"
-    assert found["g2d", "", "all", "2", "test", "accuracy/mean"] == "0.875"
-    assert (
-        found["g2d", "", "all", "2", "test", "advantage/grpo, learning rate 0.1/flops/mean"]
-        == "0.5"
-    )
-    assert found["g2d", "", "all", "2", "test", "advantage/best on dev/flops/mean"] == "0.625"
-    assert found["own", "", "1", "2", "dev", "mean"] == "0.65"
-    assert found["grpo", f"{RATE}=0.1", "0", "4", "", "cost/flops"] == "200"
+    k2, zero = f"{STEPS}=2", "0"
+    assert found["g2d", k2, zero, "2.0", "dpo", "test"]["accuracy"] == "0.75"
+    assert found["g2d", k2, zero, "2.0", "dpo", "test"]["flops"] == "150.0"
+    assert found["g2d", k2, zero, "2.0", "warmup@2", "test"]["flops"] == "100.0"
+    grpo = f"{RATE}=0.1;{STEPS}=4"
+    assert found["grpo", grpo, zero, "4.0", "warmup@4", "test"]["flops"] == "200.0"
     assert not any(cell.startswith(("=", "+", "@")) for row in rows for cell in row.values())
 
 
@@ -557,7 +522,7 @@ def test_values_of_one_arm_are_arms_and_other_studies_are_no_spectrum(tmp_path):
 def test_points_of_one_setting_were_tested_on_the_same_problems(tmp_path):
     fake = Fake(tmp_path)
     for seed, right in ((0, [1, 0]), (1, [1, 0, 1])):
-        fake.arm("s1", seed, online("dpo", 1), right)
+        fake.arm("s1", seed, online("dpo", 1), right, policies=("train",))
     with pytest.raises(ValueError, match="s1,s0 and s1,s1 were tested on different problems"):
         fake.study()
 
@@ -571,5 +536,5 @@ def test_the_notebook_reads_a_study(root: Path, monkeypatch: pytest.MonkeyPatch)
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     for source in code[1:]:  # the first one installs
         exec(source, names)
-    assert {"g2d", "grpo, learning rate 0.1"} <= set(names["points"]["arm"]) and names["axes"].lines
+    assert {"g2d", "grpo"} <= set(names["points"]["arm"]) and names["axes"].lines
     assert report(names["study"])._repr_html_().startswith('<iframe srcdoc="&lt;!DOCTYPE html')

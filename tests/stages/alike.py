@@ -63,7 +63,7 @@ def _metrics(one: Path, other: Path) -> Iterator[str]:
     """An error that a stage ended with, that of a lost process say, is no part of what it was to
     make."""
     records = [
-        [r for r in read_metrics(workdir) if r["kind"] != "error"] for workdir in (one, other)
+        [r for r in read_metrics(workdir) if r["kind"] != "ended"] for workdir in (one, other)
     ]
     logs = [
         {(r["stage"], r["step"], r["kind"]): steady(r["metrics"]) for r in each} for each in records

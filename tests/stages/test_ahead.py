@@ -19,18 +19,18 @@ from killed import Runs
 from ml_collections import ConfigDict
 from worlds import only, run
 
-from g2d_jax import run_issues
+from g2d_jax import run_issues, stage_result
 from g2d_jax.config import Config, Engine, Online
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import load_tokenizer
 from g2d_jax.records import Request, SamplingParams
 from g2d_jax.report.progress import stage_states
 from g2d_jax.rollouts.ahead import schedule
-from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import Tracker, read_metrics
 from g2d_jax.sampler.connection import PAUSE
 from g2d_jax.sampler.remote import Remote
+from g2d_jax.stage_result import StageResult
 
 STAGE = {"steps": 6, "keep": (), "sync_every": 2, "clip": {"importance_cap": 2.0}}
 
@@ -76,7 +76,7 @@ def test_each_window_is_drawn_from_the_weights_a_window_before(
         *["/collective_rpc", *["/v1/completions"] * 64],
         *["/collective_rpc", *["/v1/completions"] * 32],
     ]
-    figures = manifest["generation"]
+    figures = manifest.generation
     assert figures["ahead"] == 1 and 0 <= figures["server_idle"] <= 1
     assert {"generation/share", "generation/server_idle"} <= logged(tmp_path)[2].keys()
 
@@ -346,8 +346,9 @@ def test_status_says_how_long_both_waited(tmp_path: Path) -> None:
         "for requests 12 %"
     )
     figures = {"share": 0.4, "server_idle": 0.03}
-    manifest = {"kind": "online", "seconds": 9.0, "generation": figures}
-    storage.finish(tmp_path / "01-train", manifest)
+    stage_result.write(
+        tmp_path / "01-train", StageResult(kind="online", name="train", generation=figures)
+    )
     assert said() == (
         "the trainer waited for the server 40 % of the time, and the server for requests 3 %"
     )

@@ -11,8 +11,8 @@ from g2d_jax.config import Dump, Offline, Online, Optimizer
 from g2d_jax.config.io import to_dict
 from g2d_jax.records import Verdict
 from g2d_jax.report.page import text as markdown
-from g2d_jax.report.read import read_run
 from g2d_jax.report.run import report
+from g2d_jax.report.runs import read_run
 from g2d_jax.runtime.storage import write_json
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages import alerts, online
@@ -103,16 +103,16 @@ def test_a_collapse_is_said_once_also_after_a_restart(small, tmp_path, opened, c
             trainer.save_and_pin()
     said = capsys.readouterr().out
     (warning,) = trainer.extra_state.warnings
-    assert said.count("WARNING: ") == said.count("has collapsed") == 1 and warning["text"] in said
-    assert warning["cause"] == "length"
-    whole = {"completions/mean_length": lengths[: warning["step"]], "reward": [0.4] * 14}
-    assert collapse(whole, stage)[0].text in warning["text"]
+    assert said.count("WARNING: ") == said.count("has collapsed") == 1 and warning.text in said
+    assert warning.cause == "length"
+    whole = {"completions/mean_length": lengths[: warning.step], "reward": [0.4] * 14}
+    assert collapse(whole, stage)[0].text in warning.text
     (record,) = read_metrics(tmp_path)
-    assert (record["step"], record["kind"]) == (warning["step"], "warning/length")
-    assert record["text"] == warning["text"]
+    assert (record["step"], record["kind"]) == (warning.step, "warning/length")
+    assert record["text"] == warning.text
     for remedy in ("reference_sync=True", "smaller sync_every (now 10)"):
-        assert remedy in warning["text"]
-    assert "epsilon" not in warning["text"] and "entropy_coef" not in warning["text"]
+        assert remedy in warning.text
+    assert "epsilon" not in warning.text and "entropy_coef" not in warning.text
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_what_its_batches_tell_of_a_policy_is_said_where_they_are_its_own(
             trainer.step = step
             metrics = {"reward": 0.3, "completions/clipped_ratio": 0.98}
             alerts.watch(trainer, stage, metrics, lambda: CAUSE)
-        assert [warning["cause"] for warning in trainer.extra_state.warnings] == expected
+        assert [warning.cause for warning in trainer.extra_state.warnings] == expected
         trainer.step = 0
 
 
@@ -249,13 +249,13 @@ def test_a_run_that_learns_nothing_says_so_in_the_terminal_and_at_the_top_of_the
     write_json(tmp_path / "config.json", {"config": to_dict(config)})
     session = opened(config, tmp_path, lambda completions, **_: [0.0] * len(completions))
     manifest = run(session)
-    found = [(one["cause"], one["step"]) for one in manifest["warnings"]]
+    found = [(one.cause, one.step) for one in manifest.warnings]
     assert [one for one in found if one[0] != "cut"] == [
         ("stages.warmup.prompts_per_step", 0),
         ("signal", 5),
     ]
     said = capsys.readouterr().out
-    for text in (one["text"] for one in manifest["warnings"]):
+    for text in (one.text for one in manifest.warnings):
         assert said.count(f"WARNING: {text}\n") == 1
     assert said.index("3 problems for 6 batches") < said.index("warmup 1/6")
     text = markdown(report(read_run(tmp_path)))

@@ -14,10 +14,12 @@ from g2d_jax.config import Config
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.records import ScoredRollout, Verdict
+from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.session.policies import checkpoint_of, chosen_policy, load_policy, require_elsewhere
 from g2d_jax.session.session import Session, StopRun
+from g2d_jax.stage_result import NO_ACCURACY
 from g2d_jax.stages.best_checkpoint import best_step
 from g2d_jax.stages.held_out import mean_quotient
 from g2d_jax.sweep.graph import build
@@ -75,22 +77,22 @@ def test_the_best_step_is_chosen_and_its_answers_are_read_back(config, tmp_path,
     session = opened(config, tmp_path, None)
     run(session, "train")
     manifest = run(session, "best")
-    result = manifest["result"]
+    result = manifest.selection
     expected = {step: per_token([[row] for row in shard(session, step)]) for step in (0, 1, 2)}
-    assert {int(step): found["score"] for step, found in result["steps"].items()} == pytest.approx(
+    assert {int(step): found.score for step, found in result.steps.items()} == pytest.approx(
         expected
     )
     assert (
-        result["policy"] == f"train@{max(expected, key=lambda step: expected[step])}"
-        and manifest["warnings"] == []
+        result.policy == f"train@{max(expected, key=lambda step: expected[step])}"
+        and manifest.warnings == []
     )
-    assert manifest["counts"] == {"checkpoints": 3, "problems": 8} and manifest["flops"] > 0
+    assert manifest.counts == {"checkpoints": 3, "problems": 8} and manifest.cost.flops > 0
     rows = shard(session, 1)
     assert {row.policy for row in rows} == {"train@1"} and len(rows) == 8
     assert {row.score.verdict for row in rows} == {Verdict.SCORED}
-    one = result["steps"]["1"]["tasks"]["main"]
-    assert one["reward"] == pytest.approx(np.mean([row.score.reward for row in rows]))
-    assert (one["accuracy"], one["problems"], one["unscorable"]) == (None, 8, 0.0)
+    one = result.steps["1"].tasks["main"]
+    assert one.reward == pytest.approx(np.mean([row.score.reward for row in rows]))
+    assert (one.verifiable, one.problems, one.unscorable) == (False, 8, 0.0)
     logged = {
         r["step"]: r["metrics"]["score"]
         for r in read_metrics(tmp_path)
@@ -102,7 +104,7 @@ def test_the_best_step_is_chosen_and_its_answers_are_read_back(config, tmp_path,
     again = opened(config, tmp_path, None)
     with pytest.raises(ValueError, match="'best': that stage has not chosen a checkpoint yet"):
         load_policy(again, "best")
-    assert run(again, "best")["result"] == result
+    assert storage.plain(run(again, "best").selection) == storage.plain(result)
     assert again.sampling.sampler.usage.generated == 0
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")} == before
 
@@ -117,10 +119,10 @@ def test_the_choice_is_a_policy_like_any_other(config, tmp_path, opened):
     claim(Config.of(config), epath.Path(tmp_path))
     session = opened(config, tmp_path, None)
     manifests = {name: run(session, name) for name in ("train", "best", "more", "evaluate")}
-    chosen = manifests["best"]["result"]["policy"]
-    assert manifests["more"]["inputs"] == {"best": manifests["best"]["fingerprint"]}
-    entry = manifests["evaluate"]["result"]["policies"][1]
-    assert (entry["name"], entry["label"], entry["mean"]) == ("best", chosen, None)
+    chosen = manifests["best"].selection.policy
+    assert manifests["more"].inputs == {"best": manifests["best"].fingerprint}
+    entry = manifests["evaluate"].evaluation.policies[1]
+    assert (entry.name, entry.label, entry.accuracy) == ("best", chosen, NO_ACCURACY)
     assert checkpoint_of(session, "best") == checkpoint_of(session, chosen)
     assert commands.last_policy(Config.of(config)) == "best"
     folders = [commands.export(tmp_path, tmp_path / name, policy=name) for name in ("best", chosen)]
@@ -140,7 +142,7 @@ def test_the_choice_is_a_policy_like_any_other(config, tmp_path, opened):
     ):
         require_elsewhere(f"run:{tmp_path}#train")
     cost = accounting.cost_of("best", to_dict(config)["stages"], manifests)
-    assert cost["flops"] == manifests["train"]["at"]["1"]["flops"] + manifests["best"]["flops"]
+    assert cost["flops"] == manifests["train"].costs["1"].flops + manifests["best"].cost.flops
 
 
 def mixed(config: ConfigDict) -> ConfigDict:
@@ -158,35 +160,29 @@ def test_a_mixed_run_averages_its_tasks(config, tmp_path, opened):
     session = opened(mixed(config), tmp_path, negative)
     run(session, "train")
     manifest = run(session, "best")
-    result = manifest["result"]
+    result = manifest.selection
     tasks = {problem.id: problem.task for problem in session.problems.by_split["dev"]}
     for step in (0, 1, 2):
-        found, rows = result["steps"][str(step)], shard(session, step)
+        found, rows = result.steps[str(step)], shard(session, step)
         main, sums = (
             [row for row in rows if tasks[row.rollout.problem_id] == task]
             for task in ("main", "sums")
         )
         accuracy = np.mean([row.score.verdict == Verdict.CORRECT for row in sums])
-        assert (
-            found["tasks"]["sums"]["score"]
-            == found["tasks"]["sums"]["accuracy"]
-            == pytest.approx(accuracy)
-        )
+        assert found.tasks["sums"].score == found.tasks["sums"].accuracy == pytest.approx(accuracy)
         missing = np.mean([row.score.reward is None for row in main])
-        assert (
-            found["tasks"]["main"]["unscorable"] == pytest.approx(missing) and 0.2 < missing < 0.4
-        )
+        assert found.tasks["main"].unscorable == pytest.approx(missing) and 0.2 < missing < 0.4
         each = [
             [row for row in main if row.rollout.problem_id == p]
             for p, task in tasks.items()
             if task == "main"
         ]
-        assert found["tasks"]["main"]["score"] == pytest.approx(per_token(each))
-        assert found["score"] == pytest.approx((accuracy + per_token(each)) / 2)
-        spread = [found["tasks"][task]["score_sem"] for task in ("main", "sums")]
-        assert found["sem"] == pytest.approx(np.hypot(*spread) / 2)
-    (warning,) = manifest["warnings"]
-    assert "rewards of the task main are negative on average" in warning["text"]
+        assert found.tasks["main"].score == pytest.approx(per_token(each))
+        assert found.score == pytest.approx((accuracy + per_token(each)) / 2)
+        spread = [found.tasks[task].score_sem for task in ("main", "sums")]
+        assert found.sem == pytest.approx(np.hypot(*spread) / 2)
+    (warning,) = manifest.warnings
+    assert "rewards of the task main are negative on average" in warning.text
 
 
 def test_without_any_score_there_is_no_choice(config, tmp_path, opened):

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from worlds import bits, only, run
 
 from g2d_jax import config as settings
-from g2d_jax import run_issues
+from g2d_jax import run_issues, stage_result
 from g2d_jax.config import Online
 from g2d_jax.data.order import draw
 from g2d_jax.rollouts import buffer as buffers
@@ -79,8 +79,8 @@ def test_rollouts_of_an_interval_are_those_of_the_policy_it_began_with(train, tm
         "train@2",
         "train@2",
     ]
-    assert manifest["generation"]["calls"] == 2 and manifest["generation"]["prompts_per_call"] == 8
-    assert manifest["counts"]["rollouts"] == 4 * 4 * 4
+    assert manifest.generation["calls"] == 2 and manifest.generation["prompts_per_call"] == 8
+    assert manifest.counts["rollouts"] == 4 * 4 * 4
     train.stages.train.sync_every = 0
     run(opened(train, tmp_path / "offline"))
     for number in range(4):
@@ -209,7 +209,7 @@ def test_a_synchronised_reference_is_the_policy_at_the_start_of_each_interval(
 def test_several_updates_on_a_batch(train, tmp_path, opened):
     train.stages.train.update(num_iterations=2, sync_every=2)
     manifest = run(opened(train, tmp_path))
-    assert manifest["counts"]["rollouts"] == 2 * 4 * 4
+    assert manifest.counts["rollouts"] == 2 * 4 * 4
     assert sorted(path.name for path in (tmp_path / "01-train" / "rollouts").glob("*.parquet")) == [
         "step-000000.parquet",
         "step-000001.parquet",
@@ -253,8 +253,8 @@ def test_a_stage_that_goes_on_after_any_checkpoint_ends_the_same(train, tmp_path
         assert again_runtime.sampling.sampler.usage.generated == 0  # all of it was on disk
         assert bits(load_policy(again_runtime, "train")) == ended
         assert list(map(steady, metrics_of(tmp_path))) == list(map(steady, metrics))
-        for key in ("tokens", "flops", "counts"):
-            assert again[key] == whole[key]
+        assert (again.cost.tokens, again.cost.flops) == (whole.cost.tokens, whole.cost.flops)
+        assert again.counts == whole.counts
 
 
 def test_refilled_batches_survive_a_kill_between_any_two_journals(train, tmp_path, opened):
@@ -299,7 +299,7 @@ def test_a_stage_that_continues_without_rollouts_it_trained_on_names_the_file(
             run(opened(train, tmp_path, first_letter))
         file.write_bytes(content)
     run(opened(train, tmp_path, first_letter))
-    assert storage.finished(folder)
+    assert stage_result.read(folder)
 
 
 def first_letter(prompts: list[str], completions: list[str], **columns: object) -> list[float]:

@@ -9,30 +9,31 @@ import jax.numpy as jnp
 import pytest
 from worlds import run, training
 
-from g2d_jax.accounting import ACTIVITIES, goodput, shares
 from g2d_jax.config import Sft
 from g2d_jax.report.tables import goodput_table
 from g2d_jax.runtime.compile_times import Compiling, compiling
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.session.cost import Clock
+from g2d_jax.session.clock import Clock
+from g2d_jax.stage_result import ACTIVITIES, Cost, StageResult
 from g2d_jax.stages import sft
 from g2d_jax.training import objectives
 
 
 def test_shares_of_the_wall_time():
-    record = {
-        "seconds": 8.0,
-        "generation_seconds": 4.0,
-        "training_seconds": 2.0,
-        "checkpointing_seconds": 2.0,
-    }
-    found = {name: share for name, share in shares(record).items() if share}
+    cost = Cost(
+        seconds=8.0, generation_seconds=4.0, training_seconds=2.0, checkpointing_seconds=2.0
+    )
+    found = {name: share for name, share in cost.shares.items() if share}
     assert found == pytest.approx(
         {"generation": 0.4, "training": 0.2, "checkpointing": 0.2, "other": 0.2}
     )
-    assert shares({}) == shares({"seconds": 0.0, "training_seconds": 0.0}) == {}
-    assert goodput(record)["goodput/generation"] == pytest.approx(0.4)
-    _, columns, rows = goodput_table([{"name": "a", **record}, {"name": "empty"}])
+    assert Cost().shares == {}
+    assert cost.goodput["goodput/generation"] == pytest.approx(0.4)
+    results = {
+        name: StageResult(kind="sft", name=name, cost=one)
+        for name, one in (("a", cost), ("empty", Cost()))
+    }
+    _, columns, rows = goodput_table(results)
     assert dict(zip(columns, *rows, strict=True)) == {
         **dict.fromkeys(ACTIVITIES, "0.0"),
         **{
@@ -156,7 +157,7 @@ def test_an_update_is_dispatched_before_the_one_before_it_is_done(config, opened
         # the last: its checkpoint is due, with all it took
         trainer.update(sft.batch(examples[8:12]), {})
         assert trainer.bar.done == 3
-    found = shares(trainer.cost.manifest())
+    found = trainer.cost.shares
     assert found["training"] + found["compilation"] > 0.9, found
 
 
@@ -172,7 +173,7 @@ def test_a_run_tells_where_its_time_went(config, opened, tmp_path):
         ("collect", sampled),
     ):
         manifest = run(session, name)
-        found = shares(manifest)
+        found = manifest.cost.shares
         assert sum(found.values()) == pytest.approx(1) and min(found.values()) >= 0
         assert {
             name for name in ("training", "generation", "verification") if found[name]
@@ -183,7 +184,7 @@ def test_a_run_tells_where_its_time_went(config, opened, tmp_path):
             if r["stage"] == name
         }
         if name == "collect":
-            assert logged["goodput", 0] == pytest.approx(goodput(manifest))
+            assert logged["goodput", 0] == pytest.approx(manifest.cost.goodput)
             continue
         assert found["checkpointing"] > 0
         for step in range(1, config.stages[name].steps + 1):

@@ -3,6 +3,7 @@ DPO behind it."""
 
 import itertools
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from ml_collections import ConfigDict
 from worlds import bits, only, run
 
-from g2d_jax import commands, run_issues
+from g2d_jax import commands, run_issues, stage_result
 from g2d_jax import config as settings
 from g2d_jax.config import Config, Dump
 from g2d_jax.config.graph import plan
@@ -25,11 +26,11 @@ from g2d_jax.rollouts import external as external_rollouts
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.row_shapes import RowShape
 from g2d_jax.session.session import StopRun
 from g2d_jax.session.training_programs import Scorer
+from g2d_jax.stage_result import Cost
 from g2d_jax.stages import collect, offline
 from g2d_jax.study import informativeness
 from g2d_jax.workdir import claim
@@ -48,7 +49,7 @@ def lines(path: Path, rows: list[dict[str, Any]]) -> str:
 
 def test_sampled_pairs_are_read_by_pandas_and_counts_add_up(small, tmp_path, opened):
     session = opened(small, tmp_path)
-    counts = run(session)["counts"]
+    counts = run(session).counts
     assert counts["prompts"] == 8 == sum(counts[fate] for fate in collect.FATES)
     assert (
         counts["rollouts"] == 32
@@ -80,7 +81,7 @@ def test_sampled_pairs_are_read_by_pandas_and_counts_add_up(small, tmp_path, ope
 def test_the_window_of_pass_rates(small, tmp_path, opened):
     small.stages.collect.min_pass_rate = small.stages.collect.max_pass_rate = 0.5
     session = opened(small, tmp_path)
-    counts = run(session)["counts"]
+    counts = run(session).counts
     assert (
         counts["prompts"] == sum(counts[fate] for fate in collect.FATES)
         and counts["outside_window"] > 0
@@ -147,15 +148,15 @@ def test_stages_choose_from_the_rollouts_of_another(small, tmp_path, opened):
     }
     for name, manifest in manifests.items():
         own = name == "collect"
-        assert (manifest["tokens"]["generated"] > 0) == (manifest["flops"] > 0) == own
+        assert (manifest.cost.generated > 0) == (manifest.cost.flops > 0) == own
         assert (session.folders[name] / "rollouts").exists() == own
-        assert manifest["counts"]["rollouts"] == 32 and manifest["counts"]["pairs_available"] == 18
+        assert manifest.counts["rollouts"] == 32 and manifest.counts["pairs_available"] == 18
         how = storage.read_json(session.folders[name] / "preferences" / "_manifest.json")
         assert (
             how["sampler"]["purpose"] == "collect/collect"
             and how["sampler"]["num_generations"] == 4
         )
-    assert manifests["many"]["inputs"] == {"few": manifests["few"]["fingerprint"]}
+    assert manifests["many"].inputs == {"few": manifests["few"].fingerprint}
     assert (how["rollouts"], how["pair_rule"]["select"], how["pair_rule"]["max_pairs"]) == (
         "collect",
         "uncertain",
@@ -166,7 +167,7 @@ def test_stages_choose_from_the_rollouts_of_another(small, tmp_path, opened):
 def test_fewer_pairs_than_asked_for(small, tmp_path, opened, capsys):
     small.stages.collect.max_pairs = 1000
     manifest = run(opened(small, tmp_path))
-    counts = manifest["counts"]
+    counts = manifest.counts
     assert (
         counts["pairs"] == counts["pairs_available"] > 0
         and counts["pairs_missing"] == 1000 - counts["pairs"]
@@ -192,16 +193,16 @@ def test_shared_rollouts_from_an_archive_or_a_file(config, tmp_path, opened):
     config.stages.archive1.update(policy="warmup@1", rollouts="archive")
     session = opened(config, tmp_path / "work")
     manifests = {name: run(session, name) for name in plan(run_issues.checked(config)[0]).order}
-    assert [manifests[name]["counts"]["pairs"] for name in ("archive2", "mine", "mine2")] == [
+    assert [manifests[name].counts["pairs"] for name in ("archive2", "mine", "mine2")] == [
         2,
         4,
         2,
     ]
     # an archive costs nothing
-    assert session.sampling.sampler.usage.generated == manifests["warmup"]["tokens"]["generated"]
+    assert session.sampling.sampler.usage.generated == manifests["warmup"].cost.generated
     for name in ("archive1", "archive2"):
-        assert manifests[name]["counts"]["prompts"] == 4  # of one step
-        assert manifests[name]["tokens"]["generated"] == 0
+        assert manifests[name].counts["prompts"] == 4  # of one step
+        assert manifests[name].cost.generated == 0
     drawn = read_rollouts(session.folders["warmup"] / "rollouts" / "step-000000.parquet")
     pairs = read_preferences(session.folders["archive1"] / "preferences")
     assert {pair.problem_id for pair in pairs} <= {row.rollout.problem_id for row in drawn}
@@ -219,9 +220,7 @@ def test_shared_rollouts_from_an_archive_or_a_file(config, tmp_path, opened):
         ("archive2", [f", {limit}, "]),
         ("mine", []),
     ):
-        cut = [
-            warning["text"] for warning in manifests[name]["warnings"] if warning["cause"] == "cut"
-        ]
+        cut = [warning.text for warning in manifests[name].warnings if warning.cause == "cut"]
         assert len(cut) == len(words) and all(map(str.__contains__, cut, words))
 
 
@@ -236,14 +235,12 @@ def test_informativeness_on_disk(small, tmp_path, opened):
         )
     small.stages.collect.max_pairs = 7
     session = opened(small, tmp_path)
-    measures = run(session)["result"]["informativeness"]
+    found = run(session).measures
+    measures, of_pairs = found["informativeness"], found["pairs"]
     folder = tmp_path / "01-collect"
-    assert storage.read_json(folder / "informativeness.json") == measures
     groups = groups_of(folder)
     summary = informativeness.summary(groups)
-    assert {
-        key: float(value) for key, value in measures.items() if key != "pairs"
-    } == pytest.approx(summary, nan_ok=True)
+    assert measures == pytest.approx(summary, nan_ok=True)
     columns = pd.read_parquet(folder / "informativeness" / "prompts.parquet")
     assert columns["problem_id"].tolist() == [group[0].rollout.problem_id for group in groups]
     pairs = read_preferences(folder / "preferences")
@@ -256,11 +253,12 @@ def test_informativeness_on_disk(small, tmp_path, opened):
         for r in g
     }
     gaps = [own[p.problem_id, p.chosen] - own[p.problem_id, p.rejected] for p in pairs]
-    assert measures["pairs"]["pairs"] == 7.0 == len(pairs)
-    assert measures["pairs"]["gap_mean"] == pytest.approx(np.mean(gaps))
-    (entry,) = run(session, "evaluate")["result"]["policies"]
+    assert of_pairs["pairs"] == 7.0 == len(pairs)
+    assert of_pairs["gap_mean"] == pytest.approx(np.mean(gaps))
+    (entry,) = run(session, "evaluate").evaluation.policies
     answers = groups_of(tmp_path / "03-evaluate")
-    assert entry["informativeness"] == storage.plain(informativeness.summary(answers))
+    expected = informativeness.summary(answers)
+    assert entry.informativeness == pytest.approx(expected, nan_ok=True)
 
 
 def test_a_stage_that_ended_half_way_ends_with_the_same_bytes(small, tmp_path, opened):
@@ -283,9 +281,11 @@ def test_a_stage_that_ended_half_way_ends_with_the_same_bytes(small, tmp_path, o
     again = opened(config, tmp_path)
     found = {name: run(again, name) for name in ("collect", "few")}
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.parquet")} == files
-    assert 1000 < found["collect"]["seconds"] < 2000 and found["collect"]["device_seconds"] > 8000
-    assert found["collect"]["verifier_cpu_seconds"] >= 3
-    assert found["few"]["seconds"] < 1000  # rollouts of another stage were paid for there
+    assert (
+        1000 < found["collect"].cost.seconds < 2000 and found["collect"].cost.device_seconds > 8000
+    )
+    assert found["collect"].cost.verifier_cpu_seconds >= 3
+    assert found["few"].cost.seconds < 1000  # rollouts of another stage were paid for there
 
 
 @pytest.mark.parametrize(
@@ -304,11 +304,9 @@ def test_no_pairs_stop_the_run_with_advice(small, tmp_path, opened, reward, advi
     with pytest.raises(StopRun, match=rf"collect: no preference pair from 8 prompts .*{advice}"):
         run(session)
     last = read_metrics(tmp_path)[-1]
-    assert last["kind"] == "error" and last["text"].startswith(
-        "collect: no preference pair from 8 prompts"
-    )
+    assert last["kind"] == "ended" and last["text"].startswith("no preference pair from 8 prompts")
     assert len(read_rollouts(tmp_path / "01-collect" / "rollouts")) == 32  # kept all the same
-    assert storage.finished(tmp_path / "01-collect") is None
+    assert stage_result.read(tmp_path / "01-collect") is None
 
 
 def test_a_run_whose_reward_came_from_python_is_opened_again(small, tmp_path, opened):
@@ -343,7 +341,7 @@ def test_a_run_whose_reward_came_from_python_is_opened_again(small, tmp_path, op
     counted = commands.evaluate(
         session.workdir, "init", reward=lambda completions, **_: [1.0] * len(completions)
     )
-    assert counted["result"]["policies"][0]["mean"] == 1.0
+    assert counted.evaluation.policies[0].accuracy.mean == 1.0
 
 
 def test_a_dumps_answer_leaves_a_known_problem_what_the_data_say_of_it(small, tmp_path, opened):
@@ -389,7 +387,7 @@ def test_a_function_scores_rows_without_an_answer(small, tmp_path, opened):
     def reward(completions: list[str], **_: object) -> list[float]:
         return [float(text == "1") for text in completions]
 
-    assert run(opened(small, tmp_path / "work", reward))["counts"]["pairs"] == 1
+    assert run(opened(small, tmp_path / "work", reward)).counts["pairs"] == 1
 
 
 def test_rollouts_made_elsewhere(small, tmp_path, opened):
@@ -415,7 +413,7 @@ def test_rollouts_made_elsewhere(small, tmp_path, opened):
     small.stages.collect.dump.path = lines(tmp_path / "rollouts.jsonl", rows)
     small.reward.function = "verify"
     manifest = run(opened(small, tmp_path / "work", None))
-    assert manifest["counts"] == {
+    assert manifest.counts == {
         **dict.fromkeys(collect.FATES, 0),
         **{
             "prompts": 3,
@@ -426,19 +424,19 @@ def test_rollouts_made_elsewhere(small, tmp_path, opened):
         },
         **{"pairs": 3, "pairs_available": 3, "pairs_missing": 0},
     }
-    measures = manifest["result"]["informativeness"]
+    measures = manifest.measures["informativeness"]
     assert (
         measures["frac_mixed"] == 1.0
         and measures["scored"] == 6.0
-        and measures["pairs"]["chosen_length"] > 1
+        and manifest.measures["pairs"]["chosen_length"] > 1
     )
     for unknown in (
         measures["entropy"],
         measures["auroc"],
         measures["ece"],
-        measures["pairs"]["frac_ranked"],
+        manifest.measures["pairs"]["frac_ranked"],
     ):
-        assert unknown == "NaN"
+        assert math.isnan(unknown)
     pairs = {
         p.prompt: p for p in read_preferences(tmp_path / "work" / "01-collect" / "preferences")
     }
@@ -623,8 +621,8 @@ def test_dpo_starts_at_the_reference(small, tmp_path, opened):
     )
     assert first["loss"] == pytest.approx(1.0, rel=1e-5)  # (1/2β)²
     assert first["rewards/margins"] == pytest.approx(0.0, abs=1e-5)
-    assert manifest["counts"]["steps"] == max(manifest["counts"]["pairs"] // 8, 1)
-    assert manifest["tokens"]["scored"] > 0
+    assert manifest.counts["steps"] == max(manifest.counts["pairs"] // 8, 1)
+    assert manifest.cost.scored > 0
     assert bits(load_policy(session, "init")) != bits(load_policy(session, "dpo"))
 
 

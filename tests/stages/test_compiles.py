@@ -187,7 +187,7 @@ def test_every_kind_of_stage_gives_the_programs_that_it_runs(
         manifests = pipeline.run(config, tmp_path)
     finally:
         jax.config.update("jax_enable_compilation_cache", True)
-    assert {manifest["kind"] for manifest in manifests.values()} == settings.STAGES.keys()
+    assert {manifest.kind for manifest in manifests.values()} == settings.STAGES.keys()
     by_thread = {"compiling" in thread: set() for thread, _ in compiled_by}
     for thread, name in compiled_by:
         by_thread["compiling" in thread].add(name)
@@ -196,9 +196,7 @@ def test_every_kind_of_stage_gives_the_programs_that_it_runs(
     assert by_thread[True] == given
     told = Counter[str]()
     for manifest in manifests.values():
-        told.update(
-            {name: int(program["compiled"]) for name, program in manifest["programs"].items()}
-        )
+        told.update({name: program.compiled for name, program in manifest.programs.items()})
     assert told == Counter(name for _, name in compiled_by)
     assert not given & by_thread.get(False, set())
     assert run_by.called.keys() == manifests.keys()

@@ -1,6 +1,7 @@
 """Online stages that end at a budget: its settings, the step that reaches it, and runs that go on
 after."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,13 @@ from etils import epath
 from ml_collections import ConfigDict
 from worlds import bits, run
 
-from g2d_jax import accounting, run_issues
+from g2d_jax import run_issues
 from g2d_jax.config import Config, graph
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.session import Session
+from g2d_jax.stage_result import Cost, Stop
 from g2d_jax.training.checkpoint import Checkpoints
 
 TINY = str(Path(__file__).parents[1] / "tiny.py")
@@ -71,9 +72,9 @@ def test_a_budget_ends_with_the_step_that_reaches_it(early, tmp_path, opened):
     whole = changed(early, steps=3, keep=(0, 1, 2))
     session = opened(whole, tmp_path / "whole", None)
     manifest = run(session, "warmup")
-    assert manifest["stop"] == {"rule": "steps"}
-    at = {int(step): accounting.cost(record) for step, record in manifest["at"].items()}
-    assert manifest["at"]["0"] == Cost().manifest()
+    assert manifest.stop == Stop()
+    at = {int(step): cost.measures for step, cost in manifest.costs.items()}
+    assert manifest.costs["0"] == Cost()
     assert sorted(at) == [0, 1, 2, 3]
     just, more = 1.0, 1 + 1e-9
     for measure, step, factor, expected in (
@@ -88,22 +89,19 @@ def test_a_budget_ends_with_the_step_that_reaches_it(early, tmp_path, opened):
         amount = max(at[step][measure] * factor, 1e-6)
         budgeted = changed(whole, budget={"measure": measure, "amount": amount}, keep=())
         ended = run(elsewhere(session, budgeted, tmp_path / name), "warmup")
-        assert ended["counts"]["steps"] == expected, name
-        assert ended["counts"]["rollouts"] == expected * 4 * 4
-        assert accounting.cost(ended)["flops"] == at[expected]["flops"]
+        assert ended.counts["steps"] == expected, name
+        assert ended.counts["rollouts"] == expected * 4 * 4
+        assert ended.cost.flops == at[expected]["flops"]
         # that of writing this step is known later
-        cost = {
-            **ended["at"][str(expected)],
-            "checkpointing_seconds": 0.0,
-        }
-        assert cost == {**{key: ended[key] for key in cost}, "checkpointing_seconds": 0.0}
+        costs = [ended.costs[str(expected)], ended.cost]
+        one, other = (replace(cost, checkpointing_seconds=0.0) for cost in costs)
+        assert one == other
         assert Checkpoints(tmp_path / name / "01-warmup" / "checkpoints").latest() == expected
         if measure == "scored":
-            assert ended["stop"] == {"rule": "steps"}
+            assert ended.stop == Stop()
         else:
-            spent = accounting.cost(ended)[measure]
-            rule = {"rule": "budget", "measure": measure, "spent": spent, "step": expected}
-            assert ended["stop"] == rule
+            spent = ended.cost.measures[measure]
+            assert ended.stop == Stop("budget", measure, spent, expected)
             assert spent >= amount
 
 
@@ -113,28 +111,28 @@ def test_what_follows_goes_on_from_where_the_budget_ended_it(early, tmp_path, op
     session = opened(budgeted, tmp_path, None)
     run_issues.checked(budgeted)
     found = run_until(session)
-    assert found["warmup"]["counts"]["steps"] == 1
+    assert found["warmup"].counts["steps"] == 1
     logged = [row for row in read_metrics(tmp_path) if row["stage"] == "warmup"]
     assert [row["step"] for row in logged if "loss" in row["metrics"]] == [1]  # as the last is
     assert bits(load_policy(session, "warmup")) == bits(load_policy(session, "warmup@1"))
     assert bits(load_policy(session, "warmup")) != bits(load_policy(session, "init"))
-    assert found["collect"]["counts"]["prompts"] == 4
-    assert found["dpo"]["counts"]["steps"] == 1
+    assert found["collect"].counts["prompts"] == 4
+    assert found["dpo"].counts["steps"] == 1
 
 
 def test_no_step_at_all_leaves_the_policy_it_starts_from(early, tmp_path, opened):
     none = changed(early, steps=0, budget={"measure": "flops", "amount": 1.0})
     session = opened(none, tmp_path, None)
     found = run_until(session)
-    assert found["warmup"]["counts"] == {
+    assert found["warmup"].counts == {
         "steps": 0,
         "prompts": 0,
         "rollouts": 0,
         "train_problems": 40,
     }
-    assert found["warmup"]["at"] == {"0": Cost().manifest()}
-    assert found["warmup"]["stop"] == {"rule": "steps"}
+    assert found["warmup"].costs == {"0": Cost()}
+    assert found["warmup"].stop == Stop()
     assert Checkpoints(session.folders["warmup"] / "checkpoints").steps() == [0]
     assert bits(load_policy(session, "warmup")) == bits(load_policy(session, "init"))
-    assert found["collect"]["counts"]["pairs"] > 0
-    assert found["dpo"]["counts"]["steps"] == 1
+    assert found["collect"].counts["pairs"] > 0
+    assert found["dpo"].counts["steps"] == 1

@@ -29,6 +29,7 @@ from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models.hf import fetcher
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.report.run import write_run
+from g2d_jax.report.runs import read_run
 from g2d_jax.runtime import endpoint, storage
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
@@ -110,7 +111,7 @@ def test_online_training_is_that_on_the_samplers_own_rollouts(
         there = opened(config, tmp_path / "there")
         manifest = run(there)
         told = [path for path, _ in server.asked if path != "/v1/completions"]
-    assert manifest["engine"] == {"responses": 64} and len(shards) == 4
+    assert manifest.cost.responses == 64 and len(shards) == 4
     loading = [
         "/collective_rpc",
         "/update_weight_version",
@@ -162,11 +163,12 @@ def test_a_server_that_goes_loses_no_shard(config: ConfigDict, tmp_path: Path, o
     with serving(reply) as server:
         config.engine.url = server.url
         manifest = run(opened(config, tmp_path))
-        assert len(server.completions()) == 16 and manifest["counts"]["rollouts"] == 32
+        assert len(server.completions()) == 16 and manifest.counts["rollouts"] == 32
     assert file.read_bytes() == written
-    assert manifest["engine"] == {"responses": 32, "without_logprobs": 32, "tokenised_again": 32}
+    cost = manifest.cost
+    assert (cost.responses, cost.without_logprobs, cost.tokenised_again) == (32, 32, 32)
     storage.write_json(tmp_path / "config.json", {"config": to_dict(Config.of(config))})
-    _, page, _ = write_run(tmp_path, figures=False)
+    _, page, _ = write_run(read_run(tmp_path), figures=False)
     assert (
         "| init | collect | 53.1 |" in (text := Path(page).read_text("utf-8")) and "nan" not in text
     )

@@ -11,16 +11,18 @@ from ml_collections import ConfigDict
 from worlds import run
 
 from g2d_jax import config as settings
+from g2d_jax import stage_result
 from g2d_jax.config import Config, check, graph
 from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.records import Verdict
 from g2d_jax.report.run import write_run
+from g2d_jax.report.runs import read_run
 from g2d_jax.report.tables import summary_table
 from g2d_jax.rollouts.generate import greedy_file
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts
-from g2d_jax.session.cost import Cost
 from g2d_jax.session.session import Session
+from g2d_jax.stage_result import NO_ACCURACY, Cost, Evaluation
 from g2d_jax.stages.held_out import HeldOut
 from g2d_jax.workdir import claim
 
@@ -58,9 +60,9 @@ def mixed(config: ConfigDict) -> ConfigDict:
     return from_dict(values)
 
 
-def evaluated(session: Session) -> dict[str, Any]:
+def evaluated(session: Session) -> Evaluation:
     claim(session.config, epath.Path(session.workdir))
-    return [run(session, name) for name in graph.plan(session.config).order][-1]["result"]
+    return [run(session, name) for name in graph.plan(session.config).order][-1].evaluation
 
 
 def test_an_evaluation_of_several_calls_is_kept_call_by_call(config, tmp_path, opened):
@@ -88,11 +90,16 @@ def test_an_evaluation_of_several_calls_is_kept_call_by_call(config, tmp_path, o
     asked[:] = [0, 0, 0]
     again = run(opened(config, tmp_path / "parts", dies_at_the_third_call), "evaluate")
     assert asked[3:] == [6, 9, 9, 6]
-    names = ("name", "mean", "sem", "pass_at", "verdicts", "mean_length", "entropy")
-    for entry, other in zip(expected["policies"], again["result"]["policies"], strict=True):
-        for name in names:
-            assert entry[name] == pytest.approx(other[name], abs=1e-5)
-    assert again["result"]["paired"][0]["difference"] == expected["paired"][0]["difference"]
+    for entry, other in zip(expected.policies, again.evaluation.policies, strict=True):
+        assert (entry.name, entry.marks, entry.verdicts) == (
+            other.name,
+            other.marks,
+            other.verdicts,
+        )
+        assert entry.accuracy == other.accuracy and entry.pass_at == other.pass_at
+        assert entry.mean_length == other.mean_length
+        assert entry.entropy == pytest.approx(other.entropy, abs=1e-5)
+    assert again.evaluation.changes == expected.changes
     assert [path for path in folder.iterdir() if path.is_dir()] == []
 
 
@@ -102,10 +109,10 @@ def test_greedy_answers_are_one(config, tmp_path, opened):
     stage.update(num_generations=4, pass_at=(1, 2, 4), greedy=False)
     stage.sampling.temperature = 0.0
     result = evaluated(opened(config, tmp_path))
-    assert result["samples"] == 1
-    for entry in result["policies"]:
-        assert entry["pass_at"].keys() == {"1"} and entry["samples"] == 1
-        assert sum(entry["verdicts"].values()) == result["problems"]
+    assert result.samples == 1
+    for entry in result.policies:
+        assert entry.pass_at.keys() == {"1"} and entry.accuracy.samples == 1
+        assert sum(entry.verdicts.values()) == result.problems
     stage.pass_at = (1, 4)
     with pytest.raises(
         ValueError, match=r"at sampling\.temperature 0, which gives one answer: leave"
@@ -117,47 +124,37 @@ def test_without_verdicts_there_are_rewards_and_no_accuracy(config, tmp_path, op
     session = opened(ranked(config), tmp_path, None)
     result = evaluated(session)
     means = []
-    for entry in result["policies"]:
-        rows = read_rollouts(session.folders["evaluate"] / entry["rollouts"])
-        assert entry["verdicts"] == {Verdict.SCORED.value: 16}
-        assert {entry[name] for name in ("mean", "std_runs", "sem", "sem_clustered", "greedy")} == {
-            None
-        }
-        assert entry["pass_at"] == entry["subsets"] == {}
-        found = entry["tasks"]["main"]
+    for entry in result.policies:
+        rows = read_rollouts(session.folders["evaluate"] / entry.rollouts)
+        assert entry.verdicts == {Verdict.SCORED.value: 16}
+        assert entry.accuracy is NO_ACCURACY and np.isnan(entry.greedy)
+        assert entry.pass_at == entry.subsets == {}
+        found = entry.tasks["main"]
         by_run = [
             np.mean([row.score.reward for row in rows if row.rollout.sample == sample])
             for sample in (0, 1)
         ]
-        assert found["reward"] == pytest.approx(np.mean(by_run))
-        assert found["std_runs"] == pytest.approx(np.std(by_run, ddof=1))
+        assert found.reward == pytest.approx(np.mean(by_run))
+        assert found.std_runs == pytest.approx(np.std(by_run, ddof=1))
         per_token = np.mean(by_run) / np.mean([len(row.rollout.token_ids) for row in rows])
-        assert found["length_normalised"] == pytest.approx(per_token)
-        assert found["accuracy"] is None and found["problems"] == 8 and found["unscorable"] == 0
-        assert found["greedy"] >= 0
-        means.append(found["reward"])
-    (pair,) = result["paired"]
-    assert "difference" not in pair
-    assert pair["tasks"]["main"]["difference"] == pytest.approx(means[1] - means[0])
-    page, *_ = write_run(tmp_path)
+        assert found.length_normalised == pytest.approx(per_token)
+        assert not found.verifiable and found.problems == 8 and found.unscorable == 0
+        assert found.greedy >= 0
+        means.append(found.reward)
+    (pair,) = result.changes
+    assert np.isnan(pair.sampled.difference)
+    assert pair.tasks["main"].difference == pytest.approx(means[1] - means[0])
+    page, *_ = write_run(read_run(tmp_path))
     text = (tmp_path / "report.md").read_text()
     assert (
-        "mean reward of" in text
+        "mean reward on" in text
         and "NaN" not in text
         and "pass@1" not in text
         and "correctly" not in text
     )
-    table = csv.reader((tmp_path / "report.csv").read_text().splitlines())
-    figures = {tuple(row[:3]): row[3] for row in table if row[0] == "evaluate"}
-    assert float(figures["evaluate", "sft", "tasks/main/reward"]) == means[1]
-    assert (
-        float(figures["evaluate", "sft", "paired/init/main/difference"])
-        == pair["tasks"]["main"]["difference"]
-    )
-    assert (
-        not {("evaluate", "sft", "mean"), ("evaluate", "sft", "paired/init/difference")}
-        & figures.keys()
-    )
+    table = csv.DictReader((tmp_path / "report.csv").read_text().splitlines())
+    (row,) = [row for row in table if row["policy"] == "sft"]
+    assert float(row["reward/main"]) == means[1] and row["accuracy"] == "NaN"
     html = Path(page).read_text()
     assert "0/2" not in html and "wrong in both" not in html and "v-scored" in html
 
@@ -176,7 +173,7 @@ def test_a_greedy_answer_shares_its_prompt_with_the_sampled_ones(config, tmp_pat
     session = opened(config, tmp_path, None)
     result = evaluated(session)
     folder = session.folders["evaluate"]
-    files = [folder / entry["rollouts"] for entry in result["policies"]]
+    files = [folder / entry.rollouts for entry in result.policies]
     greedy = [file.with_name(f"{file.stem}-greedy.parquet") for file in files]
     prompts = 0
     for file in files:
@@ -187,13 +184,13 @@ def test_a_greedy_answer_shares_its_prompt_with_the_sampled_ones(config, tmp_pat
         rows = read_rollouts(file)
         assert {row.rollout.sample for row in rows} == {0}
         assert not any(row.rollout.logprobs.any() for row in rows)
-    manifest = storage.finished(folder)
-    assert manifest is not None and manifest["tokens"]["prefilled"] == prompts
+    manifest = stage_result.read(folder)
+    assert manifest is not None and manifest.cost.prefilled == prompts
     # One of the two files alone is no whole call: it is drawn again, and is the same.
     before = [file.read_bytes() for file in (*files, *greedy)]
     greedy[1].unlink()
     (folder / "manifest.json").unlink()
-    assert evaluated(opened(config, tmp_path, None)) == result
+    assert storage.plain(evaluated(opened(config, tmp_path, None))) == storage.plain(result)
     assert [file.read_bytes() for file in (*files, *greedy)] == before
 
 
@@ -203,27 +200,27 @@ def test_a_mixed_evaluation_keeps_its_tasks_apart(config, tmp_path, opened):
     tasks = {problem.id: problem.task for problem in session.problems.by_split["dev"]}
     counts = {task: list(tasks.values()).count(task) for task in ("main", "chat")}
     assert counts["main"] == 8 and counts["chat"] > 0
-    for entry in result["policies"]:
-        rows = read_rollouts(session.folders["evaluate"] / entry["rollouts"])
+    for entry in result.policies:
+        rows = read_rollouts(session.folders["evaluate"] / entry.rollouts)
         right = [
             row.score.verdict == Verdict.CORRECT
             for row in rows
             if tasks[row.rollout.problem_id] == "main"
         ]
         rewards = [row.score.reward for row in rows if tasks[row.rollout.problem_id] == "chat"]
-        assert entry["mean"] == entry["tasks"]["main"]["accuracy"] == pytest.approx(np.mean(right))
-        assert entry["problems"] == entry["tasks"]["main"]["problems"] == 8
-        assert entry["tasks"]["chat"]["reward"] == pytest.approx(np.mean(rewards))
-        assert entry["tasks"]["chat"]["problems"] == counts["chat"]
-        assert entry["tasks"]["main"]["length_normalised"] is None
-        assert entry["verdicts"][Verdict.SCORED.value] == len(rewards)
-        assert 0 <= entry["greedy"] <= 1 and entry["pass_at"].keys() == {"1", "2"}
-    (pair,) = result["paired"]
-    assert pair["problems"] == pair["greedy"]["problems"] == 8 and pair["tasks"].keys() == {"chat"}
-    before, after = (entry["greedy"] for entry in result["policies"])
-    assert pair["greedy"]["difference"] == pytest.approx(after - before)
-    assert pair["tasks"]["chat"]["problems"] == counts["chat"]
-    write_run(tmp_path)
+        main, chat = entry.tasks["main"], entry.tasks["chat"]
+        assert entry.accuracy.mean == main.accuracy == pytest.approx(np.mean(right))
+        assert entry.accuracy.problems == main.problems == 8
+        assert chat.reward == pytest.approx(np.mean(rewards)) and chat.problems == counts["chat"]
+        assert np.isnan(main.length_normalised) and not chat.verifiable
+        assert entry.verdicts[Verdict.SCORED.value] == len(rewards)
+        assert 0 <= entry.greedy <= 1 and entry.pass_at.keys() == {"1", "2"}
+    (pair,) = result.changes
+    assert pair.sampled.problems == pair.greedy.problems == 8 and pair.tasks.keys() == {"chat"}
+    before, after = (entry.greedy for entry in result.policies)
+    assert pair.greedy.difference == pytest.approx(after - before)
+    assert pair.tasks["chat"].problems == counts["chat"]
+    write_run(read_run(tmp_path))
     text = (tmp_path / "report.md").read_text()
     assert "| pass@1 % |" in text and "| chat reward |" in text and "NaN" not in text
 
@@ -239,11 +236,11 @@ def test_one_task_with_verdicts_has_no_tasks(config, tmp_path, opened, dense):
         return [len(text) / 7 if dense else float(len(text) > 3) for text in completions]
 
     session = opened(config, tmp_path, reward)
-    evaluation = {"result": evaluated(session)}
-    (entry,) = evaluation["result"]["policies"]
-    assert "tasks" not in entry and entry["problems"] == 8
-    rows = read_rollouts(session.folders["evaluate"] / entry["rollouts"])
+    evaluation = evaluated(session)
+    (entry,) = evaluation.policies
+    assert not entry.tasks and entry.accuracy.problems == 8
+    rows = read_rollouts(session.folders["evaluate"] / entry.rollouts)
     rewards = [row.score.reward for row in rows]
-    assert entry["reward"] == pytest.approx(np.mean(rewards))
-    columns = summary_table(evaluation, []).columns
+    assert entry.reward == pytest.approx(np.mean(rewards))
+    columns = summary_table(evaluation, {}).columns
     assert ("reward" in columns) == dense and "pass@1 %" in columns

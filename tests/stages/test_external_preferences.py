@@ -202,8 +202,8 @@ def test_an_offline_stage_alone_trains_on_a_set(small, tmp_path, opened, capsys)
         and "  | No way.<|eot|>" in shown
     )
     manifest = run(opened(small, tmp_path / "work"))
-    assert manifest["counts"]["pairs"] == 16 and manifest["counts"]["steps"] == 8
-    assert manifest["result"]["margins"]["margin_mean"] > 0
+    assert manifest.counts["pairs"] == 16 and manifest.counts["steps"] == 8
+    assert manifest.measures["margins"]["margin_mean"] > 0
 
 
 def test_a_path_that_is_nothing_is_refused_before_any_work(small):

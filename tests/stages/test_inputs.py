@@ -19,14 +19,14 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load_file, save_file
 from toys import QWEN, SIZES, make_tokenizer, save_rows
 
-from g2d_jax import commands, dryrun, pipeline
+from g2d_jax import commands, dryrun, pipeline, stage_result
 from g2d_jax import config as settings
 from g2d_jax.config import Config, Source, Stage, graph
 from g2d_jax.config.section import ModelPath, Preferences, ProblemsPath, Rollouts, Section
 from g2d_jax.models import table
 from g2d_jax.models.hf_folder import read_config
-from g2d_jax.runtime import storage
 from g2d_jax.session import inputs
+from g2d_jax.stage_result import StageResult
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import claim, read_inputs
 
@@ -138,7 +138,7 @@ def start(config: ConfigDict, workdir: Path) -> None:
 def begin(config: ConfigDict, workdir: Path) -> None:
     """Make the work directory of a run that has begun."""
     start(config, workdir)
-    storage.finish(workdir / "01-sft", {"kind": "sft", "seconds": 0})
+    stage_result.write(workdir / "01-sft", StageResult(kind="sft", name="sft"))
 
 
 @pytest.fixture
@@ -335,7 +335,7 @@ def test_before_a_stage_has_begun_all_is_free(place: Path, tmp_path: Path) -> No
     start(config, workdir)
     edit_weights(place / "model", scaled)
     start(config, workdir)
-    storage.finish(workdir / "01-sft", {"kind": "sft"})
+    stage_result.write(workdir / "01-sft", StageResult(kind="sft", name="sft"))
     start(config, workdir)
     edit_weights(place / "model", replaced)
     with pytest.raises(ValueError, match=r"model\.path: 'content \w+' -> "):
@@ -364,7 +364,7 @@ def test_a_run_is_refused_before_any_work_and_its_directory_stays_as_it_was(
     config.tokenizer.chat = False
     start(config, workdir)
     for folder in graph.plan(Config.of(config)).folders(epath.Path(workdir)).values():
-        storage.finish(folder, {"kind": "any", "seconds": 0})
+        stage_result.write(folder, StageResult(kind="any", name="any"))
     pipeline.run(config, workdir, until="evaluate")
     assert set(read_inputs(epath.Path(workdir))) == {
         "model.path",

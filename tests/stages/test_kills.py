@@ -10,7 +10,7 @@ import syscalls
 from alike import arrays, differences, redone, steps_logged
 from killed import Runs
 
-from g2d_jax.runtime import storage
+from g2d_jax import stage_result
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.training.checkpoint import Checkpoints
@@ -100,10 +100,10 @@ def test_kill_9_before_and_after_each_manifest(runs, finished, tmp_path):
     workdir, done = tmp_path / "run", []
     for stage in STAGES:
         runs(workdir, -9, change=[f"{stage}/manifest.json", 0])
-        assert [name for name in STAGES if storage.finished(workdir / name)] == done
+        assert [name for name in STAGES if stage_result.read(workdir / name)] == done
         runs(workdir, -9, after=[f"{stage}/manifest.json"])
         done.append(stage)
-        assert [name for name in STAGES if storage.finished(workdir / name)] == done
+        assert [name for name in STAGES if stage_result.read(workdir / name)] == done
     runs(workdir)
     assert differences(finished, workdir) == []
     assert redone(workdir) == 0

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 from worlds import bits, only, run, training
 
+from g2d_jax import stage_result
 from g2d_jax.config import Sampling
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.records import Request
@@ -53,14 +54,14 @@ def test_skipped_updates_leave_no_trace_but_their_count(only_sft, tmp_path, open
         assert (trainer.step, state.skipped_updates, state.skipped_in_row) == (2, 1, 1)
         for weight in (np.inf, None, None):
             trainer.update(groups(again, weight), {})
-        assert trainer.finish({"examples": 3})["counts"] == {"examples": 3, "skipped_updates": 2}
+        assert trainer.finish({"examples": 3}).counts == {"examples": 3, "skipped_updates": 2}
         assert state.skipped_in_row == 0
         found = bits(trainer.state)
     without = opened(only_sft, tmp_path / "without")
     with training(without, "sft", 6) as trainer:
         for _ in range(3):
             trainer.update(groups(without), {})
-        assert trainer.finish({})["counts"] == {}
+        assert trainer.finish({}).counts == {}
         assert bits(trainer.state) == found
     logged, expected = (
         [r["metrics"] for r in read_metrics(tmp_path / name)] for name in ("with", "without")
@@ -159,7 +160,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
         assert f"Continuing from {'the start of the stage' if alone else 'step 4'}" in said
         assert [path.name for path in (workdir / "01-sft" / "damaged").iterdir()] == ["step-000006"]
         assert Checkpoints(checkpoints).steps() == [4, 6]
-        assert storage.finished(workdir / "01-sft")
+        assert stage_result.read(workdir / "01-sft")
 
 
 def test_two_damaged_checkpoints_in_a_row_end_the_run_and_none_is_lost(only_sft, tmp_path, opened):

@@ -15,11 +15,11 @@ from g2d_jax.records import Preference
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_preferences, write_preferences
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.row_shapes import RowShape
 from g2d_jax.session.session import Session
 from g2d_jax.session.training_programs import Scorer
+from g2d_jax.stage_result import Cost, StageResult
 from g2d_jax.stages import offline
 from g2d_jax.study import informativeness
 
@@ -48,22 +48,21 @@ def made(count: int) -> list[Preference]:
     return [pair(i) for i in range(count)]
 
 
-def again(session: Session) -> dict[str, Any]:
+def again(session: Session) -> StageResult:
     """The stage once more, as if it had been killed before its manifest was written."""
     (session.folders["dpo"] / storage.MANIFEST).unlink()
     return run(session)
 
 
-def without_seconds(manifest: dict[str, Any]) -> dict[str, Any]:
-    """A manifest's fields that two runs share."""
-    assert manifest["diagnosis"]["seconds"] > 0
-    kept = {key: manifest[key] for key in ("result", "flops", "tokens", "counts", "fingerprint")}
-    return {
-        **kept,
-        "diagnosis": {
-            name: x for name, x in manifest["diagnosis"].items() if "seconds" not in name
-        },
-    }
+def amounts(cost: Cost) -> tuple[float, int]:
+    return cost.flops, cost.tokens
+
+
+def without_seconds(result: StageResult) -> tuple:
+    """What two runs share."""
+    assert result.diagnosis.seconds > 0
+    costs = amounts(result.cost), amounts(result.diagnosis)
+    return result.measures, *costs, result.counts, result.fingerprint
 
 
 def floats(values: dict[str, Any]) -> dict[str, float]:
@@ -72,7 +71,7 @@ def floats(values: dict[str, Any]) -> dict[str, float]:
 
 def test_nothing_learnt_is_no_reward(small, tmp_path, opened):
     small.stages.dpo.optimizer.learning_rate = 0.0
-    result = run(opened(small, tmp_path))["result"]
+    result = run(opened(small, tmp_path)).measures
     margins = floats(result["margins"])
     assert margins.pop("loss") == pytest.approx(np.log(2), rel=1e-12)
     assert margins.pop("pairs") == PAIRS
@@ -104,7 +103,7 @@ def test_what_is_measured_is_what_the_table_holds(small, tmp_path, opened):
         scorer = Scorer(session, RowShape(64, len(examples)))
         scored = offline.score(scorer, load_policy(session, policy), examples, Cost())
         np.testing.assert_allclose(found, scored, rtol=1e-6, err_msg=policy)
-    result = manifest["result"]
+    result = manifest.measures
     assert result["before"] == informativeness.pair_summary(*before.T, *lengths)
     assert result["after"] == informativeness.pair_summary(*after.T, *lengths)
     assert result["margins"] == informativeness.margin_summary(0.1, before, after)
@@ -126,11 +125,11 @@ def test_a_restart_measures_the_same(small, tmp_path, opened):
 
 def test_diagnosis_is_paid_apart(small, tmp_path, opened):
     one = run(opened(small, tmp_path))
-    cost = one["diagnosis"]
+    cost = one.diagnosis
     # all pairs once, as for the reference
-    assert cost["tokens"]["scored"] == one["tokens"]["scored"] > 0
-    assert cost["tokens"]["trained"] == 0
-    assert cost["flops"] > 0 and cost["seconds"] > 0
+    assert cost.scored == one.cost.scored > 0
+    assert cost.trained == 0
+    assert cost.flops > 0 and cost.seconds > 0
 
 
 def test_an_empty_response_is_refused_before_training(small, tmp_path, opened):
@@ -175,13 +174,13 @@ def test_a_set_with_our_own_columns_is_refused_for_held_out_problems(small, tmp_
 
 def test_one_pair_is_measured(small, tmp_path, opened):
     write_preferences(tmp_path / "pairs.parquet", made(1))
-    assert run(opened(small, tmp_path))["result"]["before"]["pairs"] == 1
+    assert run(opened(small, tmp_path)).measures["before"]["pairs"] == 1
 
 
 def test_simpo_scores_for_the_measurement_alone(small, tmp_path, opened):
     small.stages.dpo.update(loss_type="simpo", beta=2.0)
     manifest = run(opened(small, tmp_path))
-    assert manifest["tokens"]["scored"] == 0 < manifest["diagnosis"]["tokens"]["scored"]
+    assert manifest.cost.scored == 0 < manifest.diagnosis.scored
     steps = [row["metrics"] for row in read_metrics(tmp_path) if "loss" in row["metrics"]]
     # beta times a mean log-probability of 12 words
     assert all(-2 * 5 < step["rewards/chosen"] < 0 for step in steps)

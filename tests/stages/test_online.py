@@ -15,7 +15,7 @@ from etils import epath
 from ml_collections import ConfigDict
 from worlds import bits, only, run
 
-from g2d_jax import dryrun
+from g2d_jax import dryrun, stage_result
 from g2d_jax.config import Clip, Config, Online, OnlineDPO, check
 from g2d_jax.config_load import resolve
 from g2d_jax.mesh import make_mesh
@@ -32,9 +32,9 @@ from g2d_jax.rollouts.generate import (
 from g2d_jax.rollouts.workload import Workload
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import Progress, Screen, read_metrics
-from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.session import Session, StopRun
+from g2d_jax.stage_result import Cost
 from g2d_jax.stages import online
 from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints
@@ -99,7 +99,7 @@ def test_a_stage_with_more_steps_ends_like_one_that_had_them_from_the_start(
     for folder, steps in (("longer", 2), ("longer", 5), ("whole", 5)):
         stage.steps = steps
         claim(Config.of(warmup), epath.Path(tmp_path / folder))
-        assert run(opened(warmup, tmp_path / folder))["counts"]["steps"] == steps
+        assert run(opened(warmup, tmp_path / folder)).counts["steps"] == steps
     assert alike.differences(tmp_path / "whole", tmp_path / "longer") == []
     assert alike.redone(tmp_path / "longer") == 0
 
@@ -121,11 +121,8 @@ def test_groups_of_a_dump_train_as_they_did_when_they_were_sampled(
         manifest = run(session)
         taken = f"has 12 groups, which feed 3 updates: {steps} are taken"
         assert taken in capsys.readouterr().out
-    tokens = {name: manifest["tokens"][name] for name in ("generated", "trained")}
-    assert (
-        tokens == {"generated": 0, "trained": drawn["tokens"]["trained"]}
-        and drawn["tokens"]["generated"] > 0
-    )
+    tokens = {name: getattr(manifest.cost, name) for name in ("generated", "trained")}
+    assert tokens == {"generated": 0, "trained": drawn.cost.trained} and drawn.cost.generated > 0
     assert session.sampling.sampler.usage.generated == 0
     assert bits(load_policy(session, "warmup")) == bits(load_policy(whole, "warmup"))
     stage.steps = 4
@@ -152,7 +149,7 @@ def test_pairs_of_a_dump_without_logprobs(warmup, tmp_path, opened):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     stage.update(dump={"path": str(path)}, loss="dpo", steps=1)
-    counts = run(opened(warmup, tmp_path / "dpo"))["counts"]
+    counts = run(opened(warmup, tmp_path / "dpo")).counts
     assert (counts["rollouts"], counts["prompts"], counts["pairs"]) == (16, 4, 4)
     assert read_metrics(tmp_path / "dpo")[-1]["metrics"]["grad_norm"] > 0
     stage.update(loss="grpo", clip={"importance_cap": 2.0})
@@ -217,10 +214,8 @@ def test_a_ratio_needs_the_logprobs_that_a_dump_has(warmup, tmp_path, opened, lo
     warmup.stages.warmup.clip.importance_cap = 0.0
     write(*rows_of(problems, None))
     manifest = run(opened(warmup, tmp_path / "none"))
-    (warning,) = [
-        warning for warning in manifest["warnings"] if "without logprobs" in warning["text"]
-    ]
-    assert "the dump's 16 responses have no logprobs" in warning["text"]
+    (warning,) = [one for one in manifest.warnings if "without logprobs" in one.text]
+    assert "have 16 responses without logprobs" in warning.text
 
 
 @pytest.mark.parametrize("cap", [0.0, 2.0])
@@ -276,8 +271,8 @@ def test_with_a_reference_kl_is_zero_at_the_first_step_only(warmup, tmp_path, op
     manifest = run(opened(warmup, tmp_path))
     kl = [record["metrics"]["kl"] for record in read_metrics(tmp_path)]
     assert abs(kl[0]) < 1e-9 < 1e-7 < kl[1]
-    assert manifest["tokens"]["scored"] > 0
-    assert manifest["counts"]["rollouts"] == 2 * 4 * 4
+    assert manifest.cost.scored > 0
+    assert manifest.counts["rollouts"] == 2 * 4 * 4
 
 
 @pytest.mark.slow
@@ -305,29 +300,29 @@ def test_metrics_have_trl_names_and_tokens_are_those_of_the_rollouts(warmup, tmp
     }
     assert of_trl | {"sampling/sampling_logp_difference/mean"} < {*record["metrics"]}
     usage = session.sampling.sampler.usage
-    assert manifest["tokens"]["generated"] == usage.generated
-    assert manifest["tokens"]["prefilled"] == usage.prefilled
+    assert manifest.cost.generated == usage.generated
+    assert manifest.cost.prefilled == usage.prefilled
     assert Checkpoints(tmp_path / "01-warmup" / "checkpoints").steps() == [1, 2]
 
 
 def test_the_cost_at_every_kept_step_survives_a_restart(warmup, tmp_path, opened):
     warmup.stages.warmup.keep = (0, 1)
     whole = run(opened(warmup, tmp_path))
-    at, folder = whole["at"], tmp_path / "01-warmup"
+    at, folder = whole.costs, tmp_path / "01-warmup"
     assert set(at) == {"0", "1", "2"}
-    assert at["0"] == Cost().manifest()
+    assert at["0"] == Cost()
     # the checkpoint holds all of its own step but what writing it took
-    unknown = {"checkpointing_seconds": 0.0}
-    assert {**at["2"], **unknown} == {**{key: whole[key] for key in at["2"]}, **unknown}
-    for key in ("flops", "seconds"):
-        assert 0 < at["1"][key] < at["2"][key]
-    assert at["1"]["device_seconds"] == at["1"]["seconds"]
+    one, other = (replace(cost, checkpointing_seconds=0.0) for cost in (at["2"], whole.cost))
+    assert one == other
+    assert 0 < at["1"].flops < at["2"].flops and 0 < at["1"].seconds < at["2"].seconds
+    assert at["1"].device_seconds == at["1"].seconds
     (folder / storage.MANIFEST).unlink()
     shutil.rmtree(folder / "checkpoints" / "2")  # as if killed in the second step
     again = run(opened(warmup, tmp_path))
-    assert again["at"]["0"] == at["0"] and again["at"]["1"] == at["1"]
+    assert again.costs["0"] == at["0"] and again.costs["1"] == at["1"]
     for key in ("flops", "tokens"):
-        assert again["at"]["2"][key] == again[key] == whole[key]
+        values = {getattr(cost, key) for cost in (again.costs["2"], again.cost, whole.cost)}
+        assert len(values) == 1
 
 
 def test_attention_is_counted_position_by_position(warmup, tmp_path, opened):
@@ -366,7 +361,7 @@ def test_without_reward_signal_it_stops_and_keeps_the_policy(warmup, tmp_path, o
         run(opened(warmup, tmp_path, reward))
     assert "The policy so far is kept, step 49 in" in str(stop.value)
     assert Checkpoints(tmp_path / "01-warmup" / "checkpoints").steps() == [1, 49]
-    assert storage.finished(tmp_path / "01-warmup") is None
+    assert stage_result.read(tmp_path / "01-warmup") is None
     session = opened(warmup, tmp_path, reward)
     load_policy(session, "warmup@49")
     with pytest.raises(StopRun):  # the same command stops again at once

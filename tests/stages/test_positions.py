@@ -16,8 +16,8 @@ from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import LinearRope, Llama3Rope, LongRope, ModelConfig, YarnRope
 from g2d_jax.records import Preference
 from g2d_jax.report.page import text as markdown
-from g2d_jax.report.read import read_run
 from g2d_jax.report.run import report
+from g2d_jax.report.runs import read_run
 from g2d_jax.runtime.storage import write_json
 from g2d_jax.runtime.tables import write_preferences
 from g2d_jax.stages.alerts import beyond_positions
@@ -147,7 +147,7 @@ def test_a_run_warns_once_and_its_report_tells(short, tmp_path, opened, capsys):
     session = opened(short, work)
     manifest = run(session, "sft")
     said, page = capsys.readouterr().out, markdown(report(read_run(work)))
-    (text,) = [one["text"] for one in manifest["warnings"] if "is made for" in one["text"]]
+    (text,) = [one.text for one in manifest.warnings if "is made for" in one.text]
     assert said.count(f"WARNING: {text}\n") == 1
     assert page.count("- Warning: stages.sft.max\\_length makes ") == 1
     assert text.startswith("stages.sft.max_length makes ")

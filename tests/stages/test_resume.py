@@ -9,8 +9,7 @@ import pytest
 from alike import differences, redone, steps_logged
 from killed import Runs
 
-from g2d_jax import commands
-from g2d_jax.runtime import storage
+from g2d_jax import commands, stage_result
 from g2d_jax.runtime.tables import read_preferences
 
 pytestmark = pytest.mark.timeout(900)
@@ -60,8 +59,8 @@ def check_all_is_there(whole: Path, exported: Path) -> None:
     assert len(list(whole.rglob("*.parquet"))) == 3 + 2 + 1 + 1 + 1 + 6
     assert read_preferences(whole / "03-collect" / "preferences")
     for name in ("01-sft", "02-warmup", "03-collect", "04-dpo", "05-evaluate"):
-        manifest = storage.finished(whole / name)
-        assert manifest and manifest["flops"] > 0
+        manifest = stage_result.read(whole / name)
+        assert manifest and manifest.cost.flops > 0
     for policy in ("sft", "warmup@1", "warmup", "dpo"):
         assert (
             commands.export(whole, exported / policy, policy=policy) / "model.safetensors"

@@ -176,4 +176,4 @@ def test_pairs_of_rewards_that_rank_are_the_best_against_the_worst(config, tmp_p
                 max(rewards),
                 min(rewards),
             )
-    assert manifest["counts"]["mixed"] + manifest["counts"]["all_equal"] == 8
+    assert manifest.counts["mixed"] + manifest.counts["all_equal"] == 8

@@ -25,7 +25,6 @@ from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.records import Verdict
 from g2d_jax.rollouts.external import external_groups
 from g2d_jax.runtime import storage
-from g2d_jax.session.cost import Cost
 from g2d_jax.session.policies import (
     base_of,
     base_path,
@@ -36,6 +35,7 @@ from g2d_jax.session.policies import (
 )
 from g2d_jax.session.row_shapes import CPU_TOKENS, RowShape, choose_row_length, pack_rows
 from g2d_jax.session.training_programs import Scorer
+from g2d_jax.stage_result import Cost
 from g2d_jax.stages import sft
 
 

@@ -12,7 +12,7 @@ import pytest
 from etils import epath
 from forks import Forked, Forks
 
-from g2d_jax import commands
+from g2d_jax import commands, stage_result
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime.lock import try_lock
 from g2d_jax.session.policies import checkpoint_of
@@ -64,20 +64,17 @@ def test_a_point_is_what_a_run_of_its_config_gives(
     mine = (links["collect"] / "preferences" / "part-00000.parquet").read_bytes()
     assert mine == (alone / "03-collect" / "preferences" / "part-00000.parquet").read_bytes()
     whole, part = (
-        json.loads((f / "manifest.json").read_text())
-        for f in (alone / "05-evaluate", links["evaluate"])
+        stage_result.read(f).evaluation for f in (alone / "05-evaluate", links["evaluate"])
     )
-    for one, other in zip(whole["result"]["policies"], part["result"]["policies"], strict=True):
-        assert (one["mean"], one["entropy"]) == (other["mean"], other["entropy"])
+    for one, other in zip(whole.policies, part.policies, strict=True):
+        assert (one.marks, one.entropy) == (other.marks, other.entropy)
     dpo = [alone / "05-evaluate" / "rollouts", *(workdir / "stages").glob("evaluate-*/rollouts")]
     assert (dpo[0] / "dpo.parquet").read_bytes() in [
         (folder / "dpo.parquet").read_bytes()
         for folder in dpo[1:]
         if (folder / "dpo.parquet").exists()
     ]
-    assert [d["difference"] for d in whole["result"]["paired"]] == [
-        d["difference"] for d in part["result"]["paired"]
-    ]
+    assert [one.sampled for one in whole.changes] == [one.sampled for one in part.changes]
 
 
 @pytest.mark.slow

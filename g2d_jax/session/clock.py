@@ -1,5 +1,4 @@
-"""The cost of a stage: tokens, FLOPs and seconds, kept in its checkpoints; and a clock of
-activities.
+"""A clock of a stage's activities.
 
     with clock.doing("generation"):          what is entered inside takes its seconds from what is around it
         ...
@@ -15,80 +14,15 @@ a second counts for
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from g2d_jax.accounting import ACTIVITIES, TOKENS
 from g2d_jax.runtime.compile_times import compiling
-from g2d_jax.sampler import COUNTS
-
-
-@dataclass(slots=True)
-class Cost:
-    """The cost of a stage so far.
-
-    seconds: on the clock, without writing checkpoints. device_seconds: times the devices that it
-    used. The seconds of each of accounting.ACTIVITIES are parts of seconds, but for checkpointing,
-    which comes on top. The last four are sampler.COUNTS, of a server's responses.
-    """
-
-    seconds: float = 0.0
-    device_seconds: float = 0.0
-    generated: int = 0
-    prefilled: int = 0
-    scored: int = 0
-    trained: int = 0
-    flops: float = 0.0
-    verifier_cpu_seconds: float = 0.0
-    generation_seconds: float = 0.0
-    verification_seconds: float = 0.0
-    logprobs_seconds: float = 0.0
-    training_seconds: float = 0.0
-    checkpointing_seconds: float = 0.0
-    compilation_seconds: float = 0.0
-    responses: int = 0
-    without_logprobs: int = 0
-    tokenised_again: int = 0
-    other_ids: int = 0
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Add the cost in a manifest, or in a part of one."""
-        for name, amount in {
-            **record,
-            **record.get("tokens", {}),
-            **record.get("engine", {}),
-        }.items():
-            if name in self.__slots__:
-                setattr(self, name, getattr(self, name) + amount)
-
-    def part(self, start: float = 0.0, end: float = 1.0) -> dict[str, float]:
-        """Return the part between two fractions of it, for `add`.
-
-        Parts that follow on each other add up to it, whole numbers exactly.
-        """
-        parts: dict[str, float] = {}
-        for name, amount in dataclasses.asdict(self).items():
-            if isinstance(amount, int) and amount:
-                parts[name] = round(amount * end) - round(amount * start)
-            elif amount:
-                parts[name] = amount * (end - start)
-        return parts
-
-    def manifest(self) -> dict[str, Any]:
-        """Return the fields of a stage's manifest that state its cost."""
-        values = dataclasses.asdict(self)
-        tokens = {name: values.pop(name) for name in TOKENS}
-        counts = {name: values.pop(name) for name in COUNTS}
-        manifest = {**values, "tokens": tokens}
-        if any(counts.values()):
-            manifest["engine"] = {name: count for name, count in counts.items() if count}
-        return manifest
+from g2d_jax.stage_result import ACTIVITIES
 
 
 class Clock:

@@ -1,0 +1,411 @@
+"""The record of what a stage did: manifest.json in its folder, written last, once and whole.
+
+    a stage's run ─► Outcome ─► run_stages adds where it came from ─► StageResult ─► write ─► read
+
+A stage is finished when its record can be read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args, get_origin, get_type_hints
+
+import numpy as np
+from etils import epath
+
+from g2d_jax.runtime import storage
+from g2d_jax.study.stats import Accuracy, Paired
+
+VERSION = 1
+"""The version of the record that this library writes, and the only one that it reads."""
+
+CHECKSUM = "checksum"
+"""The field of the file that holds the `fingerprint` of all others."""
+
+TOKENS = ("generated", "prefilled", "scored", "trained")
+TIMES = ("seconds", "device_seconds", "verifier_cpu_seconds")
+MEASURES = (*TOKENS, "tokens", "flops", *TIMES)
+"""The measures of a cost. tokens: of the four kinds together. seconds: on the clock."""
+
+ACTIVITIES = ("generation", "verification", "logprobs", "training", "checkpointing", "compilation")
+"""The activities of a stage; a cost has the seconds of each, "generation_seconds" and so on.
+
+generation: sampling. verification: rewards. logprobs: log-probabilities outside updates, of a
+reference for one.
+training: updates. checkpointing: waiting for checkpoints to be written. compilation: of programs,
+wherever it happens.
+"""
+
+
+@dataclass(slots=True)
+class Cost:
+    """The cost of a stage so far.
+
+    seconds: on the clock, without writing checkpoints. device_seconds: times the devices that it
+    used. The seconds of each of ACTIVITIES are parts of seconds, but for checkpointing, which comes
+    on top. The last four are sampler.COUNTS, of a server's responses.
+    """
+
+    seconds: float = 0.0
+    device_seconds: float = 0.0
+    generated: int = 0
+    prefilled: int = 0
+    scored: int = 0
+    trained: int = 0
+    flops: float = 0.0
+    verifier_cpu_seconds: float = 0.0
+    generation_seconds: float = 0.0
+    verification_seconds: float = 0.0
+    logprobs_seconds: float = 0.0
+    training_seconds: float = 0.0
+    checkpointing_seconds: float = 0.0
+    compilation_seconds: float = 0.0
+    responses: int = 0
+    without_logprobs: int = 0
+    tokenised_again: int = 0
+    other_ids: int = 0
+
+    def add(self, part: Mapping[str, float]) -> None:
+        """Add amounts by name; other names are ignored."""
+        for name, amount in part.items():
+            if name in self.__slots__:
+                setattr(self, name, getattr(self, name) + amount)
+
+    def part(self, start: float = 0.0, end: float = 1.0) -> dict[str, float]:
+        """Return the part between two fractions of it, for `add`.
+
+        Parts that follow on each other add up to it, whole numbers exactly.
+        """
+        parts: dict[str, float] = {}
+        for name, amount in dataclasses.asdict(self).items():
+            if isinstance(amount, int) and amount:
+                parts[name] = round(amount * end) - round(amount * start)
+            elif amount:
+                parts[name] = amount * (end - start)
+        return parts
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of all kinds together."""
+        return self.generated + self.prefilled + self.scored + self.trained
+
+    @property
+    def measures(self) -> dict[str, float]:
+        """The amounts of `MEASURES` by name."""
+        return {name: float(getattr(self, name)) for name in MEASURES}
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Each activity's share of the wall time, and "other", the rest; {} without any time.
+
+        The wall time is `seconds`, which leave out writing checkpoints, plus that.
+        """
+        spent = {name: getattr(self, f"{name}_seconds") for name in ACTIVITIES}
+        whole = self.seconds + self.checkpointing_seconds
+        if not whole > 0:
+            return {}
+        fractions = {activity: seconds / whole for activity, seconds in spent.items()}
+        return {**fractions, "other": max(0.0, 1 - sum(fractions.values()))}
+
+    @property
+    def goodput(self) -> dict[str, float]:
+        """The `shares` as metrics, "goodput/generation" and so on."""
+        return {f"goodput/{activity}": share for activity, share in self.shares.items()}
+
+
+@dataclass(frozen=True)
+class Warned:
+    """A warning that a stage gave. cause: its name, once a stage, or the setting."""
+
+    cause: str
+    step: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why online training ended. rule: "steps", or "budget" with its measure, what was spent of it,
+    and the step."""
+
+    rule: str = "steps"
+    measure: str = ""
+    spent: float = math.nan
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """A policy's answers to the problems of one task; NaN where a number is not defined.
+
+    reward, sem, std_runs: mean over problems of their mean reward; its standard error clustered by
+    problem; how much it moves from one of S runs over the problems to the next.
+    length_normalised, length_normalised_sem: of rewards without right and wrong: the mean reward
+    over the mean response length, with its error. accuracy: of a verifiable task.
+    verifiable: whether it knows right and wrong. problems: those with a reward. unscorable: share
+    of responses without. mean_length: tokens of a response. greedy: mean reward of greedy answers.
+    score, score_sem: by which best_checkpoint chooses.
+    """
+
+    reward: float
+    sem: float
+    std_runs: float
+    length_normalised: float
+    length_normalised_sem: float
+    accuracy: float
+    verifiable: bool
+    problems: int
+    unscorable: float
+    mean_length: float
+    greedy: float = math.nan
+    score: float = math.nan
+    score_sem: float = math.nan
+
+
+NO_ACCURACY = Accuracy(math.nan, math.nan, math.nan, math.nan, 0, 0, 0)
+"""The accuracy of answers that are neither right nor wrong."""
+
+
+def marks_of(correct: np.ndarray) -> list[str]:
+    """Write answers [N, S], right 1, wrong 0 or NaN, as a text of S characters for each problem."""
+    letters = np.select([correct == 1, correct == 0], ["1", "0"], "-")
+    return list(map("".join, letters.tolist()))
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A policy's answers to the problems of an evaluate stage.
+
+    label: for readers, such as the step that a best_checkpoint stage chose. rollouts: the file of
+    its completions, from the stage's folder. accuracy: NaN numbers where no task is verifiable.
+    reward: mean reward where the only task is verifiable. pass_at: k -> pass@k. greedy: accuracy of
+    greedy answers, NaN without them. verdicts: how many answers have each. mean_length: tokens.
+    entropy: nats a token. truncated: share cut at the limit. informativeness: see
+    study/informativeness.py. marks: of each problem, in the order of `Evaluation.ids`, a character
+    for each sampled answer, "1" right, "0" wrong, "-" not scored.
+    """
+
+    name: str
+    label: str
+    rollouts: str
+    marks: Sequence[str] = ()
+    accuracy: Accuracy = NO_ACCURACY
+    reward: float = math.nan
+    tasks: Mapping[str, TaskResult] = field(default_factory=dict)
+    pass_at: Mapping[str, float] = field(default_factory=dict)
+    greedy: float = math.nan
+    subsets: Mapping[str, Accuracy] = field(default_factory=dict)
+    verdicts: Mapping[str, int] = field(default_factory=dict)
+    mean_length: float = math.nan
+    entropy: float = math.nan
+    truncated: float = math.nan
+    informativeness: Mapping[str, float] = field(default_factory=dict)
+
+    @functools.cached_property
+    def correct(self) -> np.ndarray:
+        """The answers [N, S] float64: 1 right, 0 wrong, NaN not scored; padded with NaN."""
+        most = max(map(len, self.marks), default=0)
+        joined = "".join(mark.ljust(most, "-") for mark in self.marks)
+        codes = np.frombuffer(joined.encode(), np.uint8).reshape(len(self.marks), most)
+        values = codes.astype(np.float64) - ord("0")
+        values[codes == ord("-")] = math.nan
+        return values
+
+
+NOT_COMPARED = Paired(math.nan, math.nan, 0)
+
+
+@dataclass(frozen=True)
+class Change:
+    """The paired difference of two policies, after - before: in sampled accuracy, in greedy
+    accuracy, and in the rewards of tasks without right and wrong."""
+
+    before: str
+    after: str
+    sampled: Paired = NOT_COMPARED
+    greedy: Paired = NOT_COMPARED
+    tasks: Mapping[str, Paired] = field(default_factory=dict)
+
+    def of(self, kind: str) -> Paired:
+        """Return one of the differences: "sampled", "greedy", or a task's name."""
+        if kind in ("sampled", "greedy"):
+            return self.sampled if kind == "sampled" else self.greedy
+        return self.tasks.get(kind, NOT_COMPARED)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of an evaluate stage. ids: of the problems, in their order. samples: answers to
+    each. sampling: the settings."""
+
+    policies: Sequence[Evaluated]
+    changes: Sequence[Change]
+    ids: Sequence[str]
+    problems: int
+    samples: int
+    split: str
+    sampling: Mapping[str, Any]
+
+    @functools.cached_property
+    def by_name(self) -> dict[str, Evaluated]:
+        """The policies by name, in the order they were evaluated."""
+        return {policy.name: policy for policy in self.policies}
+
+    def change(self, before: str, after: str) -> Change:
+        """Return the difference of two policies, NaN where they were not compared."""
+        for change in self.changes:
+            if (change.before, change.after) == (before, after):
+                return change
+        return Change(before, after)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The score of a checkpoint and its standard error, and the results of each task."""
+
+    score: float
+    sem: float
+    tasks: Mapping[str, TaskResult]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The choice of a best_checkpoint stage. policy: "STAGE@STEP". steps: step -> its score."""
+
+    policy: str
+    steps: Mapping[str, Scored]
+    split: str
+    samples: int
+    sampling: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """How often a program was compiled, or read from the cache, and the seconds that took."""
+
+    compiled: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The part of a record that a stage itself knows: its run returns it.
+
+    cost: of the whole stage. costs: step -> the cost up to each kept step. counts: of steps,
+    prompts, pairs. generation: numbers of its sampling. stop: of an online stage. measures: further
+    numbers by name: of a collect stage "rollouts", "informativeness" and "pairs"; of an offline
+    stage "before", "after" and "margins". diagnosis: the cost of these, which `cost` leaves out.
+    """
+
+    cost: Cost = field(default_factory=Cost)
+    costs: Mapping[str, Cost] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    warnings: Sequence[Warned] = ()
+    generation: Mapping[str, float] = field(default_factory=dict)
+    stop: Stop | None = None
+    measures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    evaluation: Evaluation | None = None
+    selection: Selection | None = None
+    diagnosis: Cost | None = None
+
+    def measure(self, part: str, name: str) -> float:
+        """Return one of `measures`, NaN if it is not there."""
+        return self.measures.get(part, {}).get(name, math.nan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageResult(Outcome):
+    """What a finished stage did.
+
+    inputs: stage -> fingerprint, of those it read. fingerprint: of its own settings and all it was
+    made from. started: Unix seconds. programs: compiled meanwhile, by name. peak_memory_bytes: of
+    host memory. attention: what attention is over -> its kernel. precision: JAX's setting. micro:
+    micro-batches of a training stage.
+    """
+
+    kind: str
+    name: str
+    inputs: Mapping[str, str | None] = field(default_factory=dict)
+    fingerprint: str | None = None
+    started: float = math.nan
+    programs: Mapping[str, Compiled] = field(default_factory=dict)
+    peak_memory_bytes: float = math.nan
+    attention: Mapping[str, str] = field(default_factory=dict)
+    precision: str | None = None
+    micro: Mapping[str, Any] = field(default_factory=dict)
+
+
+def write(folder: storage.PathLike, result: StageResult) -> None:
+    """Write the record: its stage is then finished. Call it when all else the stage writes is on
+    disk."""
+    content = storage.plain({"version": VERSION, **vars(result)})
+    content[CHECKSUM] = storage.fingerprint(content)
+    storage.write_json(epath.Path(folder) / storage.MANIFEST, content)
+
+
+def read(folder: storage.PathLike) -> StageResult | None:
+    """Read the record of a finished stage, None if it is not finished.
+
+    Raises ValueError for a damaged record, whose checksum does not fit, or one of another version.
+    """
+    path = epath.Path(folder) / storage.MANIFEST
+    try:
+        content = storage.read_json(path)  # not exists() first: an object store may list late
+    except FileNotFoundError:
+        return None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
+    if content.pop(CHECKSUM, None) != storage.fingerprint(content):
+        raise ValueError(
+            f"{path} is not what its stage wrote (its checksum does not fit): it was edited or "
+            "damaged. "
+            "Put back a copy of it, or delete it: the stage then ends anew from what else it wrote"
+        )
+    version = content.pop("version", 0)
+    if version != VERSION:
+        raise ValueError(
+            f"{path} is a record of version {version}, and this g2d_jax reads version {VERSION}: "
+            "use the g2d_jax that wrote it, or another --workdir"
+        )
+    return _reader(StageResult)(content)
+
+
+def read_lenient(folder: storage.PathLike) -> tuple[StageResult | None, str]:
+    """Return what `read` does where a record only informs, and what is wrong with it: (None, …),
+    else ""."""
+    try:
+        return read(folder), ""
+    except storage.StoreUnavailable:
+        raise
+    except (OSError, ValueError) as error:
+        return None, str(error)
+
+
+@functools.cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """Return the function that restores a value of a type from JSON."""
+    arguments = get_args(kind)
+    origin = get_origin(kind)
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        readers = {one.name: _reader(hints[one.name]) for one in dataclasses.fields(kind)}
+
+        make: Any = kind
+
+        def restore(fields: dict[str, Any]) -> Any:
+            return make(**{name: readers[name](value) for name, value in fields.items()})
+
+        return restore
+    if origin is not None and arguments[-1] is type(None):
+        inner = _reader(arguments[0])
+        return lambda value: None if value is None else inner(value)
+    if origin is Mapping:
+        item = _reader(arguments[1])
+        return lambda values: {name: item(value) for name, value in values.items()}
+    if origin is Sequence:
+        item = _reader(arguments[0])
+        return lambda values: list(map(item, values))
+    return float if kind is float else lambda value: value
