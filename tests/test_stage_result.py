@@ -53,7 +53,7 @@ RESULT = StageResult(
     cost=Cost(seconds=1.5, generated=12, flops=1e9),
     costs={"40": Cost(trained=3)},
     counts={"steps": 40},
-    warnings=[Warned("cut", 3, "many are cut", {"share": 0.5})],
+    warnings=[Warned("cut", 3, "many are cut")],
     programs={"prefill": Compiled(2, 1.5)},
     stop=Stop("budget", "flops", 2.0, 40),
     measures={"before": {"gap_mean": -2.5}},

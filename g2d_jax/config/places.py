@@ -10,6 +10,7 @@ decided in its config.json.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -276,7 +277,9 @@ def missing(text: str, kind: str, stages: Collection[str] = ()) -> str:
         place = next(parent for parent in place.parents if "*" not in str(parent))
     if kind == "path" or os.path.exists(place):
         return ""
-    return f"there is no {shown(found.place)}"
+    near = difflib.get_close_matches(os.path.basename(found.place), stages, 1, 0.7)
+    hint = f", did you mean the stage {near[0]}?" if near else ""
+    return f"there is no {shown(found.place)}{hint}"
 
 
 def module_file(function: str, folder: Path) -> Path | None:

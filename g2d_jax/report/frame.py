@@ -18,6 +18,7 @@ from etils import epath
 
 from g2d_jax import accounting, stage_result
 from g2d_jax.config.policy_name import PolicyName, is_external, own_stage
+from g2d_jax.report.format import number
 from g2d_jax.report.runs import COLLECT, OFFLINE, ONLINE, SELECT, Run, Settings, read_run, studies
 from g2d_jax.runtime.storage import PathLike, read_json
 from g2d_jax.stage_result import MEASURES, Evaluated, Evaluation, StageResult, Stop
@@ -294,7 +295,7 @@ class Policy:
     @property
     def stop(self) -> Stop | None:
         """Why the last online stage ended, of one that may end by itself; None of any other."""
-        if not self.online or self._section(self.online[0]).get("stop", "steps") == "steps":
+        if not self.online or not number(self._section(self.online[0]), "budget", "amount") > 0:
             return None
         result = self.run.results.get(own_stage(self.online[0]))
         return result.stop if result else None

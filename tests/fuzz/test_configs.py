@@ -38,7 +38,7 @@ WHOLE = config_io.from_dict(
     }
 )
 VALUES_OF_WHOLE = config_io.to_dict(WHOLE)
-PATHS = sorted(config_io._paths(WHOLE))
+PATHS = sorted(config_io.paths(WHOLE))
 
 
 @given(changed(VALUES_OF_WHOLE))

@@ -211,6 +211,6 @@ def test_a_path_that_is_nothing_is_refused_before_any_work(small):
         small.stages.dpo.preferences = path
         with pytest.raises(
             ValueError,
-            match=rf"neither a collect stage \(none\) nor hub:\S+, and {path} is no file",
+            match=rf"stages.dpo.preferences cannot be used: .*{path}",
         ):
             run_issues.checked(small)
