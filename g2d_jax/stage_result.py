@@ -229,12 +229,6 @@ class Change:
     greedy: Paired = NOT_COMPARED
     tasks: Mapping[str, Paired] = field(default_factory=dict)
 
-    def of(self, kind: str) -> Paired:
-        """Return one of the differences: "sampled", "greedy", or a task's name."""
-        if kind in ("sampled", "greedy"):
-            return self.sampled if kind == "sampled" else self.greedy
-        return self.tasks.get(kind, NOT_COMPARED)
-
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -370,7 +364,13 @@ def read(folder: storage.PathLike) -> StageResult | None:
             f"{path} is a record of version {version}, and this g2d_jax reads version {VERSION}: "
             "use the g2d_jax that wrote it, or another --workdir"
         )
-    return _reader(StageResult)(content)
+    try:
+        return _reader(StageResult)(content)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} has other fields than this g2d_jax reads ({error}): use the g2d_jax that wrote "
+            "it, or another --workdir"
+        ) from error
 
 
 def read_lenient(folder: storage.PathLike) -> tuple[StageResult | None, str]:

@@ -93,8 +93,12 @@ def evaluate(
         result = stage_result.read(place)
         if result is None:
             tell(session, [*session.problems.issues, *evaluation.issues(session, own, stage)])
+            outcome = evaluation.run(session, name, stage)
+            if problems and outcome.evaluation:
+                named = replace(outcome.evaluation, split=problems)
+                outcome = replace(outcome, evaluation=named)
             result = StageResult(
-                **vars(evaluation.run(session, name, stage)),
+                **vars(outcome),
                 kind="evaluate",
                 name=name,
                 precision=precision.of(config.dtype),

@@ -22,6 +22,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Unio
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from g2d_jax.runtime.terminal import shortened
+
 S = TypeVar("S", bound="Section")
 
 Run: TypeAlias = Any
@@ -128,7 +130,8 @@ class Issue:
     remedy: str = ""
 
     def __str__(self) -> str:
-        whole = f"{self.path} {self.text}".strip()
+        # a setting may hold a text of any length
+        whole = f"{self.path} {shortened(self.text, 1000)}".strip()
         return f"{whole}: {self.remedy}" if self.remedy else whole
 
 

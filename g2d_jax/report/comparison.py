@@ -18,7 +18,7 @@ from g2d_jax.config.io import identity
 from g2d_jax.report import curves, study
 from g2d_jax.report import format as fmt
 from g2d_jax.report.format import UNKNOWN, policy_name
-from g2d_jax.report.frame import Policy, policies
+from g2d_jax.report.frame import NO_POINT, Policy, frame_of
 from g2d_jax.report.page import Note, Part, Report
 from g2d_jax.report.paired_differences import compare
 from g2d_jax.report.rows import Row
@@ -257,8 +257,15 @@ def report(runs: Comparison) -> Report:
             "left-out": [study.left_out("Policies left out", "policy", runs.left_out)],
             "settings": settings(runs),
         },
-        frame=lambda: policies(*(side.run.workdir for side in runs.sides)),
+        frame=lambda: _own_rows(runs),
     )
+
+
+def _own_rows(runs: Comparison) -> pd.DataFrame:
+    """Return the frame of the policies compared, on all problems that each answered."""
+    shown = {(str(row.first.run.workdir), row.first.name) for row in runs.rows}
+    frame = frame_of(({"run": side.mark, **NO_POINT}, side.run) for side in runs.sides)
+    return frame[[pair in shown for pair in zip(frame["workdir"], frame["policy"], strict=True)]]
 
 
 def notes(runs: Comparison) -> list[str]:

@@ -64,7 +64,7 @@ def policies(*workdirs: PathLike) -> pd.DataFrame:
     frames = []
     for workdir in workdirs:
         is_table = (absolute(workdir) / TABLES[0]).exists()
-        frames.append(_archived(absolute(workdir)) if is_table else frame_of(_runs(workdir)))
+        frames.append(_archived(absolute(workdir)) if is_table else frame_of(runs_of(workdir)))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -98,7 +98,10 @@ def frame_of(runs: Iterable[tuple[Mapping[str, str], Run]]) -> pd.DataFrame:
         for _, evaluation in run.evaluated():
             for entry in evaluation.policies:
                 key = (str(run.workdir), evaluation.split, entry.name)
-                rows[key] = {**point, **_row(Policy(run, entry.name), evaluation, entry)}
+                row = _row(Policy(run, entry.name), evaluation, entry)
+                rows[key] = {"workdir": str(run.workdir), **point, **row}
+    if not rows:
+        return pd.DataFrame(columns=["workdir", *NO_POINT, "seed", "policy", "split", "accuracy"])
     return pd.DataFrame(list(rows.values()))
 
 
@@ -106,11 +109,11 @@ NO_POINT = {"study": "", "arm": "", "settings": ""}
 """What the point of a run varies that belongs to no study."""
 
 
-def _runs(workdir: PathLike) -> Iterator[tuple[Mapping[str, str], Run]]:
-    """Yield the runs of a work directory, or of all points of its studies, each with what its point
-    varies."""
+def runs_of(workdir: PathLike, study: str | None = None) -> Iterator[tuple[Mapping[str, str], Run]]:
+    """Yield the run of a work directory, or the points of its studies, or of one of these, each
+    with what it varies."""
     read = functools.cache(stage_result.read_lenient)
-    names = studies(workdir)
+    names = studies(workdir) if study is None else [study]
     if not names:
         yield NO_POINT, read_run(workdir, read=read)
     root = absolute(workdir)
@@ -126,7 +129,6 @@ def _row(policy: Policy, evaluation: Evaluation, entry: Evaluated) -> dict[str, 
     interval = interval_of(entry)
     online = policy.sections_of(ONLINE)
     return {
-        "workdir": str(policy.run.workdir),
         "seed": policy.run.seed,
         "policy": policy.name,
         "label": entry.label,
@@ -142,11 +144,11 @@ def _row(policy: Policy, evaluation: Evaluation, entry: Evaluated) -> dict[str, 
         "problems": len(ids),
         "samples": evaluation.samples,
         "accuracy": interval.mean,
-        "standard_error": stats.accuracy(correct).sem_clustered,
+        "standard_error": entry.accuracy.sem_clustered,
         "low": interval.low,
         "high": interval.high,
         "greedy": entry.greedy,
-        **{f"pass@{k}": value for k, value in entry.pass_at.items()},
+        **{f"pass@{k}": entry.pass_at[k] for k in sorted(entry.pass_at, key=int)},
         **{f"reward/{task}": result.reward for task, result in entry.tasks.items()},
         "mean_length": entry.mean_length,
         "entropy": entry.entropy,

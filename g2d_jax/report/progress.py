@@ -156,7 +156,7 @@ def describe(
     """
     result, damage = finished
     if damage:
-        return "damaged", f"has a damaged manifest: {damage}", None
+        return "damaged", f"has a record that cannot be read: {damage}", None
     if result:
         return "done", "", None
     records = [

@@ -16,7 +16,7 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report import paired_differences as paired
 from g2d_jax.report.figures import Chart, Point
 from g2d_jax.report.format import UNKNOWN, Written
-from g2d_jax.report.frame import policies
+from g2d_jax.report.frame import frame_of, runs_of
 from g2d_jax.report.page import Code, Fold, Note, Part, Report, write
 from g2d_jax.report.rows import (
     UNFINISHED,
@@ -470,5 +470,4 @@ def _settings(study: Study) -> list[Part | None]:
 
 def _own_rows(study: Study) -> pd.DataFrame:
     """Return the frame of the study's own points."""
-    frame = policies(study.workdir)
-    return frame if frame.empty else frame[frame["study"] == study.name]
+    return frame_of(runs_of(study.workdir, study.name))

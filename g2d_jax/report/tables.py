@@ -18,6 +18,7 @@ from g2d_jax.runtime.memory import GIB
 from g2d_jax.runtime.terminal import clean
 from g2d_jax.stage_result import (
     NO_ACCURACY,
+    NOT_COMPARED,
     TIMES,
     TOKENS,
     Change,
@@ -205,7 +206,7 @@ def _rewards(evaluation: Evaluation, policy: Evaluated, change: Change) -> dict[
         cells["reward"] = fmt.measured(policy.reward, math.nan)
     for task in ranked(evaluation):
         name = "" if len(policy.tasks) == 1 else f"{task} "
-        result, gained = policy.tasks[task], change.of(task)
+        result, gained = policy.tasks[task], change.tasks.get(task, NOT_COMPARED)
         cells[f"{name}reward"] = fmt.measured(result.reward, result.sem)
         cells[f"{name}change"] = fmt.measured(gained.difference, gained.sem, sign="+")
     return cells

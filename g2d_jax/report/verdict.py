@@ -22,7 +22,7 @@ from g2d_jax.report.rows import Row, Study, flat, policies_of
 from g2d_jax.report.runs import COLLECT, OFFLINE, ONLINE, Run, Settings
 from g2d_jax.report.tables import count_problems, has_accuracy, ranked
 from g2d_jax.runtime.terminal import counted
-from g2d_jax.stage_result import Evaluated, Evaluation
+from g2d_jax.stage_result import NOT_COMPARED, Change, Evaluated, Evaluation
 from g2d_jax.study.frontier import Interval
 from g2d_jax.study.stats import Paired, t_quantile
 
@@ -99,22 +99,22 @@ def run_verdict(run: Run) -> RunVerdict | None:
     if evaluation is None or not evaluation.policies:
         return None
     first, last = evaluation.policies[0], evaluation.policies[-1]
-    task = "sampled" if has_accuracy(evaluation) else ranked(evaluation)[0]
+    task = None if has_accuracy(evaluation) else ranked(evaluation)[0]
     score, error = _score(last, task)
     if math.isnan(score):
         return None
     policy = Policy(run, last.name)
     before, loss = "", ""
-    added = Paired(math.nan, math.nan, 0)
+    added = NOT_COMPARED
     if first is not last and first.name in policy.chain:
         before = fmt.policy_name(first.name, first.label)
     if policy.kind == OFFLINE and policy.parent is not None and policy.parent.name != first.name:
         loss = loss_name(policy.section)
-        added = evaluation.change(policy.parent.name, last.name).of(task)
-    gain = evaluation.change(first.name if before else "", last.name).of(task)
+        added = _difference(evaluation.change(policy.parent.name, last.name), task)
+    gain = _difference(evaluation.change(first.name if before else "", last.name), task)
     return RunVerdict(
         made_by=_made_by(policy),
-        is_accuracy=task == "sampled",
+        is_accuracy=task is None,
         score=score,
         error=error,
         problems=count_problems(evaluation, "problems"),
@@ -126,8 +126,12 @@ def run_verdict(run: Run) -> RunVerdict | None:
     )
 
 
-def _score(entry: Evaluated, task: str) -> tuple[float, float]:
-    if task == "sampled":
+def _difference(change: Change, task: str | None) -> Paired:
+    return change.sampled if task is None else change.tasks.get(task, NOT_COMPARED)
+
+
+def _score(entry: Evaluated, task: str | None) -> tuple[float, float]:
+    if task is None:
         return entry.accuracy.mean, entry.accuracy.sem_clustered
     return entry.tasks[task].reward, entry.tasks[task].sem
 
@@ -141,7 +145,10 @@ def run_sentence(verdict: RunVerdict | None) -> str:
 
     def size(change: Interval) -> str:
         points = fmt.interval(change, "+") + " points"
-        return points if is_accuracy else fmt.measured(change.mean, math.nan, sign="+")
+        if is_accuracy:
+            return points
+        ends = [fmt.measured(end, math.nan, sign="+") for end in (change.low, change.high)]
+        return f"{fmt.measured(change.mean, math.nan, sign='+')} [{', '.join(ends)}]"
 
     return _RUN.render(
         v=verdict,
@@ -170,7 +177,10 @@ def _made_by(policy: Policy) -> str:
             phases[-1][1] += policy.steps_of(name)
         elif section.get("kind") == OFFLINE:
             phases.append([loss_name(section) + _pairs_of(policy.run, section), None])
-    names = [how if steps is None else counted(steps, how) for how, steps in phases]
+    names = []
+    for how, steps in phases:
+        is_known = steps is not None and not math.isnan(steps)
+        names.append(counted(steps, how) if is_known else how)
     made = ", then ".join(names) or f"The policy {policy.name}"
     return f"{made}, from {policy.external_start}" if policy.external_start else made
 
