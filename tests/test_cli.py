@@ -232,7 +232,10 @@ def test_what_only_informs_never_blocks(work: Path, tmp_path: Path, g2d: G2D) ->
     assert "05-evaluate" not in (tmp_path / "another" / "README.md").read_text()
     said = g2d("status", hurt)
     assert [row[2] for row in cells(said)] == ["damaged", "done", "done", "done", "damaged"]
-    assert "evaluate has a damaged manifest: " in said and "sft has a damaged manifest: " in said
+    assert (
+        "evaluate has a record that cannot be read: " in said
+        and "sft has a record that cannot be read: " in said
+    )
     g2d("report", hurt)
     warnings = [
         line

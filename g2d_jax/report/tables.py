@@ -161,7 +161,7 @@ def count_problems(evaluation: Evaluation, what: str) -> str:
     any. what: their name where they are of test."""
     judged = [result for result in _tasks(evaluation).values() if result.verifiable]
     count = sum(result.problems for result in judged) if judged else evaluation.problems
-    named = what if evaluation.split == "test" else f"{evaluation.split} problems"
+    named = "dev problems" if evaluation.split == "dev" else what
     return f"{fmt.count(count)} {named}"
 
 
