@@ -443,7 +443,7 @@ def test_the_sampler_on_a_tpu_of_four_hosts(tensor, attention):
         more["insert"] < 0.2
         and more["decode"] < 0.2
         and sent["insert"] == 0
-        and sent["decode"] < 2e7
+        and sent["decode"] < 8e7  # of a chunk of 16 steps; the cache has 4.6 GB
     ), (more, sent)
     assert called["decode"] == (attention == "auto")
 
