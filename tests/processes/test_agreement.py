@@ -54,7 +54,7 @@ def test_other_settings_on_one_host_are_refused_by_all(launch: Launch, tmp_path:
     launched = launch(2, 1, *command(tmp_path / "run"), env={"DIFFERS": "1"})
     assert launched.statuses() == [1, 1], launched.told()
     for process in launched.running:
-        assert "settings or packages differ between processes" in process.stderr
+        assert "settings, files or packages differ between processes" in process.stderr
         assert "All hosts need the same files, packages and arguments" in process.stderr
     assert not (tmp_path / "run" / "config.json").exists()
 

@@ -52,6 +52,8 @@ def look(completions, **columns):
     return [float(len(text) % 2 == 0) for text in completions]
 
 def fails(completions, **columns):
+    if len(completions) < 9:  # as the run tries it before it begins
+        return [0.0 for _ in completions]
     raise RuntimeError("the judge is <b>out</b>")
 '''
 
