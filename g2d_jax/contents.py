@@ -71,6 +71,12 @@ def of_repository(name: str, revision: str | None) -> str:
     """
     if os.path.isdir(name):
         return of_files(sorted(str(path) for path in Path(name).rglob("*") if path.is_file()))
+    return _commit(name, revision)
+
+
+@functools.lru_cache(maxsize=64)
+def _commit(name: str, revision: str | None) -> str:
+    """Ask the hub for the commit of a data set, once a process."""
     from huggingface_hub import snapshot_download
 
     try:

@@ -312,7 +312,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class StageResult(Outcome):
-    """What a finished stage did.
+    """The record of a finished stage.
 
     inputs: stage -> fingerprint, of those it read. fingerprint: of its own settings and all it was
     made from. started: Unix seconds. programs: compiled meanwhile, by name. peak_memory_bytes: of

@@ -93,21 +93,21 @@ def evaluate(
         result = stage_result.read(place)
         if result is None:
             tell(session, [*session.problems.issues, *evaluation.issues(session, own, stage)])
-            outcome = evaluation.run(session, name, stage)
-            if problems and outcome.evaluation:
-                named = replace(outcome.evaluation, split=problems)
-                outcome = replace(outcome, evaluation=named)
-            result = StageResult(
-                **vars(outcome),
-                kind="evaluate",
-                name=name,
-                precision=precision.of(config.dtype),
-            )
+            result = _run(session, name, stage, problems)
             stage_result.write(place, result)
         assert result.evaluation is not None  # of its kind
         session.tracker.table(*summary_table(result.evaluation, {}), first=FIRST)
         session.tracker.say(f"completions: {place / 'rollouts'}")
     return result
+
+
+def _run(session: Session, name: str, stage: Evaluate, problems: str | None) -> StageResult:
+    """Evaluate; return the record. problems: the path of other problems than the run's."""
+    outcome = evaluation.run(session, name, stage)
+    if problems and outcome.evaluation:
+        outcome = replace(outcome, evaluation=replace(outcome.evaluation, split=problems))
+    used = precision.of(session.config.dtype)
+    return StageResult(**vars(outcome), kind="evaluate", name=name, precision=used)
 
 
 def _evaluation_name(session: Session, stage: Evaluate, policy: str) -> str:
@@ -189,7 +189,7 @@ def _scoring(session: Session) -> Any:
         is_given = name == "main" and session.reward is not None
         for function in reward.functions if is_given else reward.user_functions:
             load_reward(function, reward.folder)
-    files = inputs.digests(session.config, only=())
+    files = inputs.function_files(session.config)
     settings = identity(session.config, session.inputs)
     return [settings["reward"], settings["tasks"], files, _code_of(session.reward)]
 

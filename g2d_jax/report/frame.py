@@ -106,7 +106,7 @@ def frame_of(runs: Iterable[tuple[Mapping[str, str], Run]]) -> pd.DataFrame:
 
 
 NO_POINT = {"study": "", "arm": "", "settings": ""}
-"""What the point of a run varies that belongs to no study."""
+"""The columns of a run that belongs to no study."""
 
 
 def runs_of(workdir: PathLike, study: str | None = None) -> Iterator[tuple[Mapping[str, str], Run]]:

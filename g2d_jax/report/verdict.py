@@ -1,5 +1,5 @@
-"""What was found about how much online RL is enough: records of a run, a study, a comparison, and
-the sentences that are made of them.
+"""Verdicts on how much online RL is enough: records of a run, a study and a comparison, and the
+sentences made from them.
 
 A record says no more than its 95 % intervals do: a change whose interval has 0 in it is
 inconclusive, and a study that cannot decide names the command that adds to it.
@@ -46,7 +46,7 @@ def interval_of(pair: Paired) -> Interval:
 
 @dataclass(frozen=True)
 class RunVerdict:
-    """What the last policy evaluated was made by, what it reaches and costs.
+    """The last policy evaluated: its training, accuracy and cost.
 
     score, error: its accuracy, or where there is none the mean reward of the first task without
     right and wrong; standard error clustered by problem. problems: what it was evaluated on. flops:

@@ -1,11 +1,13 @@
-"""What a run reads from outside, by content: one digest for each setting that names a file, model,
-data set or policy of another run.
+"""The inputs of a run by content: one digest for each setting that names a file, model, data set or
+policy of another run.
 
     Config ─► digests: {"model.path": "content 3f0c…", …} ─► identity (config/io.py)
 """
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,11 +35,12 @@ _OUTSIDE = ("seed", "dtype", "model", "lora", "tokenizer", "data", "reward", "ta
 def digests(config: Config, only: Sequence[str] | None = None) -> dict[str, str]:
     """Return the content of everything that the settings name outside the run, by setting.
 
-    only: settings, or their sections, to look at. Files of reward functions are under names that no
-    identity reads: a function that failed has to be fixed, and then the run goes on. Raises
-    Invalid with all that cannot be read.
+    only: settings, or their sections, to look at; None: all, and the files of reward functions.
+    Raises Invalid with all that cannot be read.
     """
-    found = _function_files(config)
+    found: dict[str, str] = {}
+    if only is None:
+        found |= function_files(config)
     wrong: list[Issue] = []
     for path, text, kind, revision in input_settings(to_dict(config)):
         if only is not None and not path.startswith(tuple(only)):
@@ -56,7 +59,10 @@ def digest(text: str, kind: str, revision: str | None = None) -> str:
     if kind == "policy" and PolicyName.parse(text).origin != OF_MODEL:
         return _checkpoint(text)
     if kind in ("policy", "model"):
-        return contents.of_model(hf.resolve(text.removeprefix(OF_MODEL), revision=revision))
+        name = text.removeprefix(OF_MODEL)
+        if storage.is_local(name) and not os.path.isabs(name):
+            return contents.of_model(_downloaded(name, revision=revision))
+        return contents.of_model(hf.resolve(name))
     if kind == "problems":
         open_rows(text, revision)  # raises with advice
     found = places.parts(text, kind)
@@ -67,6 +73,12 @@ def digest(text: str, kind: str, revision: str | None = None) -> str:
         content = contents.of_files(places.data_files(place))
     # the name of a known set, a configuration and a split decide what is read of it
     return " ".join([content, text.replace(place, "", 1)]).strip()
+
+
+@functools.lru_cache(maxsize=64)
+def _downloaded(name: str, *, revision: str | None) -> epath.Path:
+    """Resolve a model of the hub, once a process: a study names its models at every point."""
+    return hf.resolve(name, revision=revision)
 
 
 def _checkpoint(policy: str) -> str:
@@ -87,7 +99,9 @@ def changed_functions(workdir: epath.Path, now: Mapping[str, str]) -> list[str]:
 _FILE_OF = "reward.function "
 
 
-def _function_files(config: Config) -> dict[str, str]:
+def function_files(config: Config) -> dict[str, str]:
+    """Return the content of the files of reward functions, under names that no identity reads: a
+    function that failed has to be fixed, and then the run goes on."""
     found = {}
     for name, reward in config.rewards.items():
         for function in reward.user_functions:
