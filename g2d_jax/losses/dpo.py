@@ -40,6 +40,9 @@ PER_TOKEN = ("sigmoid_norm", "ipo", "simpo")
 """The losses whose log-ratios, or with SimPO log-probabilities, are means over a response's
 tokens."""
 
+Pair = tuple[Array, Array]
+"""Values of the chosen responses and of the rejected ones, both [N]."""
+
 NUMBERS = ("beta", "simpo_gamma", "nll_coef")
 """The settings that are numbers of the loss: a program may take them as arguments."""
 
@@ -123,7 +126,7 @@ def dpo_loss(
         chosen_lengths=chosen_lengths,
         rejected_lengths=rejected_lengths,
     )
-    terms = tuple(
+    terms: tuple[Array, ...] = tuple(
         fill_inactive(x, weights)
         for x in (policy_chosen, policy_rejected, ref_chosen, ref_rejected)
     )
@@ -138,39 +141,45 @@ def dpo_loss(
             _per_token(rewarded[0], chosen_lengths),
             _per_token(rewarded[1], rejected_lengths),
         )
-    gaps = scores[0] - scores[1]
-    match loss_type:
-        case "ipo":
-            pair_loss = ipo_loss(gaps, beta)
-        case "simpo":
-            pair_loss = -jax.nn.log_sigmoid(beta * gaps - simpo_gamma)
-        case "sigmoid" | "sigmoid_norm":
-            pair_loss = -jax.nn.log_sigmoid(beta * gaps)
-        case _:
-            assert_never(loss_type)
+    pair_loss = _pair_loss(settings, scores[0] - scores[1], beta, simpo_gamma)
     if loss_type == "simpo":
         rewarded = terms = scores
-    chosen_reward = beta * rewarded[0]
-    rejected_reward = beta * rewarded[1]
-    margins = chosen_reward - rejected_reward
-    # Sums of tens of thousands of log-probabilities differ by rounding alone: within it a pair is
-    # a tie, and a policy that is its reference has an accuracy of one half.
-    slack = beta * tie_nats(sum(map(jnp.abs, terms)))
-    is_right = jnp.where(jnp.abs(margins) <= slack, 0.5, (margins > 0).astype(jnp.float32))
-    metrics = {
-        "rewards/chosen": chosen_reward,
-        "rewards/rejected": rejected_reward,
-        "rewards/margins": margins,
-        "rewards/accuracies": is_right,
-        "logps/chosen": policy_chosen,
-        "logps/rejected": policy_rejected,
-    }
+    metrics = _rewards(beta, rewarded, terms)
+    metrics |= {"logps/chosen": policy_chosen, "logps/rejected": policy_rejected}
     if has_nll:
         nll = _per_token(-policy_chosen, chosen_lengths)
         pair_loss = pair_loss + nll_coef * nll
         metrics["nll_loss"] = nll
     sums = {name: active_sum(x, weights) for name, x in metrics.items()}
     return weighted_sum(pair_loss, weights), sums | {"pairs": active_count(weights)}
+
+
+def _pair_loss(settings: OnlineDPO, gaps: Array, beta: Number, simpo_gamma: Number) -> Array:
+    match settings.loss_type:
+        case "ipo":
+            return ipo_loss(gaps, beta)
+        case "simpo":
+            return -jax.nn.log_sigmoid(beta * gaps - simpo_gamma)
+        case "sigmoid" | "sigmoid_norm":
+            return -jax.nn.log_sigmoid(beta * gaps)
+        case _:
+            assert_never(settings.loss_type)
+
+
+def _rewards(beta: Number, rewarded: Pair, terms: tuple[Array, ...]) -> dict[str, Array]:
+    """Return the implicit rewards of each pair. terms: the log-probabilities they are made of."""
+    chosen, rejected = (beta * values for values in rewarded)
+    margins = chosen - rejected
+    # Sums of tens of thousands of log-probabilities differ by rounding alone: within it a pair is
+    # a tie, and a policy that is its reference has an accuracy of one half.
+    slack = beta * tie_nats(sum(map(jnp.abs, terms)))
+    is_right = jnp.where(jnp.abs(margins) <= slack, 0.5, (margins > 0).astype(jnp.float32))
+    return {
+        "rewards/chosen": chosen,
+        "rewards/rejected": rejected,
+        "rewards/margins": margins,
+        "rewards/accuracies": is_right,
+    }
 
 
 def _check_lengths(

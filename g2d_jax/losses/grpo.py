@@ -15,6 +15,20 @@ equation 4) clips the ratio as a constant weight of the log-probability, so that
 bound still has a gradient.
 
 N prompts, G responses per prompt, S sequences (all responses of one optimiser step's global batch).
+
+Sums of `grpo_loss` under TRL's names, each over active tokens:
+
+    tokens                  their number, the normaliser of all the others
+    clip_ratio/low_mean     1 where the ratio is below 1 - epsilon and A < 0: clipped, no policy gradient
+    clip_ratio/high_mean    1 where the ratio is above 1 + epsilon_high and A > 0; with cispo TRL's cispo_clip_ratio,
+                            and the low one is 0
+    clip_ratio/region_mean  either
+    ratio                   policy / old probability (per response: its own at each of its tokens), 1 when on-policy
+    sampling/sampling_logp_difference/mean, …/max        |old - sampler's log-probability|
+    sampling/importance_sampling_ratio/mean, …/min, …/max   old / sampler's probability, at most the cap if any
+    rollout_corr/kl         sampler's - old log-probability, verl's name; the mean estimates KL(sampler || old)
+                            these six only with sampler_logprobs
+    kl                      k3, only with ref_logprobs
 """
 
 from __future__ import annotations
@@ -214,18 +228,7 @@ def grpo_loss(
     weight other than 0: GSPO's s_i, TRL's importance_sampling_level "sequence". With the weights of
     "grpo" the loss is GSPO's objective. None: one per token.
 
-    Returns (loss, sums), scalars in float32. Sums under TRL's names, each over active tokens:
-      tokens                  their number, the normaliser of all the others
-      clip_ratio/low_mean     1 where the ratio is below 1 - epsilon and A < 0: clipped, no policy gradient
-      clip_ratio/high_mean    1 where the ratio is above 1 + epsilon_high and A > 0; with cispo TRL's cispo_clip_ratio,
-                              and the low one is 0
-      clip_ratio/region_mean  either
-      ratio                   policy / old probability (per response: its own at each of its tokens), 1 when on-policy
-      sampling/sampling_logp_difference/mean, …/max        |old - sampler's log-probability|
-      sampling/importance_sampling_ratio/mean, …/min, …/max   old / sampler's probability, at most the cap if any
-      rollout_corr/kl         sampler's - old log-probability, verl's name; the mean estimates KL(sampler || old)
-                              these six only with sampler_logprobs
-      kl                      k3, only with ref_logprobs
+    Returns (loss, sums), scalars in float32; the sums are described at the head of this file.
     Raises ValueError for differing shapes, a negative parameter, beta without a reference, or
     importance_cap without the sampler's log-probabilities.
     """
@@ -234,16 +237,7 @@ def grpo_loss(
     check_not_negative(
         epsilon=epsilon, epsilon_high=epsilon_high, beta=beta, importance_cap=importance_cap
     )
-    if not is_off(beta) and ref_logprobs is None:
-        raise ValueError(
-            f"beta {beta} needs ref_logprobs; pass them, or set beta to 0 to train without a KL "
-            "term"
-        )
-    if not is_off(importance_cap) and sampler_logprobs is None:
-        raise ValueError(
-            f"importance_cap {importance_cap} needs sampler_logprobs, what the responses were "
-            "drawn with"
-        )
+    _check_needed(beta, ref_logprobs, importance_cap, sampler_logprobs)
     check_same_shape(
         logprobs=logprobs,
         old_logprobs=old_logprobs,
@@ -260,24 +254,11 @@ def grpo_loss(
     log_ratio = logprobs - old_logprobs
     if sequence_ids is not None:
         log_ratio = sequence_means(log_ratio, jnp.where(weights != 0, sequence_ids, -1))
-    ratio = jnp.exp(jnp.minimum(log_ratio, MAX_LOG_RATIO))
     lowest = 0.0 if cispo else 1.0 - epsilon
-    highest = 1.0 + epsilon_high
-    low = (ratio < lowest) & (advantages < 0)
-    high = (ratio > highest) & (advantages > 0)
-    clipped = jnp.clip(jax.lax.stop_gradient(ratio), lowest, highest)
-    # The minimum of equation 1 takes the clipped side in exactly these two cases, where it is a
-    # constant.
-    policy_term = jnp.where(low | high, clipped, ratio)
+    policy_term, clipped, metrics = _clip(log_ratio, advantages, lowest, 1.0 + epsilon_high)
     if cispo:
         policy_term = clipped * logprobs
     token_loss = -advantages * policy_term
-    metrics = {
-        "clip_ratio/low_mean": low.astype(jnp.float32),
-        "clip_ratio/high_mean": high.astype(jnp.float32),
-        "clip_ratio/region_mean": (low | high).astype(jnp.float32),
-        "ratio": ratio,
-    }
     extremes: Sums = {}
     if sampler_logprobs is not None:
         log_importance = old_logprobs - constant(sampler_logprobs, weights)
@@ -291,6 +272,44 @@ def grpo_loss(
         metrics["kl"] = kl
     sums = {name: active_sum(x, weights) for name, x in metrics.items()}
     return weighted_sum(token_loss, weights), sums | extremes | {"tokens": active_count(weights)}
+
+
+def _check_needed(
+    beta: Number,
+    ref_logprobs: Array | None,
+    importance_cap: Number,
+    sampler_logprobs: Array | None,
+) -> None:
+    if not is_off(beta) and ref_logprobs is None:
+        raise ValueError(
+            f"beta {beta} needs ref_logprobs; pass them, or set beta to 0 to train without a KL "
+            "term"
+        )
+    if not is_off(importance_cap) and sampler_logprobs is None:
+        raise ValueError(
+            f"importance_cap {importance_cap} needs sampler_logprobs, what the responses were "
+            "drawn with"
+        )
+
+
+def _clip(
+    log_ratio: Array, advantages: Array, lowest: Number, highest: Number
+) -> tuple[Array, Array, dict[str, Array]]:
+    """Return what equation 1 multiplies by the advantage, the clipped ratio as a constant, and the
+    metrics of both."""
+    ratio = jnp.exp(jnp.minimum(log_ratio, MAX_LOG_RATIO))
+    low = (ratio < lowest) & (advantages < 0)
+    high = (ratio > highest) & (advantages > 0)
+    clipped = jnp.clip(jax.lax.stop_gradient(ratio), lowest, highest)
+    metrics = {
+        "clip_ratio/low_mean": low.astype(jnp.float32),
+        "clip_ratio/high_mean": high.astype(jnp.float32),
+        "clip_ratio/region_mean": (low | high).astype(jnp.float32),
+        "ratio": ratio,
+    }
+    # The minimum of equation 1 takes the clipped side in exactly these two cases, where it is a
+    # constant.
+    return jnp.where(low | high, clipped, ratio), clipped, metrics
 
 
 def _importance(

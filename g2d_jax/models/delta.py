@@ -180,18 +180,7 @@ def _run_chunk(
     convolved, ages, earlier = _convolve(branch, inputs.mixed, near, entered, taps)
     q, k, v = _split(c, convolved)  # [B, C, H, D], [B, C, H, R, E]
     exact = _precision(inputs.mixed.dtype)
-
-    # Logarithms of what is left at t: of what was there when the chunk, or the segment, began, and of
-    # what s wrote. The latter is a sum over the tokens between them: the difference of two sums from
-    # the beginning would have the rounding of those.
-    is_near = near.astype(jnp.float32)
-    is_before = is_near * (1 - jnp.eye(length)[None])
-    spent = is_near[:, None] * jnp.moveaxis(inputs.decay, 1, 2)[:, :, None]  # [B, H * R, C, C]
-    left = spent.sum(axis=-1).reshape(rows, heads, -1, length)
-    between = jnp.einsum("bhtr,brs->bhts", spent, is_before, precision="highest")
-    between = between.reshape(*left.shape, length)
-    decays = jnp.exp(jnp.where(near[:, None, None], between, LOWEST))  # [B, H, R, C, C]
-    since = jnp.exp(left)  # [B, H, R, C]
+    decays, since = _decays(near, inputs)
     rates = jnp.moveaxis(inputs.rate.reshape(rows, length, heads, -1), 1, 3)  # [B, H, R, C]
 
     # What the two states that a token may come from give for its key and its query.
@@ -204,18 +193,8 @@ def _run_chunk(
         found = jnp.einsum("btnhd,bnhrde->bhrte", masked, states, precision=exact)
         return found * since[..., None]
 
-    # The triangular system: what each token writes, less what its ancestors in the chunk changed.
-    alike = jnp.einsum("bthd,bshd->bhts", k, k, precision="highest")[:, :, None]
-    own = jnp.eye(length)[None, None, None]
-    system = rates[..., None] * decays * alike * (1 - own)
     values = jnp.moveaxis(v, 1, 3)  # [B, H, R, C, E]
-    written = jax.lax.linalg.triangular_solve(
-        system + own,
-        rates[..., None] * (values - read(k)),
-        left_side=True,
-        lower=True,
-        unit_diagonal=True,
-    )
+    written = _written(k, rates, decays, values - read(k))
     scores = jnp.einsum("bthd,bshd->bhts", q, k, precision=exact)[:, :, None] * decays
     out = read(q) + jnp.einsum("bhrts,bhrse->bhrte", scores, written, precision=exact)
     out = jnp.moveaxis(out, 3, 1).reshape(rows, length, -1, out.shape[-1])
@@ -235,18 +214,49 @@ def _run_chunk(
         tail = _pick(at(ages, 1)[:, None] == wanted[None, :, None], earlier)
         return Memory(state.reshape(branch.running.state.shape), jnp.moveaxis(tail, 2, 1))
 
-    # The last prompt's: it may end in this chunk, or have ended before.
-    last = ids[:, -1]
-    is_prompt = ids == (last // SEGMENT_STRIDE * SEGMENT_STRIDE)[:, None]
-    column = length - 1 - jnp.argmax(is_prompt[:, ::-1], axis=1)
-    ends_here = is_prompt.any(axis=1)
+    column, ends_here = _end_of_prompt(ids)
 
     def choose(here: Array, before: Array) -> Array:
         return jnp.where(jnp.expand_dims(ends_here, tuple(range(1, here.ndim))), here, before)
 
     prompt = jax.tree.map(choose, kept_at(column), branch.prompt)
     running = kept_at(jnp.full(rows, length - 1))
-    return _Branch(last, running, prompt), out.astype(inputs.mixed.dtype)
+    return _Branch(ids[:, -1], running, prompt), out.astype(inputs.mixed.dtype)
+
+
+def _end_of_prompt(ids: Array) -> tuple[Array, Array]:
+    """Return the column of the last token of the last group's prompt, int32 [B], and whether it is
+    in this chunk, bool [B]: the prompt may have ended before."""
+    is_prompt = ids == (ids[:, -1:] // SEGMENT_STRIDE * SEGMENT_STRIDE)
+    column = ids.shape[1] - 1 - jnp.argmax(is_prompt[:, ::-1], axis=1)
+    return column, is_prompt.any(axis=1)
+
+
+def _written(k: Array, rates: Array, decays: Array, missed: Array) -> Array:
+    """Solve the triangular system: what each token writes, less what its ancestors in the chunk
+    changed, [B, H, R, C, E]. missed: the same, values less what the entry states give."""
+    alike = jnp.einsum("bthd,bshd->bhts", k, k, precision="highest")[:, :, None]
+    own = jnp.eye(k.shape[1])[None, None, None]
+    system = rates[..., None] * decays * alike * (1 - own)
+    return jax.lax.linalg.triangular_solve(
+        system + own, rates[..., None] * missed, left_side=True, lower=True, unit_diagonal=True
+    )
+
+
+def _decays(near: Array, inputs: Inputs) -> tuple[Array, Array]:
+    """Return what is left at t of what s wrote, [B, H, R, C, C], and of what was there when the
+    chunk, or the segment, began, [B, H, R, C]. near: bool [B, C, C], see `_run_chunk`."""
+    rows, length, heads, _ = inputs.mixed.shape
+    # The logarithm of the former is a sum over the tokens between them: the difference of two sums
+    # from the beginning would have the rounding of those.
+    is_near = near.astype(jnp.float32)
+    is_before = is_near * (1 - jnp.eye(length)[None])
+    spent = is_near[:, None] * jnp.moveaxis(inputs.decay, 1, 2)[:, :, None]  # [B, H * R, C, C]
+    left = spent.sum(axis=-1).reshape(rows, heads, -1, length)
+    between = jnp.einsum("bhtr,brs->bhts", spent, is_before, precision="highest")
+    between = between.reshape(*left.shape, length)
+    decays = jnp.exp(jnp.where(near[:, None, None], between, LOWEST))
+    return decays, jnp.exp(left)
 
 
 def _convolve(

@@ -133,17 +133,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         window, layer_types = None, _recurrent(raw, absent, sizes["num_hidden_layers"])
     else:
         window, layer_types = _sliding(raw, absent, sizes["num_hidden_layers"])
-    of_family: dict[str, Any] = {name: _field(raw, name, float, 1.0) for name in SCALARS}
-    if absent.attention_multiplier or raw.get("attention_multiplier") is not None:
-        default = absent.attention_multiplier
-        of_family["attention_multiplier"] = _field(raw, "attention_multiplier", float, default)
-    if scalar := absent.query_pre_attn_scalar:
-        of_family["query_pre_attn_scalar"] = _field(raw, "query_pre_attn_scalar", int, scalar)
-    if absent.recurrent:
-        for name, size in RECURRENT_SIZES.items():
-            of_family[name] = _field(raw, name, int, size)
-    if absent.experts:
-        of_family |= _experts(raw)
+    of_family = _of_family(raw, absent)
     if absent.sliding_rope:
         raw = _by_layer_type(raw)
     theta, scaling = _rope(raw, absent, positions)
@@ -174,6 +164,22 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         partial_rotary_factor=partial_factor,
         **of_family,
     )
+
+
+def _of_family(raw: Mapping[str, Any], absent: Family) -> dict[str, Any]:
+    """Read the fields that only some families have."""
+    fields: dict[str, Any] = {name: _field(raw, name, float, 1.0) for name in SCALARS}
+    if absent.attention_multiplier or raw.get("attention_multiplier") is not None:
+        default = absent.attention_multiplier
+        fields["attention_multiplier"] = _field(raw, "attention_multiplier", float, default)
+    if scalar := absent.query_pre_attn_scalar:
+        fields["query_pre_attn_scalar"] = _field(raw, "query_pre_attn_scalar", int, scalar)
+    if absent.recurrent:
+        for name, size in RECURRENT_SIZES.items():
+            fields[name] = _field(raw, name, int, size)
+    if absent.experts:
+        fields |= _experts(raw)
+    return fields
 
 
 def has_images(raw: Mapping[str, Any]) -> bool:
@@ -382,6 +388,30 @@ def _rope(
 
     positions: max_position_embeddings.
     """
+    field, rope = _rope_entries(raw)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    _check_rope(rope, field, kind, family)
+    theta = _field(rope, "rope_theta", float, _field(raw, "rope_theta", float, family.rope_theta))
+    if kind == "default":
+        return theta, None
+    if kind in ("longrope", "su"):
+        return theta, _long_rope(raw, rope, positions)
+    length = _field(rope, "original_max_position_embeddings", int, positions)
+    default = None
+    if kind == "yarn" and "factor" in rope:  # and null: by as much as positions were extended
+        default = positions / length
+    factor = _field(rope, "factor", float, default)
+    if kind == "linear":
+        return theta, LinearRope(factor)
+    if kind == "llama3":
+        low = _field(rope, "low_freq_factor", float)
+        high = _field(rope, "high_freq_factor", float)
+        return theta, Llama3Rope(factor, low, high, length)
+    return theta, _yarn(rope, factor, length)
+
+
+def _rope_entries(raw: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return the field that has the rope's entries, and these."""
     field = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     rope = raw.get(field) or {}
     if not isinstance(rope, Mapping):
@@ -394,7 +424,11 @@ def _rope(
                 "config.json: rope_scaling says other than rope_parameters of "
                 f"{', '.join(map(str, differing))}: leave one of the two out"
             )
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    return field, rope
+
+
+def _check_rope(rope: Mapping[str, Any], field: str, kind: Any, family: Family) -> None:
+    """Raise ValueError for a rope that the family does not have, or entries that are not read."""
     if kind not in family.ropes:
         raise ValueError(
             f"config.json: {field}: rope type {kind!r} is not supported; of this family "
@@ -412,7 +446,6 @@ def _rope(
     is_partial = "partial_rotary_factor" in family.stated
     if rope.get("partial_rotary_factor") not in (None, 1) and not is_partial:
         raise ValueError(f"config.json: {field}.partial_rotary_factor is not supported")
-    theta = _field(rope, "rope_theta", float, _field(raw, "rope_theta", float, family.rope_theta))
     beta: Any = rope.get("llama_4_scaling_beta")
     if (beta is not None or family.scaled_queries) and (
         kind != "yarn" or not family.scaled_queries or type(beta) not in (int, float) or beta < 0
@@ -421,32 +454,21 @@ def _rope(
             f"config.json: {field}: llama_4_scaling_beta is of ministral3, which has it, and of "
             f"rope type yarn: got {beta!r} and {kind}"
         )
-    if kind == "default":
-        return theta, None
-    if kind in ("longrope", "su"):
-        return theta, _long_rope(raw, rope, positions)
-    length = _field(rope, "original_max_position_embeddings", int, positions)
-    default = None
-    if kind == "yarn" and "factor" in rope:  # and null: by as much as positions were extended
-        default = positions / length
-    factor = _field(rope, "factor", float, default)
+
+
+def _yarn(rope: Mapping[str, Any], factor: float, length: int) -> YarnRope:
     number = partial(_field, rope, kind=float)
-    if kind == "linear":
-        return theta, LinearRope(factor)
-    if kind == "llama3":
-        low, high = number("low_freq_factor"), number("high_freq_factor")
-        return theta, Llama3Rope(factor, low, high, length)
     size = _mscale(factor, 1.0)
     if rope.get("mscale") and rope.get("mscale_all_dim"):
         size = _mscale(factor, number("mscale")) / _mscale(factor, number("mscale_all_dim"))
-    return theta, YarnRope(
+    return YarnRope(
         factor,
         length,
         number("attention_factor", default=size),
         number("beta_fast", default=32.0),
         number("beta_slow", default=1.0),
         _field(rope, "truncate", bool, True),
-        float(beta or 0.0),
+        float(rope.get("llama_4_scaling_beta") or 0.0),
     )
 
 
