@@ -221,6 +221,7 @@ def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
         add(name, action="append", default=[], metavar="FIELD=V,V", help=what)
     add("--seeds", type=_integers, default=(), metavar="N,N", help="every point with each seed")
     add("--dry-run", action="store_true", help="list the points, and what is left to compute")
+    _several(parser)
 
 
 def _integers(text: str) -> tuple[int, ...]:
@@ -241,6 +242,7 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     add("--task", default="main", help="of a mixed run: whose reward scores --problems")
     add("--num-generations", type=int, help="samples of each problem")
     _shared(parser, "--temperature", "--top-p", "--max-new-tokens")
+    _several(parser)
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
@@ -312,6 +314,7 @@ def _sample_arguments(parser: argparse.ArgumentParser) -> None:
     count = "samples of --prompt (of temperature 0 one), or test problems; default: 4"
     parser.add_argument("--count", type=int, default=4, help=count)
     _shared(parser, "--temperature", default=1.0)
+    _several(parser)
 
 
 def _status_arguments(parser: argparse.ArgumentParser) -> None:

@@ -120,6 +120,11 @@ def _options(arguments: argparse.Namespace, function: Callable[..., Any]) -> dic
     }
 
 
+def _join(arguments: argparse.Namespace) -> None:
+    """Find the other processes of this command, if there are any."""
+    processes.initialise(arguments.coordinator, arguments.num_processes, arguments.process_id)
+
+
 def _of_a_run(
     arguments: argparse.Namespace,
     overrides: list[str],
@@ -161,7 +166,7 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         dryrun.show(config, named, arguments.workdir, arguments.until, wrong)
         return
     settings, _ = run_issues.checked(config, arguments.until, wrong)
-    processes.initialise(arguments.coordinator, arguments.num_processes, arguments.process_id)
+    _join(arguments)
     chosen = f"runs/{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     workdir = arguments.workdir or processes.on_leader(lambda: chosen)
     if processes.leader():
@@ -203,6 +208,7 @@ def _sweep(arguments: argparse.Namespace, overrides: list[str]) -> int:
     if arguments.dry_run:
         run.show(config, arguments.workdir)
         return 0
+    _join(arguments)
     return int(bool(run.run(config, arguments.workdir)))
 
 
@@ -211,6 +217,7 @@ def _evaluate(arguments: argparse.Namespace, _: list[str]) -> None:
 
     names = ("num_generations", "temperature", "top_p", "max_new_tokens")
     sampling = {name: getattr(arguments, name) for name in names}
+    _join(arguments)
     commands.evaluate(**_options(arguments, commands.evaluate), **sampling)
 
 
@@ -320,7 +327,7 @@ def _autopsy(arguments: argparse.Namespace, _: list[str]) -> None:
 def _export(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax import commands
 
-    processes.initialise(arguments.coordinator, arguments.num_processes, arguments.process_id)
+    _join(arguments)
     written = commands.export(**_options(arguments, commands.export))
     if processes.leader():
         _print(written)
@@ -329,7 +336,7 @@ def _export(arguments: argparse.Namespace, _: list[str]) -> None:
 def _push(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax import push
 
-    processes.initialise(arguments.coordinator, arguments.num_processes, arguments.process_id)
+    _join(arguments)
     url = push.push(**_options(arguments, push.push))
     if processes.leader():
         _print(url)
@@ -338,8 +345,10 @@ def _push(arguments: argparse.Namespace, _: list[str]) -> None:
 def _sample(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax import commands
 
+    _join(arguments)
     prompts = arguments.prompt
-    if prompts is None and sys.stdin.isatty() and sys.stdout.isatty():
+    # One of several processes alone has a terminal: they answer what all of them were given.
+    if prompts is None and processes.count() == 1 and sys.stdin.isatty() and sys.stdout.isatty():
         prompts = _typed()
     commands.sample(prompts=prompts, **_options(arguments, commands.sample))
 

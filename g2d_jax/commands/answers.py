@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 from rich.padding import Padding
 from rich.text import Text
 
-from g2d_jax.commands.opening import last_policy, not_at_hand, opened
+from g2d_jax.commands.opening import joined, last_policy, not_at_hand, opened
 from g2d_jax.config import Config, Sampling, places
 from g2d_jax.config.graph import plan
 from g2d_jax.data.splits import problem_id
@@ -17,7 +18,7 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, Rollout, SamplingParams, Verdict, pick
 from g2d_jax.report.samples import conversation
 from g2d_jax.run_issues import tell
-from g2d_jax.runtime import storage
+from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.terminal import clean
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs
@@ -40,7 +41,8 @@ def sample(
 
     prompts: may be an iterator that waits for what is typed: each is answered before the next is
     asked for. Answers to test problems are shown with their reward. Each problem is shown once,
-    above its answers: in a file these are a Markdown table, a row an answer.
+    above its answers: in a file these are a Markdown table, a row an answer. All processes of several
+    call it together, with the same prompts; the leader shows the answers.
     """
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}")
@@ -48,7 +50,13 @@ def sample(
     needs = ["model", "tokenizer"]
     if prompts is None:
         needs += ["data", "tasks"]
-    with opened(workdir, needs=needs, splits=READ_FOR["test"]) as session:
+    request = {"policy": policy, "count": count, "temperature": temperature}
+    if isinstance(prompts, str):
+        request["prompt"] = prompts
+    with (
+        joined(workdir, "sample", request) as config,
+        opened(workdir, config, needs=needs, splits=READ_FOR["test"]) as session,
+    ):
         chosen = policy or last_policy(session.config)
         settings = first_sampling(session.config)
         if prompts is None and not session.problems.by_split["test"]:
@@ -103,7 +111,7 @@ def _answers(
     most = range(params.max_new_tokens)
     pairs = [(request.prompt_ids, most) for request in requests]
     tell(session, position_issues(session, "--max-new-tokens", pairs=pairs))
-    rollouts = list(session.sampling.sampler.generate(view, requests, "sample"))
+    rollouts = _of_all(session.sampling.sampler.generate(view, requests, "sample"))
     place = {problem.id: i for i, problem in enumerate(problems)}
     rollouts.sort(key=lambda r: (place[r.problem_id], r.sample))
     repeated = [problems[place[rollout.problem_id]] for rollout in rollouts]
@@ -118,6 +126,20 @@ def _answers(
         show = _show_on_terminal if session.tracker.screen.interactive else _show_as_table
         show(session.tracker, problem, shown[problem.id])
     return texts
+
+
+def _of_all(rollouts: Iterable[Rollout]) -> list[Rollout]:
+    """Return the rollouts of all processes, without their prompts and entropies."""
+    own = []
+    for rollout in rollouts:
+        tokens, logprobs = rollout.token_ids.tolist(), rollout.logprobs.tolist()
+        own.append((rollout.problem_id, rollout.sample, tokens, logprobs, rollout.stop_reason))
+    nothing = np.zeros(0, np.float32)
+    every = []
+    for name, sample, tokens, logprobs, reason in itertools.chain(*processes.gather(own)):
+        ids, sampled = np.array(tokens, np.int32), np.array(logprobs, np.float32)
+        every.append(Rollout(name, 0, sample, ids[:0], ids, sampled, nothing, reason))
+    return every
 
 
 def _say_template(session: Session, problem: Problem) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from etils import epath
+
 from g2d_jax import contents, stage_result
-from g2d_jax.commands.opening import not_at_hand, opened, read_config
+from g2d_jax.commands.opening import joined, not_at_hand, opened
 from g2d_jax.config import Config, Evaluate, Sft, Source, Split, places
 from g2d_jax.config.io import identity
 from g2d_jax.config.policy_name import INIT, OF_RUN, PolicyName
@@ -46,21 +49,27 @@ def evaluate(
     the run's own, if given from Python.
     sampling: num_generations, temperature, top_p, max_new_tokens; None keeps the stage's. Results
     and completions go to WORKDIR/evaluations/NAME, named by settings and problems, and are reused
-    by the same call. Returns the record.
+    by the same call. All processes of several call it together. Returns the record.
     """
     folder = absolute(workdir)
     policy = places.decided(policy, "policy", places.here())
-    config = read_config(folder)
+    other = (problems, split, limit, task)
+    with joined(folder, "evaluate", {"policy": policy, "other": other, **sampling}) as config:
+        return _evaluate(folder, config, policy, other, reward, sampling)
+
+
+def _evaluate(
+    folder: epath.Path,
+    config: Config,
+    policy: str,
+    other: tuple[str | None, splits.Split | None, int | None, str],
+    reward: RewardFunction | None,
+    sampling: Mapping[str, Any],
+) -> StageResult:
+    """Evaluate as `evaluate` says. other: its problems, split, limit and task."""
+    problems, split, limit, task = other
     own, like = evaluate_stage(config)
-    changes = {name: value for name, value in sampling.items() if value is not None}
-    samples = changes.pop("num_generations", like.num_generations)
-    stage = replace(
-        like,
-        policies=(policy,),
-        num_generations=samples,
-        sampling=replace(like.sampling, **changes),
-    )
-    stage = replace(stage, pass_at=stage.told_at)
+    stage = _stage(like, policy, sampling)
     is_trained_on = False
     if problems is not None:
         source = _source(config, task, problems, split, limit)
@@ -83,22 +92,33 @@ def evaluate(
             )
         if stage.pass_at != like.pass_at:
             session.tracker.say(
-                f"pass_at of the run's stage is {like.pass_at}: of {samples} answers to a "
-                f"problem only {stage.pass_at} can be told"
+                f"pass_at of the run's stage is {like.pass_at}: of {stage.num_generations} answers "
+                f"to a problem only {stage.pass_at} can be told"
             )
         inputs.verify(session, *inputs.scored_by(config, None if problems else stage.split))
         name = _evaluation_name(session, stage, policy)
         place = folder / "evaluations" / name
         session.folders = {**session.folders, name: place}
-        result = stage_result.read(place)
-        if result is None:
+        if not processes.on_leader(lambda: stage_result.read(place) is not None):
             tell(session, [*session.problems.issues, *evaluation.issues(session, own, stage)])
-            result = _run(session, name, stage, problems)
-            stage_result.write(place, result)
+            made = _run(session, name, stage, problems)
+            processes.on_leader(lambda: stage_result.write(place, made))
+        result = stage_result.read(place)
+        assert result is not None  # it was there, or the leader has written it
         assert result.evaluation is not None  # of its kind
         session.tracker.table(*summary_table(result.evaluation, {}), first=FIRST)
         session.tracker.say(f"completions: {place / 'rollouts'}")
     return result
+
+
+def _stage(like: Evaluate, policy: str, sampling: Mapping[str, Any]) -> Evaluate:
+    """Return the run's stage for one policy, with other sampling settings where they are not
+    None."""
+    changes = {name: value for name, value in sampling.items() if value is not None}
+    samples = changes.pop("num_generations", like.num_generations)
+    settings = replace(like.sampling, **changes)
+    stage = replace(like, policies=(policy,), num_generations=samples, sampling=settings)
+    return replace(stage, pass_at=stage.told_at)
 
 
 def _run(session: Session, name: str, stage: Evaluate, problems: str | None) -> StageResult:

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
 
 from etils import epath
 
-from g2d_jax import config as settings
-from g2d_jax import run_stages
 from g2d_jax.card import WRITTEN_BY, base_named, card
-from g2d_jax.commands.opening import last_policy, opened, read_config
+from g2d_jax.commands.opening import joined, last_policy, opened
 from g2d_jax.config import places
-from g2d_jax.config.io import to_dict
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.models import hf
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.runtime import processes, storage
-from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.session import inputs
 from g2d_jax.session.policies import base_path, base_revision, load_policy
 from g2d_jax.session.session import Session
-from g2d_jax.workdir import absolute, packages
 
 
 def export(
@@ -46,22 +40,8 @@ def export(
     policy = policy and places.decided(policy, "policy", places.here())
     target = epath.Path(output).expanduser()
     request = {"policy": policy, "dtype": dtype, "adapters": adapters}
-    # The defaults: the run's own limits are known only once all processes have read them.
-    limits = settings.base().faults
-    run_stages.check_joined()
-    with ExitStack() as stack:
-        # SIGTERM ends a process that is alone at once: there is nothing to save or to agree on.
-        if processes.count() > 1:
-            stack.enter_context(
-                watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout)
-            )
-        processes.note_progress("export")
+    with joined(workdir, "export", request) as config:
         processes.on_leader(lambda: _require_free(target))
-        with processes.barrier():
-            config = read_config(absolute(workdir))
-        processes.agreed(
-            "settings or packages", {"config": to_dict(config), "packages": packages(), **request}
-        )
         with opened(workdir, config) as session:
             chosen = policy or last_policy(config)
             _export(session, chosen, target, dtype, adapters=adapters, published=published)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import jax
 from etils import epath
 
+from g2d_jax import run_stages
 from g2d_jax.accounting import TRAINING, behind
-from g2d_jax.config import BestCheckpoint, Config, Invalid, Mesh, places
+from g2d_jax.config import BestCheckpoint, Config, Faults, Invalid, Mesh, places
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.mesh import make_mesh, slices
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime import flags, precision, processes, program_cache, storage
+from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session.problems import SPLITS
 from g2d_jax.session.session import Session
-from g2d_jax.workdir import absolute, read_settings, stage_folders, stage_steps
+from g2d_jax.workdir import absolute, packages, read_settings, stage_folders, stage_steps
 
 
 def read_config(workdir: epath.Path) -> Config:
@@ -29,6 +31,32 @@ def read_config(workdir: epath.Path) -> Config:
     Raises ValueError if it holds no run, or settings of another version.
     """
     return Config.of(read_settings(workdir))
+
+
+@contextmanager
+def joined(workdir: storage.PathLike, what: str, request: Mapping[str, Any]) -> Iterator[Config]:
+    """Let processes that were started alike work on a run together; yield its config.
+
+    what: the command, for messages. request: its arguments, JSON. Raises ValueError where settings,
+    packages or arguments differ between the processes.
+    """
+    run_stages.check_joined()
+    with ExitStack() as stack:
+        # SIGTERM ends a process that is alone at once: there is nothing to save or to agree on.
+        if processes.count() > 1:
+            # The defaults: the run's own limits are known only once all processes have read them.
+            limits = Faults()
+            stack.enter_context(
+                watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout)
+            )
+        processes.note_progress(what)
+        with processes.barrier():
+            config = read_config(absolute(workdir))
+        processes.agreed(
+            "settings, packages or arguments",
+            {"config": to_dict(config), "packages": packages(), **request},
+        )
+        yield config
 
 
 def not_at_hand(**_: Any) -> list[float | None]:

@@ -7,8 +7,9 @@ inputs first.
       stages/NAME-FINGERPRINT/       a node: what a run has in NN-NAME/, with its metrics, settings and environment
       NAME.html, NAME.md, NAME.csv   what the study measured, written when a process ends
 
-Several processes, on one machine or on several that share the directory, may run the same command:
-each takes the next node that is free. Nodes are locked as `lock.py` says: by the file system
+Several workers, on one machine or on several that share the directory, may run the same command:
+each takes the next node that is free. A worker may itself be several processes, whose leader takes
+the nodes. Nodes are locked as `lock.py` says: by the file system
 (`flock`, which network file systems pass on or not: see theirs), on an object store by leases. The
 command may be given again with more points, and other studies may use the directory: finished nodes
 are reused.
@@ -19,11 +20,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import jax
 from etils import epath
 from ml_collections import ConfigDict
 
@@ -45,6 +46,7 @@ from g2d_jax.workdir import (
     PLANS,
     absolute,
     environment,
+    packages,
     read_settings,
     write_settings,
 )
@@ -61,33 +63,36 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
     Raises ValueError for a config that cannot work, and for a directory that holds something else;
     OSError for a full disk.
     """
-    if jax.process_count() > 1:
-        raise ValueError(
-            "a study of several processes: start each by itself, they share the work by the "
-            "directory"
-        )
+    run_stages.check_joined()
     root = absolute(workdir)
     studied = points(config)
-    _whole_graph(config.name, studied, root)
     limits = config.faults
     with (
         watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout),
         program_cache.cached(),
-        Tracker(root, tensorboard=False) as tracker,
     ):
-        graph = _claim(config, studied, root, tracker.say)
-        _warn(tracker, graph)
-        failed = _Worker(config.name, studied, graph, root, tracker).work()
-        for name, reason in failed.items():
-            tracker.say(f"{name} failed: {reason}")
-        with pipeline.only_warned(tracker, root):
-            from g2d_jax.report.study import write_study  # here: it loads what draws figures
-            from g2d_jax.report.tables import FIRST
-
-            table = partial(tracker.table, first=FIRST, rest=f"{config.name}.html")
-            page, *_ = write_study(root, config.name, show=table, say=tracker.say)
-            tracker.say(f"report: {page}")
+        processes.agreed("settings or packages", {**to_dict(config), "packages": packages()})
+        processes.on_leader(lambda: len(_whole_graph(config.name, studied, root).nodes))
+        with Tracker(root if processes.leader() else None, tensorboard=False) as tracker:
+            processes.on_leader(lambda: _claim(config, studied, root, tracker.say))
+            graph = build(studied, _requested_by_all(root))
+            _warn(tracker, graph)
+            failed = _Worker(config.name, studied, graph, root, tracker).work()
+            for name, reason in failed.items():
+                tracker.say(f"{name} failed: {reason}")
+            processes.on_leader(lambda: _report(config.name, root, tracker))
     return failed
+
+
+def _report(name: str, root: epath.Path, tracker: Tracker) -> None:
+    """Show and write what the study found. An error is a warning."""
+    with pipeline.only_warned(tracker, root):
+        from g2d_jax.report.study import write_study  # here: it loads what draws figures
+        from g2d_jax.report.tables import FIRST
+
+        table = partial(tracker.table, first=FIRST, rest=f"{name}.html")
+        page, *_ = write_study(root, name, show=table, say=tracker.say)
+        tracker.say(f"report: {page}")
 
 
 def show(config: ConfigDict, workdir: storage.PathLike) -> None:
@@ -151,6 +156,12 @@ def _requested_steps(root: epath.Path) -> dict[str, tuple[int, list[int]]]:
     return requested
 
 
+def _requested_by_all(root: epath.Path) -> dict[str, tuple[int, list[int]]]:
+    """Return `_requested_steps` as the leader finds them, on all processes."""
+    found = processes.on_leader(lambda: _requested_steps(root))
+    return {name: (most, steps) for name, (most, steps) in found.items()}
+
+
 def _passed(folder: epath.Path, steps: Sequence[int]) -> list[int]:
     """List the steps that a finished trajectory has passed without keeping them."""
     result = stage_result.read(folder)
@@ -173,9 +184,9 @@ def _require_free(root: epath.Path) -> None:
 
 def _claim(
     config: ConfigDict, studied: Sequence[Point], root: epath.Path, say: Callable[[str], None]
-) -> Graph:
-    """Write this study's plan beside those of others; return its graph. Says which reward functions
-    have changed since.
+) -> None:
+    """Write this study's plan beside those of others. Says which reward functions have changed
+    since.
 
     One process at a time: each reads the others' requests, and adds its own points and steps to
     those of the same name. Raises ValueError where these would be other seeds of points that have
@@ -216,7 +227,6 @@ def _claim(
             f"WARNING: {name} is in a file that has changed. Stages that are done keep the rewards "
             "that they were given: choose another --workdir to score all by this one"
         )
-    return graph
 
 
 def _require_alike(folder: epath.Path, listed: Mapping[str, Any], graph: Graph) -> None:
@@ -263,8 +273,8 @@ def _but_seed(
 
 
 class _Worker:
-    """One process's part in a study. failed: node -> reason, for nodes that stopped and all that
-    read them."""
+    """One worker's part in a study: of a process, or of several together. failed: node -> reason,
+    for nodes that stopped and all that read them."""
 
     def __init__(
         self, name: str, studied: Sequence[Point], graph: Graph, root: epath.Path, tracker: Tracker
@@ -285,7 +295,7 @@ class _Worker:
         try:
             waiting_for: list[str] = []
             while open_nodes := self._open_nodes():
-                processes.check_stop()
+                processes.check_stop_together()
                 self._blame(open_nodes)
                 ready = [node for node in open_nodes if self.done.issuperset(node.inputs)]
                 if not ready or any(self._take(node) for node in ready):
@@ -314,17 +324,17 @@ class _Worker:
     def _take(self, node: Node) -> bool:
         """Run a node, or see that it is finished; False if another process has it."""
         folder = node_folder(self.root, node.id)
-        state = _state(node, folder)
+        state = processes.on_leader(lambda: _state(node, folder))
         if state == OPEN:
-            with try_lock(folder) as got:
-                if not got:
+            with ExitStack() as stack:
+                if not processes.on_leader(lambda: stack.enter_context(try_lock(folder))):
                     return False
-                # Another process may have run it meanwhile, or a study begun since may need more of
+                # Another worker may have run it meanwhile, or a study begun since may need more of
                 # it.
-                node = self._latest(node)
-                state = _state(node, folder)
+                latest = self._latest(node)
+                state = processes.on_leader(lambda: _state(latest, folder))
                 if state == OPEN:
-                    state = self._run(node, folder)
+                    state = self._run(latest, folder)
         if state == DONE:
             self.done.add(node.id)
         else:
@@ -334,7 +344,7 @@ class _Worker:
     def _latest(self, node: Node) -> Node:
         """Return the node with the steps now requested of its trajectory, also by studies begun
         since."""
-        mine, requested = self.graph.trajectories.get(node.id), _requested_steps(self.root)
+        mine, requested = self.graph.trajectories.get(node.id), _requested_by_all(self.root)
         if mine is not None and requested.get(node.id, mine) != mine:
             self.graph = build(self.studied, requested)
         return self.graph.nodes[node.id]
@@ -343,10 +353,9 @@ class _Worker:
         """Run the stage; return DONE, or why it cannot go on."""
         number = list(self.graph.nodes).index(node.id) + 1
         self.tracker.say(f"[{number}/{len(self.graph.nodes)}] {node.id} ({self._users(node)})")
-        storage.write_json(
-            folder / "stage.json", {"config": to_dict(node.config), "stages": dict(node.stages)}
-        )
-        storage.write_json(folder / "environment.json", environment())
+        described = {"config": to_dict(node.config), "stages": dict(node.stages)}
+        processes.on_leader(lambda: storage.write_json(folder / "stage.json", described))
+        processes.on_leader(lambda: storage.write_json(folder / "environment.json", environment()))
         folders = {name: node_folder(self.root, other) for name, other in node.stages.items()}
         evaluated = {
             policy: node_folder(self.root, other) for policy, other in node.evaluated.items()
@@ -354,7 +363,10 @@ class _Worker:
         logging = node.config.logging
         wandb = logging.wandb_options(name=node.id, group=self.name)
         tracker = Tracker(
-            folder, tensorboard=logging.tensorboard, screen=self.tracker.screen, wandb=wandb
+            folder if processes.leader() else None,
+            tensorboard=logging.tensorboard,
+            screen=self.tracker.screen,
+            wandb=wandb,
         )
         with tracker, precision.used(node.config.dtype):
             try:

@@ -127,6 +127,18 @@ def run(*arguments: str) -> int:
     return cli.main(["run", *arguments])
 
 
+def evaluate(*arguments: str) -> int:
+    return cli.main(["evaluate", *arguments])
+
+
+def sample(*arguments: str) -> int:
+    return cli.main(["sample", *arguments])
+
+
+def sweep(*arguments: str) -> int:
+    return cli.main(["sweep", *arguments])
+
+
 def export(*arguments: str) -> int:
     """FULL: bytes that a file of process 0 can have."""
     if "FULL" in os.environ and os.environ["JAX_PROCESS_ID"] == "0":
