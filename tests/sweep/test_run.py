@@ -148,7 +148,8 @@ def test_steps_that_a_later_study_asks_for_are_kept_by_the_one_that_runs_them(
 ) -> None:
     root, config = epath.Path(tmp_path), resolve(TINY)
     first, second = studied("stages.warmup.steps=1,3"), studied("stages.warmup.steps=2,5")
-    graph = sweeps._claim(config, first, root, print)
+    sweeps._claim(config, first, root, print)
+    graph = sweeps.build(first, sweeps._requested_steps(root))
     sweeps._claim(config, second, root, print)
     with sweeps.Tracker(None, tensorboard=False) as tracker:
         worker = sweeps._Worker("tiny", first, graph, root, tracker)
