@@ -191,8 +191,8 @@ def _forward(
         if settings.with_entropy:
             entropies = jnp.log(total) - jnp.sum(exponentials * shifted, axis=-1) / total
         results = (target_logits - log_z, log_z, entropies)
-        written = (x.at[at].set(y, mode="drop") for x, y in zip(numbers, results, strict=True))
-        return tuple(written), kept
+        written = tuple(_put_rows(x, at, y) for x, y in zip(numbers, results, strict=True))
+        return written, kept
 
     blank = jnp.zeros(targets.shape, jnp.float32)
     # Not filled with zeros: only what is written is read, and on a CPU takes memory.
@@ -231,7 +231,7 @@ def _backward(
         grad = (grad / temperature).astype(hidden.dtype)
         to_head = multiply(by_rows(hidden_c.T), grad, preferred_element_type=jnp.float32)
         to_hidden = multiply(grad, transposed_head, preferred_element_type=jnp.float32)
-        return carry[0] + to_head, carry[1].at[at].set(to_hidden.astype(hidden.dtype), mode="drop")
+        return carry[0] + to_head, _put_rows(carry[1], at, to_hidden.astype(hidden.dtype))
 
     start = (jnp.zeros(cast_head.shape, jnp.float32), jnp.zeros_like(hidden))
     head_grad, hidden_grad = jax.lax.fori_loop(0, count, add, start)
@@ -294,18 +294,24 @@ def _one_hot(targets: Array, logits: Array) -> Array:
 
 
 def _chunks(counted: Array, chunk: int) -> tuple[Array, Array]:
-    """Locate the tokens that count, int32 [K, C] with N after their end, and count the chunks that
-    hold any."""
+    """Locate the tokens that count, int32 [K, C] with numbers from N on after their end, and count
+    the chunks that hold any. No two are equal: of equal places GPUs would sort what is written."""
     size = counted.shape[0]
     columns = min(chunk, size)
     most = -(-size // columns)
     places = jnp.nonzero(counted, size=most * columns, fill_value=size)[0]
+    places = jnp.where(places < size, places, size + jnp.arange(places.size))
     return places.reshape(most, columns), -(-jnp.sum(counted, dtype=jnp.int32) // columns)
 
 
 def _take_rows(x: Array, at: Array) -> Array:
-    """Take rows of x [N, ...], zeros for the row N."""
+    """Take rows of x [N, ...], zeros for rows from N on."""
     return x.at[at].get(mode="fill", fill_value=0)
+
+
+def _put_rows(x: Array, at: Array, rows: Array) -> Array:
+    """Put rows into x [N, ...], at places of which no two are equal, those from N on nowhere."""
+    return x.at[at].set(rows, mode="drop", unique_indices=True)
 
 
 def sharded_token_logprobs(

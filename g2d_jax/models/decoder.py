@@ -36,7 +36,7 @@ from g2d_jax.models.attention import (
 )
 from g2d_jax.models.config import SLIDING, ModelConfig
 from g2d_jax.models.delta import Inputs, Memory
-from g2d_jax.models.kernels import Attention
+from g2d_jax.models.kernels import Attention, platform_of
 from g2d_jax.models.linear import (
     Multiply,
     is_sharded,
@@ -552,10 +552,52 @@ def embedded(model: Decoder, tokens: Array, dtype: jnp.dtype, mesh: Mesh | None)
     Cast after it: the table's gradient, a sum over all places of a word, is then added up in its
     own type.
     """
-    x = model.embed[...][tokens].astype(dtype)
+    table = model.embed[...]
+    if mesh is not None and mesh.size == 1 and platform_of(mesh) in ("gpu", "cuda"):
+        x = _look_up(table, tokens)
+    else:
+        x = table[tokens]
+    x = x.astype(dtype)
     if model.config.embedding_scale != 1:
         x = x * jnp.asarray(model.config.embedding_scale, dtype)
     return lay_out(mesh, x, "replica_rows", None, "embed")
+
+
+@jax.custom_vjp
+def _look_up(table: Array, tokens: Array) -> Array:
+    """Look tokens up, with a gradient that adds the places of a word up in one order without atomic
+    sums. XLA's own, a scatter of equal indices, doubles the time to compile a step on a GPU."""
+    return table[tokens]
+
+
+def _looked_up(table: Array, tokens: Array) -> tuple[Array, tuple[Array, Array]]:
+    return table[tokens], (tokens, jnp.zeros((table.shape[0], 0), table.dtype))
+
+
+def _look_up_gradient(residuals: tuple[Array, Array], grads: Array) -> tuple[Array, None]:
+    tokens, like = residuals
+    rows = grads.reshape(-1, grads.shape[-1])
+    order = jnp.argsort(tokens.reshape(-1))
+    words, rows = tokens.reshape(-1)[order], rows[order]
+    places = jnp.arange(words.size)
+
+    # Places of a word lie next to each other: each takes up what lies 1, 2, 4, … before it, so that
+    # the last of them has the sum of all.
+    def add(round_number: Array, rows: Array) -> Array:
+        distance = 1 << round_number
+        before = places - distance
+        is_same = (before >= 0) & (words[jnp.maximum(before, 0)] == words)
+        return rows + jnp.where(is_same[:, None], jnp.roll(rows, distance, axis=0), 0)
+
+    rows = jax.lax.fori_loop(0, words.size.bit_length(), add, rows)
+    is_last = jnp.append(words[1:] != words[:-1], True)
+    # Those that are not written go to numbers beyond the words, of which no two are equal.
+    targets = jnp.where(is_last, words, like.shape[0] + places)
+    table = jnp.zeros((like.shape[0], rows.shape[1]), like.dtype)
+    return table.at[targets].set(rows, mode="drop", unique_indices=True), None
+
+
+_look_up.defvjp(_looked_up, _look_up_gradient)
 
 
 def head_matrix(model: Decoder, dtype: jnp.dtype = jnp.float32) -> Array:  # type: ignore[assignment]

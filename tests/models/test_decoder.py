@@ -265,3 +265,18 @@ def test_abstract_shardings_and_init_are_one_tree() -> None:
         placed = decoder.shardings(config, meshes.make_mesh())
         jax.tree.map(lambda x, sharding: sharding.shard_shape(x.shape), model, placed)
         assert decoder.count_params(config) == sum(x.size for x in jax.tree.leaves(model))
+
+
+def test_the_table_gradient_of_a_gpu_is_that_of_a_lookup() -> None:
+    """Words that come once, often, next to each other or apart, and not at all."""
+    table = jax.random.normal(jax.random.key(0), (11, 3))
+    tokens = jnp.array([[4, 4, 9, 0, 4], [9, 4, 10, 10, 4]])
+    weights = jax.random.normal(jax.random.key(1), (2, 5, 3))
+
+    def total(look_up: Any, table: jax.Array) -> jax.Array:
+        return (look_up(table, tokens) * weights).sum()
+
+    expected = jax.grad(partial(total, lambda table, tokens: table[tokens]))(table)
+    found = jax.grad(partial(total, decoder._look_up))(table)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    assert np.count_nonzero(np.abs(found).sum(axis=1)) == 4
