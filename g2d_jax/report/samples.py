@@ -25,8 +25,7 @@ from g2d_jax.report.markup import shorten
 from g2d_jax.report.prompts import prompts_of
 from g2d_jax.report.rows import Row
 from g2d_jax.report.runs import COLLECT, Run, read_parquet
-from g2d_jax.stage_result import Evaluated, Evaluation
-from g2d_jax.study import stats
+from g2d_jax.stage_result import Evaluation
 
 PROBLEMS, CHANGED, SAMPLES = 40, 20, 4
 """The problems of a list, those among them that are there for their change, and the first samples
@@ -208,15 +207,13 @@ def _listing(
     )
 
 
-def _scores(evaluation: Evaluation, policy: Evaluated, file: epath.Path) -> pd.Series[float]:
-    """Return a policy's mean accuracy over all samples of each problem, or its mean reward where
-    that alone is scored; NaN without either."""
-    scores = pd.Series(stats.row_means(policy.correct), index=list(evaluation.ids))
-    if scores.isna().any():
-        rows = read_parquet(file, ["problem_id", "verdict", "reward"]).to_pandas()
-        ranked = rows[rows["verdict"] == Verdict.SCORED.value]
-        scores = scores.fillna(ranked.groupby("problem_id")["reward"].mean())
-    return scores.sort_index()
+def _scores(file: epath.Path) -> pd.Series[float]:
+    """Return a policy's mean accuracy over all samples of each problem, ids ascending, or its mean
+    reward where that alone is scored; NaN without either."""
+    rows = read_parquet(file, ["problem_id", "verdict", "reward"]).to_pandas()
+    known = rows["verdict"].map({verdict.value: verdict.accuracy for verdict in Verdict})
+    scores = known.where(rows["verdict"] != Verdict.SCORED.value, rows["reward"])
+    return scores.groupby(rows["problem_id"]).mean()
 
 
 def _evaluated(run: Run, stage: str, evaluation: Evaluation) -> Iterator[Listing]:
@@ -227,7 +224,7 @@ def _evaluated(run: Run, stage: str, evaluation: Evaluation) -> Iterator[Listing
         file = run.rollouts_file(stage, policy)
         if file.exists():
             files[fmt.policy_name(policy.name, policy.label)] = file
-            scores.append(_scores(evaluation, policy, file))
+            scores.append(_scores(file))
     if not files:
         return
     # Equal scores are equal also where rounding tells 2/3 - 1/3 from 1 - 2/3.
@@ -236,28 +233,24 @@ def _evaluated(run: Run, stage: str, evaluation: Evaluation) -> Iterator[Listing
     most = list(sizes.index[sizes > 0])[:CHANGED]
     # A dict keeps the order: those that changed most, then the first of the others by id.
     ids = list(dict.fromkeys([*most, *changes.index]))[:PROBLEMS]
-    names = list(files)
-    which = BY_ID
-    if most:
-        which = f"first those that changed most from {names[0]} to {names[-1]}, then by id"
+    before, *_, after = [*files, *files]
+    which = f"first those that changed most from {before} to {after}, then by id"
     yield _listing(
         f"Held-out problems, {stage}",
         ids,
         len(changes),
         {name: read_samples([file], ROLLOUT, ids) for name, file in files.items()},
         run.problems(stage),
-        which=which,
-        changes=changes if len(names) > 1 else {},
+        which=which if most else BY_ID,
+        changes=changes if before != after else {},
     )
 
 
 def _collected(run: Run, stage: str) -> Iterator[Listing]:
     """List the rollouts of a collect stage, and its pairs: the chosen ones beside the rejected
     ones."""
-    files = _rollouts(run, stage), run.parts(stage, "preferences")
-    (ids, total), (paired, total_paired) = map(_first_ids, files)
-    rollouts = read_samples(files[0], ROLLOUT, ids)
-    pairs = read_samples(files[1], PAIR, {*ids, *paired})
+    rollouts, total = _first(_rollouts(run, stage), ROLLOUT)
+    pairs, paired = _first(run.parts(stage, "preferences"), PAIR)
     decoded = prompts_of(run.config)
     note = decoded.fault and f"Problems without a pair are shown by id: {decoded.fault}"
     entries = {}
@@ -266,31 +259,30 @@ def _collected(run: Run, stage: str) -> Iterator[Listing]:
     for problem, prompt in zip(pairs["problem_id"], pairs["prompt"], strict=True):
         entries[problem] = {"prompt": prompt}
     columns = {fmt.policy_name(name): rows for name, rows in rollouts.groupby("policy")}
+    ids = list(rollouts["problem_id"].unique())
     yield _listing(f"Rollouts, {stage}", ids, total, columns, entries, note=note)
     sides = {}
     for side, verdict in (("chosen", Verdict.CORRECT), ("rejected", Verdict.INCORRECT)):
-        columns = {side: "text", f"{side}_ids": "token_ids", f"{side}_reward": "reward"}
-        sides[side] = pairs.rename(columns=columns).assign(verdict=verdict.value)
-    title = f"Chosen and rejected, {stage}"
-    yield _listing(title, paired, total_paired, sides, entries, outcome=len)
+        heads = {side: "text", f"{side}_ids": "token_ids", f"{side}_reward": "reward"}
+        sides[side] = pairs.rename(columns=heads).assign(verdict=verdict.value)
+    ids = list(pairs["problem_id"].unique())
+    yield _listing(f"Chosen and rejected, {stage}", ids, paired, sides, entries, outcome=len)
 
 
-def _first_ids(files: Sequence[epath.Path]) -> tuple[list[str], int]:
-    """Return the ids of the problems that are listed, ascending, and count all."""
+def _first(files: Sequence[epath.Path], columns: Sequence[str]) -> tuple[pd.DataFrame, int]:
+    """Read the rows of the first `PROBLEMS` problems, ids ascending, and count all problems."""
     ids: set[str] = set()
     for file in files:
         ids.update(read_parquet(file, ["problem_id"])["problem_id"].to_pylist())
-    return sorted(ids)[:PROBLEMS], len(ids)
+    return read_samples(files, columns, sorted(ids)[:PROBLEMS]), len(ids)
 
 
 def _rollouts(run: Run, stage: str) -> list[epath.Path]:
     """Return the stage's own rollouts, or those of the stage whose archive it reads."""
     section = run.sections.get(stage, {})
     source = own_stage(str(section.get("policy", "")))
-    own = run.parts(stage)
-    if own or source not in run.folders or section.get("rollouts") != "archive":
-        return own
-    return run.parts(source)
+    is_archive = section.get("rollouts") == "archive" and source in run.folders
+    return run.parts(source if is_archive else stage)
 
 
 def furthest_apart(last: Sequence[Row]) -> list[str]:
