@@ -240,7 +240,6 @@ def report(autopsy: Autopsy, name: str) -> Report:
     rows = autopsy.between(*autopsy.chosen)
     # as a collect stage has them: a prompt's of all steps together
     figures = autopsy.measure(rows.assign(group=rows["problem_id"]))
-    most = fmt.value(figures["reward_variance"])
     chosen = (
         f"Pairs come from the rollouts of {span(*autopsy.chosen)}: {fmt.count(figures['pairs'])} "
         f"pairs of {fmt.count(figures['prompts'])} prompts."
@@ -260,7 +259,7 @@ def report(autopsy: Autopsy, name: str) -> Report:
     look = f"Look for where the {what} stops rising: later steps cost as much. {chosen}"
     title = f"{what.capitalize()} and share of mixed prompts, by step{unit}"
     few, others = _tables(autopsy)
-    reason = BENT if autopsy.flat else VARIED.format(most=most)
+    reason = BENT if autopsy.flat else VARIED.format(most=fmt.value(figures["reward_variance"]))
     notes = [Note(LEGEND), Note(RULE.format(what=what)), Note(f"{chosen} {reason}")]
     return Report(
         kind="autopsy",
@@ -323,13 +322,13 @@ def _tables(autopsy: Autopsy) -> Iterator[Table]:
 
 def _frame(autopsy: Autopsy) -> pd.DataFrame:
     """Tabulate all figures of autopsy.csv: of every step, and of the bend ("bend/step/low")."""
-    steps = autopsy.measures.rename_axis("step").reset_index().astype({"step": str})
-    frames = [steps.melt("step", var_name="measure")]
+    rows = []
+    for step, figures in autopsy.measures.to_dict("index").items():
+        rows += [(str(step), measure, value) for measure, value in figures.items()]
     for part in ("step", "before", "after") if autopsy.bend else ():
         for end, value in getattr(autopsy.bend, part)._asdict().items():
-            bent = {"step": "", "measure": f"bend/{part}/{end}", "value": value}
-            frames.append(pd.DataFrame([bent]))
-    return pd.concat(frames)
+            rows.append(("", f"bend/{part}/{end}", value))
+    return pd.DataFrame(rows, columns=["step", "measure", "value"])
 
 
 def write_autopsy(

@@ -9,7 +9,6 @@ What the script compares stands in attributes as numbers and verdicts; model tex
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -45,6 +44,15 @@ PAIR = (
 
 
 BY_ID = "the first by id, which is a hash"
+ORDERS = {"": "as listed", "shortest": "shortest answer", "longest": "longest answer"}
+"""How the script can sort a list -> how readers know that."""
+
+CHANGES = {
+    "changed": "most changed",
+    "lost": "right before, wrong after",
+    "gained": "wrong before, right after",
+}
+"""The same, where changes are known."""
 
 
 class Sample(NamedTuple):
@@ -83,34 +91,20 @@ class Listed(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """A list of problems. rule: which these are. note: why prompts are missing, "" if none are."""
+    """A list of problems; false if it is empty. rule: which these are. verdicts: those that occur.
+    orders: of `ORDERS`. note: why prompts are missing, "" if none are."""
 
     title: str
     rule: str
     names: Sequence[str]
     rows: Sequence[Listed]
-    note: str = ""
+    verdicts: Sequence[str]
+    orders: Mapping[str, str]
+    note: str
 
     def __bool__(self) -> bool:
         """Whether there is anything to show."""
         return bool(self.rows)
-
-    @property
-    def verdicts(self) -> list[str]:
-        """The verdicts that occur."""
-        cells = itertools.chain.from_iterable(row.cells for row in self.rows)
-        samples = itertools.chain.from_iterable(cell.samples for cell in cells)
-        there = {sample.verdict for sample in samples}
-        return [verdict.value for verdict in Verdict if verdict.value in there]
-
-    @property
-    def orders(self) -> dict[str, str]:
-        """How the script can sort it, "" for the order it has -> how readers know that."""
-        lengths = {"shortest": "shortest answer", "longest": "longest answer"}
-        if not any(row.has_change for row in self.rows):
-            return {"": "as listed", **lengths}
-        sides = {"lost": "right before, wrong after", "gained": "wrong before, right after"}
-        return {"": "as listed", "changed": "most changed", **sides, **lengths}
 
 
 def browser(run: Run) -> list[Listing]:
@@ -147,7 +141,8 @@ def read_samples(
 def _sample(row: Mapping[Any, Any]) -> Sample:
     length = len(row["token_ids"])
     facts = [f"{length:,} tokens"]
-    if not pd.isna(row["reward"]):
+    is_scored = row["verdict"] == Verdict.SCORED.value
+    if pd.notna(row["reward"]) and (is_scored or row["reward"] not in (0, 1)):
         facts.append(f"reward {fmt.value(row['reward'])}")
     if row.get("stop_reason") == "length":
         facts.append("cut at the limit")
@@ -184,13 +179,15 @@ def _listing(
     """
     groups = {name: dict(list(rows.groupby("problem_id"))) for name, rows in columns.items()}
     listed = []
+    there: set[str] = set()
     for problem in ids:
         entry = entries.get(problem, {})
         cells, facts = [], []
         for number, (name, answers) in enumerate(groups.items()):
             if problem in answers:
-                samples = map(_sample, answers[problem].head(SAMPLES).to_dict("records"))
-                cells.append(Cell(number, name, list(samples)))
+                first = answers[problem].head(SAMPLES)
+                there.update(first["verdict"])
+                cells.append(Cell(number, name, list(map(_sample, first.to_dict("records")))))
                 facts.append(f"{name} {outcome(answers[problem])}")
         reference = None if entry.get("answer") is None else str(entry["answer"])
         prompt = conversation(entry.get("prompt", "")) or f"problem {problem}"
@@ -202,9 +199,10 @@ def _listing(
     rule = f"{len(ids):,} of {total:,} problems"
     if len(ids) < total:
         rule += f": {which}"
-    return Listing(
-        title, f"{rule}. The first {SAMPLES} of each are shown.", list(columns), listed, note
-    )
+    rule += f". At most {SAMPLES} answers a column are shown."
+    verdicts = [verdict.value for verdict in Verdict if verdict.value in there]
+    orders = ORDERS | CHANGES if len(changes) else ORDERS
+    return Listing(title, rule, list(columns), listed, verdicts, orders, note)
 
 
 def _scores(file: epath.Path) -> pd.Series[float]:
@@ -242,7 +240,7 @@ def _evaluated(run: Run, stage: str, evaluation: Evaluation) -> Iterator[Listing
         {name: read_samples([file], ROLLOUT, ids) for name, file in files.items()},
         run.problems(stage),
         which=which if most else BY_ID,
-        changes=changes if before != after else {},
+        changes=changes.dropna() if before != after else {},
     )
 
 

@@ -81,7 +81,7 @@ def test_of_one_policy_nothing_changed_and_of_few_problems_all_are_listed(tmp_pa
     assert list(one.orders) == ["", "shortest", "longest"]
     two = listed(tmp_path / "two", {"sft": {"a": [1], "b": [0]}, "dpo": {"a": [0], "b": [0]}})
     assert problems(two) == ["a", "b"] and two.rule.startswith("2 of 2 problems. ")
-    assert list(two.orders) == ["", "changed", "lost", "gained", "shortest", "longest"]
+    assert list(two.orders) == ["", "shortest", "longest", "changed", "lost", "gained"]
 
 
 def test_rewards_that_are_no_verdicts_change_too(tmp_path: Path) -> None:
