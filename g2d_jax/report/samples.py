@@ -283,24 +283,19 @@ def _rollouts(run: Run, stage: str) -> list[epath.Path]:
     return run.parts(source if is_archive else stage)
 
 
-def furthest_apart(last: Sequence[Row]) -> list[str]:
-    """Order the problems on which the runs' last policies differ, largest difference first, equal
-    ones by id."""
-    means = pd.DataFrame({i: row.accuracies[0] for i, row in enumerate(last)}, index=last[0].ids)
-    sizes = means.max(axis=1, skipna=False) - means.min(axis=1, skipna=False)
-    return list(sizes[sizes > 0].sort_values(ascending=False, kind="stable").index)
-
-
 def most_different(
     last: Sequence[Row], files: Mapping[str, epath.Path], problems: Mapping[str, Mapping[str, Any]]
 ) -> list[Listing]:
-    """Show the problems on which the runs' last policies differ most, with every policy's
+    """Show the problems on which the runs' last policies differ, most first, with every policy's
     answers. files: name of a policy -> its completions. problems: id -> row of problems.json."""
-    ids = furthest_apart(last)[:PROBLEMS]
+    means = pd.DataFrame([row.accuracies[0] for row in last], columns=last[0].ids)
+    sizes = means.max(skipna=False) - means.min(skipna=False)
+    furthest = sizes[sizes > 0].sort_values(ascending=False, kind="stable")
+    ids = list(furthest.index[:PROBLEMS])
     columns = {}
     for name, file in files.items():
         columns[name] = read_samples([file] if file.exists() else [], ROLLOUT, ids)
-    changes = pd.Series(last[-1].accuracies[0] - last[0].accuracies[0], index=last[0].ids)
+    changes = means.iloc[-1] - means.iloc[0]
     title = "Problems on which the last policies differ most"
     which = f"those with the largest differences between {last[0].name} and {last[-1].name}"
     return [_listing(title, ids, len(last[0].ids), columns, problems, which=which, changes=changes)]

@@ -24,19 +24,9 @@ from g2d_jax.study.stats import mean
 BINS = 10
 """Bins of confidence in the calibration error."""
 
-COLUMNS = {
-    "group": int,
-    "problem_id": object,
-    "visit": int,
-    "reward": float,
-    "correct": float,
-    "length": float,
-    "logprob": float,
-    "entropy": float,
-    "truncated": float,
-    "answer": object,
-}
-"""The columns of `responses`, with their types."""
+NUMBERS = ("reward", "correct", "length", "logprob", "entropy", "truncated")
+COLUMNS = ("group", "problem_id", "visit", *NUMBERS, "answer")
+"""The columns of `responses`."""
 
 
 def responses(groups: Sequence[Sequence[ScoredRollout]]) -> pd.DataFrame:
@@ -62,7 +52,7 @@ def responses(groups: Sequence[Sequence[ScoredRollout]]) -> pd.DataFrame:
             drawn = number, rollout.problem_id, rollout.visit
             judged = score.reward, score.accuracy
             rows.append((*drawn, *judged, rollout.length, *nats, is_cut, score.answer))
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(NUMBERS, float))
 
 
 def prompts(rows: pd.DataFrame) -> pd.DataFrame:
