@@ -55,7 +55,7 @@ def stage_states(workdir: epath.Path, config: Config, owner: str) -> list[StageS
     # A study's point: its stages lie elsewhere, each with its own metrics and its own process.
     is_point = (workdir / LINKS).exists()
     folders = stage_folders(workdir) if is_point else plan(config).folders(workdir)
-    told = told_by(workdir) if owner else {}
+    told = storage.read_informing(workdir / PROGRESS)[0] if owner else {}
     # Stages of a run share one log, which may be long.
     read_log = cache(log_in)
     # A run does its stages one after the other: its process is at the first that is not finished.
@@ -68,9 +68,12 @@ def stage_states(workdir: epath.Path, config: Config, owner: str) -> list[StageS
         state = describe(name, folder, partial(read_log, logged), running)
         is_next = is_next and state.state == "done"
         if told and state.state.startswith("running"):
-            peak, note = number(told, "peak_memory_bytes"), str(told.get("note", ""))
-            reached = f"running {_reached(told, name)}"
-            state = state._replace(state=reached, peak_bytes=peak, note=note)
+            # of the stage, or of what it has begun with
+            what = "" if told["stage"] == name else f"{told['stage']} "
+            reached = f"running {what}{told['done']} of {told['total']}"
+            reached = ", ".join(filter(None, [reached, told["left"]]))
+            peak = told.get("peak_memory_bytes", math.nan)
+            state = state._replace(state=reached, peak_bytes=peak, note=told["note"])
         stage = config.stages[name]
         steps = str(getattr(stage, "steps", ""))
         states.append(state._replace(kind=stage.kind, steps=steps))
@@ -87,23 +90,6 @@ def waits(figures: Mapping[str, Any]) -> str:
         f"the trainer waited for the server {trainer:.0f} % of the time, and the server for "
         f"requests {server:.0f} %"
     )
-
-
-def told_by(workdir: epath.Path) -> dict[str, Any]:
-    """Read what a run tells of itself, {} where that is nothing, or damaged: it only informs."""
-    told, _ = storage.read_informing(workdir / PROGRESS)
-    if math.isnan(number(told, "done")) or math.isnan(number(told, "total")):
-        return {}
-    return told
-
-
-def _reached(told: dict[str, Any], stage: str) -> str:
-    """Say how far the bar is: that of the stage, or of what it has begun with."""
-    done, total = number(told, "done"), number(told, "total")
-    what = str(told.get("stage", ""))
-    named = "" if what == stage else f"{what} "
-    left = str(told.get("left", ""))
-    return f"{named}{done:.0f} of {total:.0f}{', ' * bool(left)}{left}"
 
 
 Log: TypeAlias = Sequence[Mapping[str, Any]]
