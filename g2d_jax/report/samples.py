@@ -132,10 +132,10 @@ def read_samples(
     files: Sequence[epath.Path], columns: Sequence[str], problems: Collection[str]
 ) -> pd.DataFrame:
     """Read the rows of these problems, ids ascending. Raises ValueError for a damaged file."""
-    frames = [pd.DataFrame(columns=list(columns), dtype=object)]
-    frames += [read_parquet(file, columns, problems).to_pandas() for file in files]
+    frames = [read_parquet(file, columns, problems).to_pandas() for file in files]
+    rows = pd.concat(frames) if frames else pd.DataFrame(columns=list(columns))
     order = [name for name in ("problem_id", "visit", "sample") if name in columns]
-    return pd.concat(frames).sort_values(order, kind="stable")
+    return rows.sort_values(order, kind="stable")
 
 
 def _sample(row: Mapping[Any, Any]) -> Sample:
