@@ -119,7 +119,7 @@ def tell(session: Session, found: Sequence[Issue]) -> None:
         section, _, rest = issue.path.partition(".")
         name = rest.partition(".")[0] if section == "stages" else ""
         session.tracker.warn(name, 0, issue.path, str(issue))
-        session.warnings.setdefault(name, []).append(Warned(issue.path, 0, str(issue)))
+        session.warnings.setdefault(name, []).append(Warned(issue.path, str(issue)))
 
 
 def of_inputs(session: Session, names: Sequence[str]) -> list[Issue]:

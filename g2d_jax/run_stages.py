@@ -7,6 +7,7 @@ Nothing here knows of reports, studies or plans; pipeline.py puts a run together
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -209,9 +210,10 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
     folder, stage = session.folders[name], session.config.stages[name]
     processes.note_progress(name)
     processes.check_interrupted()
-    is_done = processes.on_leader(lambda: stage_result.read(folder) is not None)
+    read = functools.cache(stage_result.read)  # a record may be long
+    is_done = processes.on_leader(lambda: read(folder) is not None)
     if is_done and not again:
-        done = stage_result.read(folder)
+        done = read(folder)
         assert done is not None  # the leader has read it
         session.tracker.say(f"{name}: done before, skipped")
         return done
@@ -234,28 +236,23 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
         raise
     made_from = {}
     for needed in order.inputs[name]:
-        read = stage_result.read(session.folders[needed])
-        made_from[needed] = read.fingerprint if read else None
+        made = stage_result.read(session.folders[needed])
+        made_from[needed] = made.fingerprint if made else None
     programs = {}
     for program, told in compiling.take_programs().items():
         programs[program] = Compiled(int(told["compiled"]), told["seconds"])
     ahead = [*session.warnings.get("", []), *session.warnings.get(name, [])]
     outcome = replace(outcome, warnings=[*ahead, *outcome.warnings])
-    is_training = stage.kind in TRAINING
     result = StageResult(
         **vars(outcome),
         kind=stage.kind,
         name=name,
-        inputs=made_from,
         fingerprint=inputs.stage_fingerprint(session, name, made_from),
         started=started,
         programs=programs,
         peak_memory_bytes=held,
-        attention=dict(session.kernels),
-        precision=precision.of(session.config.dtype),
-        micro=vars(session.micro) if is_training else {},
     )
-    if not is_training:  # training stages log it with every update
+    if stage.kind not in TRAINING:  # training stages log it with every update
         session.tracker.log(name, 0, result.cost.goodput, kind="goodput")
     session.tracker.flush()
     processes.on_leader(lambda: stage_result.write(folder, result))

@@ -47,7 +47,7 @@ class Cost:
 
     seconds: on the clock, without writing checkpoints. device_seconds: times the devices that it
     used. The seconds of each of ACTIVITIES are parts of seconds, but for checkpointing, which comes
-    on top. The last four are sampler.COUNTS, of a server's responses.
+    on top.
     """
 
     seconds: float = 0.0
@@ -64,10 +64,6 @@ class Cost:
     training_seconds: float = 0.0
     checkpointing_seconds: float = 0.0
     compilation_seconds: float = 0.0
-    responses: int = 0
-    without_logprobs: int = 0
-    tokenised_again: int = 0
-    other_ids: int = 0
 
     def add(self, part: Mapping[str, float]) -> None:
         """Add amounts by name; other names are ignored."""
@@ -122,19 +118,15 @@ class Warned:
     """A warning that a stage gave. cause: its name, once a stage, or the setting."""
 
     cause: str
-    step: int
     text: str
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Why online training ended. rule: "steps", or "budget" with its measure, what was spent of it,
-    and the step."""
+    """Why online training ended. rule: "steps", or "budget" with its measure."""
 
     rule: str = "steps"
     measure: str = ""
-    spent: float = math.nan
-    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -165,7 +157,7 @@ class TaskResult:
     score_sem: float = math.nan
 
 
-NO_ACCURACY = Accuracy(math.nan, math.nan, math.nan, math.nan, 0, 0, 0)
+NO_ACCURACY = Accuracy(math.nan, math.nan, math.nan, 0)
 """The accuracy of answers that are neither right nor wrong."""
 
 
@@ -182,8 +174,7 @@ class Evaluated:
     label: for readers, such as the step that a best_checkpoint stage chose. rollouts: the file of
     its completions, from the stage's folder. accuracy: NaN numbers where no task is verifiable.
     reward: mean reward where the only task is verifiable. pass_at: k -> pass@k. greedy: accuracy of
-    greedy answers, NaN without them. verdicts: how many answers have each. mean_length: tokens.
-    entropy: nats a token. truncated: share cut at the limit. informativeness: see
+    greedy answers, NaN without them. verdicts: how many answers have each. informativeness: see
     study/informativeness.py. marks: of each problem, in the order of `Evaluation.ids`, a character
     for each sampled answer, "1" right, "0" wrong, "-" not scored.
     """
@@ -199,9 +190,6 @@ class Evaluated:
     greedy: float = math.nan
     subsets: Mapping[str, Accuracy] = field(default_factory=dict)
     verdicts: Mapping[str, int] = field(default_factory=dict)
-    mean_length: float = math.nan
-    entropy: float = math.nan
-    truncated: float = math.nan
     informativeness: Mapping[str, float] = field(default_factory=dict)
 
     @functools.cached_property
@@ -213,6 +201,10 @@ class Evaluated:
         values = codes.astype(np.float64) - ord("0")
         values[codes == ord("-")] = math.nan
         return values
+
+    def measure(self, name: str) -> float:
+        """Return one of `informativeness`, NaN if it is not there."""
+        return self.informativeness.get(name, math.nan)
 
 
 NOT_COMPARED = Paired(math.nan, math.nan, 0)
@@ -272,8 +264,6 @@ class Selection:
     policy: str
     steps: Mapping[str, Scored]
     split: str
-    samples: int
-    sampling: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -291,7 +281,7 @@ class Outcome:
     cost: of the whole stage. costs: step -> the cost up to each kept step. counts: of steps,
     prompts, pairs. generation: numbers of its sampling. stop: of an online stage. measures: further
     numbers by name: of a collect stage "rollouts", "informativeness" and "pairs"; of an offline
-    stage "before", "after" and "margins". diagnosis: the cost of these, which `cost` leaves out.
+    stage "before", "after" and "margins".
     """
 
     cost: Cost = field(default_factory=Cost)
@@ -303,7 +293,6 @@ class Outcome:
     measures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     evaluation: Evaluation | None = None
     selection: Selection | None = None
-    diagnosis: Cost | None = None
 
     def measure(self, part: str, name: str) -> float:
         """Return one of `measures`, NaN if it is not there."""
@@ -314,22 +303,16 @@ class Outcome:
 class StageResult(Outcome):
     """The record of a finished stage.
 
-    inputs: stage -> fingerprint, of those it read. fingerprint: of its own settings and all it was
-    made from. started: Unix seconds. programs: compiled meanwhile, by name. peak_memory_bytes: of
-    host memory. attention: what attention is over -> its kernel. precision: JAX's setting. micro:
-    micro-batches of a training stage.
+    fingerprint: of its own settings and all it was made from. started: Unix seconds. programs:
+    compiled meanwhile, by name. peak_memory_bytes: of host memory.
     """
 
     kind: str
     name: str
-    inputs: Mapping[str, str | None] = field(default_factory=dict)
     fingerprint: str | None = None
     started: float = math.nan
     programs: Mapping[str, Compiled] = field(default_factory=dict)
     peak_memory_bytes: float = math.nan
-    attention: Mapping[str, str] = field(default_factory=dict)
-    precision: str | None = None
-    micro: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write(folder: storage.PathLike, result: StageResult) -> None:

@@ -9,7 +9,6 @@ from functools import partial
 
 from etils import epath
 
-from g2d_jax import stage_result
 from g2d_jax.commands import read_config
 from g2d_jax.report.format import fixed
 from g2d_jax.report.progress import describe, log_in, stage_states
@@ -70,11 +69,8 @@ def _study_status(workdir: epath.Path, name: str) -> bool:
         left = []
         for stage, folder in stage_folders(workdir / "points" / name / label).items():
             if folder not in states:
-                running = bool(holder(folder))
-                read_log = partial(log_in, folder)
-                finished = stage_result.read_lenient(folder)
-                said = describe(stage, folder, finished, read_log, running)
-                states[folder], remarks[folder.name], _ = said
+                said = describe(stage, folder, partial(log_in, folder), bool(holder(folder)))
+                states[folder], remarks[folder.name] = said.state, said.remark
             if states[folder] == "waiting":
                 left.append(stage)
             elif states[folder] != "done":

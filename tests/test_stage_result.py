@@ -30,7 +30,7 @@ ENTRY = Evaluated(
     "warm-up",
     "rollouts/warmup@20.parquet",
     marks=["10", "0-"],
-    accuracy=Accuracy(0.1 + 0.2, 0.1, 0.1, 0.125, 2, 2, 3),
+    accuracy=Accuracy(0.1 + 0.2, 0.1, 0.125, 2),
     tasks={"main": TASK},
     pass_at={"1": 0.25},
     verdicts={"correct": 1},
@@ -47,18 +47,16 @@ EVALUATION = Evaluation(
 RESULT = StageResult(
     kind="evaluate",
     name="evaluate",
-    inputs={"sft": "01e7b720ff566d53", "gone": None},
     fingerprint="0c96cf70c0dcb81b",
     started=1795922735.5,
     cost=Cost(seconds=1.5, generated=12, flops=1e9),
     costs={"40": Cost(trained=3)},
     counts={"steps": 40},
-    warnings=[Warned("cut", 3, "many are cut")],
+    warnings=[Warned("cut", "many are cut")],
     programs={"prefill": Compiled(2, 1.5)},
-    stop=Stop("budget", "flops", 2.0, 40),
+    stop=Stop("budget", "flops"),
     measures={"before": {"gap_mean": -2.5}},
     evaluation=EVALUATION,
-    diagnosis=Cost(scored=7),
 )
 
 

@@ -126,8 +126,7 @@ def _run(session: Session, name: str, stage: Evaluate, problems: str | None) -> 
     outcome = evaluation.run(session, name, stage)
     if problems and outcome.evaluation:
         outcome = replace(outcome, evaluation=replace(outcome.evaluation, split=problems))
-    used = precision.of(session.config.dtype)
-    return StageResult(**vars(outcome), kind="evaluate", name=name, precision=used)
+    return StageResult(**vars(outcome), kind="evaluate", name=name)
 
 
 def _evaluation_name(session: Session, stage: Evaluate, policy: str) -> str:

@@ -1,17 +1,19 @@
 """The autopsy of a finished GRPO run from the rollouts it left behind: what each step taught, and
 what is left in them.
 
-dumps ─► groups by step ─► informativeness ─► where the learning curve flattens ─► steps to build pairs from
-                                                                                     └─► rollouts.jsonl, autopsy_dpo.py
+dumps ─► a row a response ─► informativeness by step ─► where the curve flattens ─► steps to build pairs from
+                                                                                    └─► rollouts.jsonl, autopsy_dpo.py
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,60 +22,52 @@ from g2d_jax.config import Collect, Reward, places
 from g2d_jax.config.places import data_files
 from g2d_jax.data.distinct import LoadReport
 from g2d_jax.data.dumps import DumpRow, read_dump
-from g2d_jax.data.preferences import pairs_of
+from g2d_jax.data.preferences import best_worst, random_pairs
 from g2d_jax.data.rows import file_rows
-from g2d_jax.records import AnswerRule, Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.records import AnswerRule
 from g2d_jax.report import format as fmt
 from g2d_jax.report.figures import curves
 from g2d_jax.report.page import Note, Report, output_folder, write
 from g2d_jax.report.run import MEASURES
-from g2d_jax.report.tables import table
+from g2d_jax.report.tables import Table, table
 from g2d_jax.rewards.extract import final_answer
 from g2d_jax.runtime.storage import PathLike, write_bytes
 from g2d_jax.study import informativeness
 from g2d_jax.study.bend import EDGE, LITTLE, Bend, Estimate, bend
 
-Group = list[ScoredRollout]
-Groups = list[Group]
-
 FILES = ("autopsy.html", "autopsy.md", "autopsy.csv", "figures", "rollouts.jsonl", "autopsy_dpo.py")
-COLUMNS = ("step", "measure", "value")
-LINES = 12  # of the table, at most
+LINES = 12  # of a table, at most
 SHARE = 0.1  # of the steps that pairs come from where the curve does not say which
+FIRST = 6  # columns of the table that is shown first
 SHOWN = (
-    "pass_rate",
-    "frac_mixed",
-    "distinct_answers",
-    "confidence",
-    "mean_length",
-    "frac_truncated",
+    *("frac_mixed", "distinct_answers", "pairs", "prompts", "reward_std"),
+    *("confidence", "mean_length", "frac_truncated"),
 )
+KNOWN = {
+    **MEASURES,
+    "reward_mean": ("reward", fmt.value),
+    "reward_std": ("reward std", fmt.value),
+    "pairs": ("pairs", fmt.count),
+    "prompts": ("prompts", fmt.count),
+}
 PAIRS = Collect().pairs_per_prompt
 
 LEGEND = (
-    "Mixed prompts have right and wrong responses or, where rewards only rank, different ones: no "
-    "other prompt gives advantages or pairs. Pairs are those that a collect stage makes. Reward "
-    "std is that within a prompt's responses; distinct answers are counted by prompt, as their "
-    "text."
+    "A mixed prompt has right and wrong responses, or different rewards: only these give "
+    "advantages and pairs. Pairs are those that a collect stage makes. Reward std is within a "
+    "prompt's responses. Answers are counted by prompt."
 )
 RULE = (
-    "Two straight lines are fitted to the {what} by step; brackets are 95 % intervals over "
-    "another draw of each step's prompts; another seed is not in them. A run taught little from "
-    f"where they meet on if by these intervals a step added less than {LITTLE:g} of what it had "
-    "added before, and the place is known to within half of the run. Rollouts of step k are those "
-    "drawn for update k."
+    "Two straight lines are fitted to the {what} by step. Brackets are 95 % intervals over another "
+    "draw of each step's prompts; they do not include another seed. Training stopped helping where "
+    f"the lines meet if a step then added less than {LITTLE:g} of what it had added before, and the "
+    "place is known to within half of the run."
 )
 BENT = (
-    "Pairs from the rollouts of {span}, which cannot be told apart as the place of the bend: "
-    "before it the policy is weak and changes with every step, after it steps cost as much and "
-    "teach little, and groups turn all correct or all incorrect. G2D (arXiv 2605.21266) finds a "
-    "moderate warm-up best: rollouts of a cold policy make weak pairs, those of a late one "
-    "over-confident and less informative ones."
+    "They are where the curve may bend. G2D (arXiv 2605.21266) finds a moderate warm-up best: "
+    "earlier rollouts make weak pairs, later ones over-confident and less informative ones."
 )
-VARIED = (
-    "Pairs from the rollouts of {span}, of about a tenth of the steps: there rewards differ "
-    "most within a group (variance {most}), which is what pairs are made of."
-)
+VARIED = "There rewards differ most within a prompt (variance {most})."
 
 CONFIG = '''"""Offline DPO from the rollouts of {span} of a finished GRPO run, chosen by g2d autopsy.
 
@@ -111,52 +105,44 @@ def get_config(arg: str = "") -> ConfigDict:
 
 @dataclass(frozen=True)
 class Autopsy:
-    """A dump's groups by step, ascending; of responses only what figures need (see `_response`).
+    """The responses of a dump.
 
-    verifiable: rewards have one value or two, the higher for right, and `above` lies between; else
-    they rank.
-    unit: of lengths. unknown: measures that the dump does not give. repeated: steps left out, with
-    the rollouts of one before. as_text: prompts are texts without ids, given to the model as they
-    are. rendered: some prompts are known after a chat template only, or as ids.
-    left_out: the rows that cannot be read, described; "" for none.
+    rows: as of `informativeness.responses`, where a step's responses to a prompt are a group; see
+    `_response`. verifiable: rewards have one value or two, the higher for right, and `above` lies
+    between; else they rank. repeated: steps left out, with the rollouts of one before. left_out: the
+    rows that cannot be read, described; "" for none.
     """
 
-    steps: Mapping[int, Groups]
+    rows: pd.DataFrame
     verifiable: bool
     above: float
-    unit: str
-    unknown: frozenset[str]
     repeated: Sequence[int]
-    as_text: bool
-    rendered: bool
     left_out: str
 
+    @property
+    def judged_by(self) -> str:
+        """The measure that the curve is of."""
+        return "pass_rate" if self.verifiable else "reward_mean"
+
     @cached_property
-    def measures(self) -> dict[int, dict[str, float]]:
-        """The figures of each step; see `measure`."""
-        return {step: self.measure(groups) for step, groups in self.steps.items()}
+    def measures(self) -> pd.DataFrame:
+        """The figures of each step, a row a step ascending; see `measure`."""
+        by_step = self.rows.groupby("step")
+        return pd.DataFrame({step: self.measure(rows) for step, rows in by_step}).T
 
     @cached_property
     def bend(self) -> Bend | None:
         """The bend of the pass rate by step, or of the mean reward where rewards rank."""
-        column = "pass_rate" if self.verifiable else "reward_mean"
-        means = {}
-        counts = []
-        squares = 0.0
-        for step, groups in self.steps.items():
-            values = np.asarray(informativeness.prompts(groups)[column])
-            values = values[~np.isnan(values)]
-            if len(values):
-                means[step] = values.mean()
-                counts.append(len(values))
-                squares += float(np.square(values - values.mean()).sum())
-        freedom = sum(counts) - len(counts)
-        errors = np.sqrt((squares / freedom if freedom else math.nan) / np.array(counts))
-        return bend(list(means), list(means.values()), errors)
+        values = informativeness.prompts(self.rows)[self.judged_by].dropna()
+        by_step = values.groupby(self.rows.groupby("group")["step"].first())
+        means, counts = by_step.mean(), by_step.count()
+        squares = np.square(values - by_step.transform("mean")).sum()
+        freedom = (len(values) - len(means)) or math.nan
+        return bend(means.index, means, np.sqrt(squares / freedom / counts))
 
     @property
     def flat(self) -> Bend | None:
-        """The bend from which on the run taught little, None if that cannot be told."""
+        """The bend from which on the run taught little, None if that is not clear."""
         return self.bend if self.bend and self.bend.flattens else None
 
     @cached_property
@@ -165,54 +151,35 @@ class Autopsy:
         vary most."""
         if self.flat:
             return round(self.flat.step.low), round(self.flat.step.high)
-        variances = np.nan_to_num(self.by_step("reward_variance"))
+        variances = self.measures["reward_variance"].fillna(0)
         width = max(round(SHARE * len(variances)), 1)
-        numbers = list(self.steps)
         first = int(np.convolve(variances, np.ones(width), mode="valid").argmax())
-        return numbers[first], numbers[first + width - 1]
+        return int(variances.index[first]), int(variances.index[first + width - 1])
 
     @property
     def checkpoint(self) -> int:
         """The step whose checkpoint DPO starts from."""
         return round(self.flat.step.value) if self.flat else self.chosen[1]
 
-    def by_step(self, measure: str) -> list[float]:
-        """List a figure of every step, in their order."""
-        return [figures[measure] for figures in self.measures.values()]
+    def between(self, first: float, last: float) -> pd.DataFrame:
+        """Return the rows of these steps, both included."""
+        return self.rows[self.rows["step"].between(first, last)]
 
-    def groups(self, first: int, last: int) -> Groups:
-        """Return the groups of these steps, both included."""
-        chosen: Groups = []
-        for step, groups in self.steps.items():
-            if first <= step <= last:
-                chosen += groups
-        return chosen
-
-    def collected(self) -> Groups:
-        """Return the chosen rollouts as a collect stage groups them: a prompt's of all steps
-        together."""
-        by_prompt: dict[str, list[ScoredRollout]] = {}
-        for group in self.groups(*self.chosen):
-            by_prompt.setdefault(group[0].rollout.problem_id, []).extend(group)
-        return list(by_prompt.values())
-
-    def measure(self, groups: Groups) -> dict[str, float]:
+    def measure(self, rows: pd.DataFrame) -> dict[str, float]:
         """Compute `informativeness.summary` and reward_mean, reward_std (within a group), pairs (as
         collected)."""
-        by_prompt = informativeness.prompts(groups)
-        means = np.asarray(by_prompt["reward_mean"], np.float64)
-        variances = np.asarray(by_prompt["reward_variance"], np.float64)
-        scored = ~np.isnan(means)
+        prompts = informativeness.prompts(rows)
+        choose = partial(random_pairs, 0, "", 0) if self.verifiable else best_worst
+        column = "correct" if self.verifiable else "reward"
         pairs = 0
-        for group in groups:
-            name = group[0].rollout.problem_id
-            pairs += len(pairs_of(0, name, 0, group, PAIRS, verifiable=self.verifiable))
-        figures = {**informativeness.summary(groups), "pairs": float(pairs)}
-        figures["reward_mean"] = figures["reward_std"] = math.nan
-        if scored.any():
-            figures["reward_mean"] = float(means[scored].mean())
-            figures["reward_std"] = float(np.sqrt(variances[scored]).mean())
-        return figures | dict.fromkeys(figures.keys() & self.unknown, math.nan)
+        for _, group in rows.groupby("group"):
+            pairs += len(choose(group[column].to_numpy(), PAIRS, group["content"].tolist()))
+        figures = informativeness.summary(rows)
+        if self.rows["answer"].isna().all():
+            figures["distinct_answers"] = math.nan
+        figures["reward_mean"] = float(prompts["reward_mean"].mean())
+        figures["reward_std"] = float(np.sqrt(prompts["reward_variance"]).mean())
+        return {**figures, "pairs": pairs}
 
 
 def read(
@@ -226,150 +193,103 @@ def read(
     Broken rows are left out and counted. Raises ValueError where no row is left, and for a row that
     does not say its step or has no field for its reward.
     """
-    drawn: dict[int, dict[str, Group]] = {}
-    contents: dict[int, set[tuple[str, str]]] = {}  # of each step, by which repeated ones are known
-    rewards = set()
-    lengths = set()
-    lacking = {"distinct_answers"}
-    as_text, rendered = True, False
     counted = LoadReport(", ".join(paths), "skip")
-    for row in read_dump(paths, columns, counted):
-        if row.step is None or not row.has_reward:
-            what = "step" if row.step is None else "reward"
-            raise ValueError(f"{row.where}: it does not give its {what}, which an autopsy goes by")
-        group = drawn.setdefault(row.step, {}).setdefault(row.prompt_key, [])
-        group.append(_response(row, len(group), answers))
-        contents.setdefault(row.step, set()).add((row.prompt_key, group[-1].text))
-        if row.reward is not None:
-            rewards.add(row.reward)
-        lengths.add("characters" if row.completion_ids is None else "tokens")
-        if group[-1].score.answer:
-            lacking.discard("distinct_answers")
-        if row.finish_reason is None:
-            lacking.add("frac_truncated")
-        rendered |= row.prompt is None
-        as_text &= isinstance(row.prompt, str) and row.prompt_ids is None
-    counted.require_usable(drawn)
-    if len(lengths) > 1:
-        lacking |= {name for name in MEASURES if "length" in name}
+    found = [_response(row, answers) for row in read_dump(paths, columns, counted)]
+    counted.require_usable(found)
+    rows = pd.DataFrame(found).sort_values("step", kind="stable")
+    rewards = rows["reward"].dropna().unique()
+    above = float(rewards.mean()) if len(rewards) == 2 else Reward().correct_above
     verifiable = len(rewards) <= 2
-    above = sum(rewards) / 2 if len(rewards) == 2 else Reward().correct_above
-    steps = {}
-    seen = set()
-    for step in sorted(drawn):
-        content = frozenset(contents[step])
-        if content not in seen:
-            seen.add(content)
-            steps[step] = list(drawn[step].values())
-            if verifiable:
-                steps[step] = [_judged(group, above) for group in steps[step]]
-    return Autopsy(
-        steps=steps,
-        verifiable=verifiable,
-        above=above,
-        unit=" or ".join(sorted(lengths)),
-        unknown=frozenset(lacking),
-        repeated=sorted(drawn.keys() - steps.keys()),
-        as_text=as_text,
-        rendered=rendered,
-        left_out=counted.left_out,
-    )
+    is_judged = rows["reward"].notna() & verifiable
+    rows["correct"] = (rows["reward"] > above).astype(float).where(is_judged)
+    drawn = rows[["problem_id", "content"]].agg(tuple, axis=1).groupby(rows["step"]).agg(frozenset)
+    repeated = drawn.index[drawn.duplicated()].tolist()
+    rows = rows[~rows["step"].isin(repeated)]
+    rows = rows.assign(group=rows.groupby(["step", "problem_id"]).ngroup())
+    return Autopsy(rows, verifiable, above, repeated, counted.left_out)
 
 
-def _response(row: DumpRow, sample: int, answers: AnswerRule) -> ScoredRollout:
-    """Reduce a row to what figures need: in place of tokens zeros, which take no memory, of
-    log-probs their mean, of the text its hash.
-
-    Where there are no ids, a zero for each character.
-    """
-    ids = row.completion_ids
-    text = row.completion
+def _response(row: DumpRow, answers: AnswerRule) -> dict[str, Any]:
+    """Return what is measured of a response, and content, equal for the same text or ids; without
+    ids, its tokens are characters."""
+    if row.step is None or not row.has_reward:
+        what = "step" if row.step is None else "reward"
+        raise ValueError(f"{row.where}: it does not give its {what}, which an autopsy goes by")
+    ids, text = row.completion_ids, row.completion
     length = len(text or "") if ids is None else len(ids)
-    logprob = math.nan if row.logprobs is None else float(row.logprobs.mean())
-    zeros = np.broadcast_to(np.int32(0), length)
-    logprobs = np.broadcast_to(np.float32(logprob), length)
-    unknown = np.broadcast_to(np.float32(math.nan), length)
-    stop = row.finish_reason or "stop"
-    rollout = Rollout(row.prompt_key, 0, sample, zeros[:0], zeros, logprobs, unknown, stop)
-    content = hash(text if ids is None or text is not None else ids.tobytes())
-    verdict = Verdict.UNSCORABLE if row.reward is None else Verdict.SCORED
-    answer = None if text is None else final_answer(text, answers)
-    return ScoredRollout(rollout, str(content), Score(row.reward, verdict, answer))
-
-
-def _judged(group: Group, above: float) -> Group:
-    """Return the responses with those of a reward above the threshold as right, of others as
-    wrong."""
-    judged = []
-    for row in group:
-        reward = row.score.reward
-        if reward is not None:
-            verdict = Verdict.CORRECT if reward > above else Verdict.INCORRECT
-            row = replace(row, score=replace(row.score, verdict=verdict))
-        judged.append(row)
-    return judged
+    return {
+        "where": row.where,
+        "step": row.step,
+        "problem_id": row.prompt_key,
+        "visit": 0,
+        "reward": math.nan if row.reward is None else row.reward,
+        "length": length,
+        "logprob": math.nan if row.logprobs is None else length * float(row.logprobs.mean()),
+        "entropy": math.nan,
+        "truncated": {None: math.nan, "stop": 0.0, "length": 1.0}[row.finish_reason],
+        "answer": None if text is None else final_answer(text, answers),
+        "content": hash(text if ids is None or text is not None else ids.tobytes()),
+        "unit": "characters" if ids is None else "tokens",
+        "as_text": isinstance(row.prompt, str) and row.prompt_ids is None,
+        "rendered": row.prompt is None,  # known after a chat template only, or as ids
+    }
 
 
 def report(autopsy: Autopsy, name: str) -> Report:
     """Put together what the autopsy found. name: of the dump."""
-    what, measure = (
-        ("pass rate", "pass_rate") if autopsy.verifiable else ("mean reward", "reward_mean")
+    rows = autopsy.between(*autopsy.chosen)
+    # as a collect stage has them: a prompt's of all steps together
+    figures = autopsy.measure(rows.assign(group=rows["problem_id"]))
+    chosen = (
+        f"Pairs come from the rollouts of {span(*autopsy.chosen)}: {fmt.count(figures['pairs'])} "
+        f"pairs of {fmt.count(figures['prompts'])} prompts."
     )
-    chosen = autopsy.collected()
-    figures = autopsy.measure(chosen)
-    steps = list(autopsy.steps)
-    most = fmt.value(figures["reward_variance"])
-    why = (BENT if autopsy.flat else VARIED).format(span=span(*autopsy.chosen), most=most)
+    left_out = {
+        "Steps with the rollouts of one before, which do not count": ", ".join(
+            map(str, autopsy.repeated)
+        ),
+        "Rows left out": autopsy.left_out,
+    }
+    what, scale, unit = "mean reward", 1, ""
+    if autopsy.verifiable:
+        what, scale, unit = "pass rate", 100, ", %"
     lines = {}
-    for series, key in ((what, measure), ("share of mixed prompts", "frac_mixed")):
-        lines[series] = (steps, autopsy.by_step(key))
-    warnings = []
-    if autopsy.repeated:
-        repeated = ", ".join(map(str, autopsy.repeated))
-        warnings.append(f"Steps with the rollouts of one before, which do not count: {repeated}")
-    if autopsy.left_out:
-        warnings.append(f"Rows left out: {autopsy.left_out}")
-    parts = [
-        table(f"Informativeness by step (length in {autopsy.unit})", _rows(autopsy)),
-        curves("steps", "What was sampled at each step", {"": lines}),
-        Note(LEGEND),
-        Note(RULE.format(what=what)),
-        Note(f"{why} They have {fmt.count(figures['pairs'])} pairs of {len(chosen)} prompts."),
-    ]
+    for series, name in ((what, autopsy.judged_by), ("mixed prompts", "frac_mixed")):
+        lines[series] = autopsy.measures.index, scale * autopsy.measures[name]
+    look = f"Look for where the {what} stops rising: later steps cost as much. {chosen}"
+    title = f"{what.capitalize()} and share of mixed prompts, by step{unit}"
+    few, others = _tables(autopsy)
+    reason = BENT if autopsy.flat else VARIED.format(most=fmt.value(figures["reward_variance"]))
+    notes = [Note(LEGEND), Note(RULE.format(what=what)), Note(f"{chosen} {reason}")]
     return Report(
         kind="autopsy",
         name=name,
-        eyebrow=f"G2D autopsy · {len(steps)} steps",
-        headline=headline(autopsy),
-        warnings=warnings,
-        parts={"steps": parts},
-        frame=lambda: pd.DataFrame(_records(autopsy), columns=COLUMNS),
+        eyebrow=f"G2D autopsy · {len(autopsy.measures)} steps",
+        verdict=verdict(autopsy),
+        warnings=[f"{what}: {which}" for what, which in left_out.items() if which],
+        parts={
+            "results": [curves("steps", title, {"": lines}, note=look), few],
+            "steps": [others, *notes],
+        },
+        frame=lambda: _frame(autopsy),
     )
 
 
-def headline(autopsy: Autopsy) -> str:
-    """Say from which step on the run taught little, or that this cannot be told, and why."""
+def verdict(autopsy: Autopsy) -> str:
+    """Say from which step on training helped little, or that no such step is clear, and why."""
     fit = autopsy.bend
+    unclear = "No clear point where training stopped helping"
     if fit is None:
-        return (
-            f"Cannot tell from which step on it taught little: that takes {2 * EDGE + 1} steps, "
-            "of several prompts."
-        )
-    taught = (
+        return f"{unclear}: to find one takes {2 * EDGE + 1} steps of several prompts."
+    added = (
         f"a step added {_rate(autopsy, fit.before)} before and {_rate(autopsy, fit.after)} after"
     )
-    where = f"{fit.step.value:.0f} [{fit.step.low:.0f}, {fit.step.high:.0f}]"
+    where = f"step {fit.step.value:.0f} [{fit.step.low:.0f}, {fit.step.high:.0f}]"
     if not autopsy.flat:
-        return (
-            "Cannot tell from which step on it taught little: the curve bends most at step "
-            f"{where}; {taught}."
-        )
-    later = autopsy.groups(autopsy.checkpoint + 1, max(autopsy.steps))
-    after = len(later) / sum(map(len, autopsy.steps.values()))
-    return (
-        f"It taught little from step {where} on: {taught}. {fmt.percent(after)} % of its groups "
-        "were drawn after."
-    )
+        return f"{unclear}: the curve bends most at {where}; {added}."
+    later = autopsy.between(autopsy.checkpoint + 1, math.inf)["group"].nunique()
+    share = fmt.percent(later / autopsy.rows["group"].nunique())
+    return f"Training helped little after {where}: {added}, with {share} % of the rollouts to come."
 
 
 def _rate(autopsy: Autopsy, slope: Estimate) -> str:
@@ -383,32 +303,32 @@ def span(first: int, last: int) -> str:
     return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
-def _rows(autopsy: Autopsy) -> Iterator[dict[str, str]]:
-    """Yield the table's lines, each of as many steps."""
-    for part in np.array_split(list(autopsy.steps), min(LINES, len(autopsy.steps))):
-        first, last = int(part[0]), int(part[-1])
-        figures = autopsy.measure(autopsy.groups(first, last))
-        row = {
-            "steps": f"{first}" if first == last else f"{first}–{last}",
-            "prompts": fmt.count(figures["prompts"]),
-            "pairs": fmt.count(figures["pairs"]),
-        }
-        if not autopsy.verifiable:
-            row["reward"] = fmt.value(figures["reward_mean"])
-        row["reward std"] = fmt.value(figures["reward_std"])
-        yield row | fmt.cells({name: MEASURES[name] for name in SHOWN}, figures.__getitem__)
+def _tables(autopsy: Autopsy) -> Iterator[Table]:
+    """Show the figures, each line of as many steps: those that matter most, and the others."""
+    columns = {name: KNOWN[name] for name in (autopsy.judged_by, *SHOWN)}
+    lines = []
+    steps = autopsy.measures.index
+    for part in np.array_split(steps, min(LINES, len(steps))):
+        figures = autopsy.measure(autopsy.between(part[0], part[-1]))
+        named = f"{part[0]}–{part[-1]}" if len(part) > 1 else f"{part[0]}"
+        lines.append({"steps": named, **fmt.cells(columns, figures.__getitem__)})
+    units = " or ".join(sorted(autopsy.rows["unit"].unique()))
+    heads = ["steps", *(head for head, _ in columns.values())]
+    shown = {"What each step taught": heads[:FIRST]}
+    shown[f"More of each step (length in {units})"] = [heads[0], *heads[FIRST:]]
+    for title, chosen in shown.items():
+        yield table(title, [{head: line[head] for head in chosen} for line in lines])
 
 
-def _records(autopsy: Autopsy) -> Iterator[tuple[str, str, float]]:
-    """Yield all figures of autopsy.csv: of every step, and of the bend ("bend/step/low")."""
-    for step, figures in autopsy.measures.items():
-        for measure, value in figures.items():
-            yield str(step), measure, value
-    if autopsy.bend is None:
-        return
-    for part in ("step", "before", "after"):
+def _frame(autopsy: Autopsy) -> pd.DataFrame:
+    """Tabulate all figures of autopsy.csv: of every step, and of the bend ("bend/step/low")."""
+    rows = []
+    for step, figures in autopsy.measures.to_dict("index").items():
+        rows += [(str(step), measure, value) for measure, value in figures.items()]
+    for part in ("step", "before", "after") if autopsy.bend else ():
         for end, value in getattr(autopsy.bend, part)._asdict().items():
-            yield "", f"bend/{part}/{end}", value
+            rows.append(("", f"bend/{part}/{end}", value))
+    return pd.DataFrame(rows, columns=["step", "measure", "value"])
 
 
 def write_autopsy(
@@ -426,29 +346,25 @@ def write_autopsy(
     `output_folder`; OSError.
     """
     folder = output_folder(output, FILES, "an autopsy")
-    first, last = autopsy.chosen
-    chosen = autopsy.steps.keys() & range(first, last + 1)
     rollouts, config = folder / "rollouts.jsonl", folder / "autopsy_dpo.py"
+    chosen = set(autopsy.between(*autopsy.chosen)["where"])
     lines = []
-    for file in data_files(paths):
-        rows = read_dump(file, columns, LoadReport(file))
-        steps = {row.where: row.step for row in rows}
-        for raw in file_rows(file):
-            if steps.get(raw.where) in chosen:
-                lines.append(f"{json.dumps(raw.values, default=str)}\n")
+    for raw in itertools.chain.from_iterable(map(file_rows, data_files(paths))):
+        if raw.where in chosen:
+            lines.append(f"{json.dumps(raw.values, default=str)}\n")
     write_bytes(rollouts, "".join(lines).encode())
     required = ["POLICY"]
     problems = "not needed, the dump has them"
-    if autopsy.rendered:
+    if autopsy.rows["rendered"].any():
         required.append("PROBLEMS")
         problems = "prompts of the dump are looked up there"
     text = CONFIG.format(
-        span=span(first, last),
+        span=span(*autopsy.chosen),
         policy=places.decided(policy, "model", places.here()),
         step=autopsy.checkpoint,
         problems=problems,
         required=tuple(required),
-        chat=False if autopsy.as_text else None,
+        chat=False if autopsy.rows["as_text"].all() else None,
         verifiable=autopsy.verifiable,
         above=autopsy.above,
         rollouts=str(rollouts),

@@ -185,12 +185,12 @@ def _grouped(parts: Sequence[Part]) -> list[tuple[str, list[Part]]]:
 
 
 def _fitting(listing: Listing) -> list[Markup]:
-    """Render the rows of a list as markup, in their order: those of low rank as long as they fit the
+    """Render the rows of a list as markup, in their order: the first that fit the
     page."""
     render = _environment().get_template("samples.html.j2").module.row  # type: ignore[attr-defined]
     rows = [render(row) for row in listing.rows]
     fitting, size = set[int](), 0
-    for i in sorted(range(len(rows)), key=lambda i: listing.rows[i].rank):
+    for i in range(len(rows)):
         if size + len(rows[i]) <= BUDGET:
             fitting.add(i)
             size += len(rows[i])

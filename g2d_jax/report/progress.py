@@ -18,7 +18,6 @@ from g2d_jax.report.format import number
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.lock import holder
 from g2d_jax.runtime.tracking import ended_by
-from g2d_jax.stage_result import StageResult
 from g2d_jax.workdir import LINKS, stage_folders
 
 PROGRESS = "progress.json"
@@ -30,22 +29,22 @@ holds the work directory."""
 class StageState(NamedTuple):
     """A stage of a run. state: "done", "waiting", "damaged", or "running" or "stopped" and how far.
 
-    steps: of a training stage, else "". seconds, peak_bytes (host memory): NaN where not known.
-    note: the last metrics of a running stage, or which program compiles. remark: on damage, or the
-    error that is the last of its log. ended: that end. sides: of a server that samples, how long it
-    and the trainer waited for each other. Each "" for none.
+    remark: on damage, or the error that is the last of its log. ended: that end. kind, steps: of its
+    settings. seconds, peak_bytes (host memory): NaN where not known. note: the last metrics of a
+    running stage, or which program compiles. sides: of a server that samples, how long it and the
+    trainer waited for each other. Each "" for none.
     """
 
     name: str
-    kind: str
     state: str
-    steps: str
-    seconds: float
-    peak_bytes: float
-    note: str
-    remark: str
-    sides: str = ""
+    remark: str = ""
     ended: Ended | None = None
+    kind: str = ""
+    steps: str = ""
+    seconds: float = math.nan
+    peak_bytes: float = math.nan
+    note: str = ""
+    sides: str = ""
 
 
 def stage_states(workdir: epath.Path, config: Config, owner: str) -> list[StageState]:
@@ -56,49 +55,29 @@ def stage_states(workdir: epath.Path, config: Config, owner: str) -> list[StageS
     # A study's point: its stages lie elsewhere, each with its own metrics and its own process.
     is_point = (workdir / LINKS).exists()
     folders = stage_folders(workdir) if is_point else plan(config).folders(workdir)
-    told = told_by(workdir) if owner else {}
+    told = storage.read_informing(workdir / PROGRESS)[0] if owner else {}
     # Stages of a run share one log, which may be long.
     read_log = cache(log_in)
     # A run does its stages one after the other: its process is at the first that is not finished.
     is_next = True
     states = []
     for name, folder in folders.items():
-        finished = stage_result.read_lenient(folder)
-        result = finished[0]
-        logged, running = workdir, bool(owner) and is_next and not result
+        logged, running = workdir, bool(owner) and is_next
         if is_point:
             logged, running = folder, bool(holder(folder))
-        is_next = is_next and bool(result)
-        state, remark, ended = describe(name, folder, finished, partial(read_log, logged), running)
+        state = describe(name, folder, partial(read_log, logged), running)
+        is_next = is_next and state.state == "done"
+        if told and state.state.startswith("running"):
+            # of the stage, or of what it has begun with
+            what = "" if told["stage"] == name else f"{told['stage']} "
+            reached = f"running {what}{told['done']} of {told['total']}"
+            reached = ", ".join(filter(None, [reached, told["left"]]))
+            peak = told.get("peak_memory_bytes", math.nan)
+            state = state._replace(state=reached, peak_bytes=peak, note=told["note"])
         stage = config.stages[name]
-        seconds, peak, note = math.nan, math.nan, ""
-        if result:
-            seconds, peak = result.cost.seconds, result.peak_memory_bytes
-        if running and told:
-            state = f"running {_reached(told, name)}"
-            peak, note = number(told, "peak_memory_bytes"), str(told.get("note", ""))
         steps = str(getattr(stage, "steps", ""))
-        sides = ""
-        if config.engine.is_server:
-            sides = waits(result.generation if result else {}) or _newest_waits(
-                name, partial(read_log, logged)
-            )
-        states.append(
-            StageState(name, stage.kind, state, steps, seconds, peak, note, remark, sides, ended)
-        )
+        states.append(state._replace(kind=stage.kind, steps=steps))
     return states
-
-
-def _newest_waits(name: str, read_log: Callable[[], Log]) -> str:
-    """Say the same of the newest window of a stage that is not finished."""
-    said = ""
-    for record in read_log():
-        if record.get("stage") == name:
-            figures = {}
-            for metric, value in record.get("metrics", {}).items():
-                figures[metric.removeprefix("generation/")] = value
-            said = waits(figures) or said
-    return said and f"in its newest window {said}"
 
 
 def waits(figures: Mapping[str, Any]) -> str:
@@ -113,23 +92,6 @@ def waits(figures: Mapping[str, Any]) -> str:
     )
 
 
-def told_by(workdir: epath.Path) -> dict[str, Any]:
-    """Read what a run tells of itself, {} where that is nothing, or damaged: it only informs."""
-    told, _ = storage.read_informing(workdir / PROGRESS)
-    if math.isnan(number(told, "done")) or math.isnan(number(told, "total")):
-        return {}
-    return told
-
-
-def _reached(told: dict[str, Any], stage: str) -> str:
-    """Say how far the bar is: that of the stage, or of what it has begun with."""
-    done, total = number(told, "done"), number(told, "total")
-    what = str(told.get("stage", ""))
-    named = "" if what == stage else f"{what} "
-    left = str(told.get("left", ""))
-    return f"{named}{done:.0f} of {total:.0f}{', ' * bool(left)}{left}"
-
-
 Log: TypeAlias = Sequence[Mapping[str, Any]]
 """What was logged, in its order."""
 
@@ -141,38 +103,36 @@ def log_in(folder: epath.Path) -> Log:
 
 
 def describe(
-    name: str,
-    folder: epath.Path,
-    finished: tuple[StageResult | None, str],
-    read_log: Callable[[], Log],
-    running: bool,
-) -> tuple[str, str, Ended | None]:
-    """Describe a stage: done, waiting, damaged, or running or stopped and how far, by the steps
-    logged or by the rollouts written. With a remark: on the damage, or the error that is the last
-    of its log; "" for none, and that end.
+    name: str, folder: epath.Path, read_log: Callable[[], Log], running: bool
+) -> StageState:
+    """Describe a stage by its record, else by the steps logged or the rollouts written.
 
-    finished: what `stage_result.read_lenient` says of the folder. read_log: is called for a stage that
-    is not finished. running: whether a process is at it.
+    read_log: is called for a stage that is not finished. running: whether a process is at it.
     """
-    result, damage = finished
+    result, damage = stage_result.read_lenient(folder)
     if damage:
-        return "damaged", f"has a record that cannot be read: {damage}", None
+        return StageState(name, "damaged", f"has a record that cannot be read: {damage}")
     if result:
-        return "done", "", None
-    records = [
-        record
-        for record in read_log()
-        if record.get("stage") == name and isinstance(record.get("step"), int)
-    ]
-    ended = ended_by(records[-1] if records else {})
-    error = f"last stopped with: {ended.text}" if ended else ""
-    step = max((record["step"] for record in records), default=0)
+        seconds, sides = result.cost.seconds, waits(result.generation)
+        done = StageState(name, "done", seconds=seconds, sides=sides)
+        return done._replace(peak_bytes=result.peak_memory_bytes)
+    last: Mapping[str, Any] = {}
+    step, sides = 0, ""
+    for record in read_log():
+        if record.get("stage") == name and isinstance(record.get("step"), int):
+            step, last = max(step, record["step"]), record
+            figures = record.get("metrics", {}).items()
+            newest = waits({key.removeprefix("generation/"): value for key, value in figures})
+            sides = f"in its newest window {newest}" if newest else sides
+    ended = ended_by(last)
     files = len(list((folder / "rollouts").glob("*.parquet")))
     far = f"with {files} files of rollouts" if files else ""
     if step:
         far = f"at step {step}"
+    state = f"stopped {far or 'before its first step'}"
     if running:
-        return f"running {far}".rstrip(), error, ended
-    if not far and not folder.exists():
-        return "waiting", error, ended
-    return f"stopped {far or 'before its first step'}", error, ended
+        state = f"running {far}".rstrip()
+    elif not far and not folder.exists():
+        state = "waiting"
+    error = f"last stopped with: {ended.text}" if ended else ""
+    return StageState(name, state, error, ended, sides=sides)

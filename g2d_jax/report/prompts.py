@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from g2d_jax.config import places
@@ -15,71 +17,53 @@ from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.runtime.storage import is_local
 
 
+@dataclass(frozen=True)
 class Prompts:
-    """Decodes the prompts of a run. tokenizer: None if it is not available."""
+    """Decodes the prompts of a run. tokenizer: None if it is not available; fault: then why."""
 
-    def __init__(self, tokenizer: PromptTokenizer | None) -> None:
-        self._tokenizer = tokenizer
-        self._around: list[str] = []
-        if tokenizer is not None:
-            with contextlib.suppress(ValueError):  # of a template that fails; prompts stay whole
-                self._around = tokenizer.template.frame()
+    tokenizer: PromptTokenizer | None
+    fault: str = ""
+
+    @cached_property
+    def _around(self) -> list[str]:
+        """The texts that stand before and behind a problem."""
+        with contextlib.suppress(ValueError):  # of a template that fails; prompts stay whole
+            if self.tokenizer is not None:
+                return self.tokenizer.template.frame()
+        return []
 
     def __call__(self, ids: Sequence[int]) -> str:
         """Return the problem in the tokens [T] of a prompt: all of their text where the template
         cannot be told from it, "" without a tokenizer and for what are no tokens."""
-        if self._tokenizer is None or min(ids, default=0) < 0:
+        if self.tokenizer is None or min(ids, default=0) < 0:
             return ""
+        plain = self.tokenizer.decode(ids)
         # A chat template writes special tokens, and a BOS before a plain prompt is none of its own.
-        for text in (self._tokenizer.decode_raw(ids), self._tokenizer.decode(ids)):
-            if len(self._around) != 2:
-                continue
-            before, after = self._around
-            if text.startswith(before) and text.endswith(after):
-                return text[len(before) : len(text) - len(after)]
-        return self._tokenizer.decode(ids)
+        for text in (self.tokenizer.decode_raw(ids), plain):
+            if len(self._around) == 2:
+                before, after = self._around
+                if text.startswith(before) and text.endswith(after):
+                    return text[len(before) : len(text) - len(after)]
+        return plain
 
 
-def run_tokenizer(config: Mapping[str, Any]) -> PromptTokenizer:
+def prompts_of(config: Mapping[str, Any]) -> Prompts:
     """Load the tokenizer that a run's config names from this machine: no hub and no object store is
-    asked for it. Raises ValueError when it cannot be loaded."""
-    settings = config.get("tokenizer") or {}
-    model = config.get("model") or {}
+    asked for it."""
+    names = ("chat", "prompt_template", "system", "enable_thinking")
     try:
-        names = ("chat", "prompt_template", "system", "enable_thinking")
-        chosen = TemplateSettings(
-            **{name: settings[name] for name in names if settings.get(name) is not None}
-        )
+        settings, model = config.get("tokenizer") or {}, config.get("model") or {}
+        given = {name: settings[name] for name in names if settings.get(name) is not None}
         section = settings if settings.get("path") else model
         path = section.get("path") or arithmetic.SLIPS.name
-        place = _on_this_machine(path, section.get("revision"))
-        return load_tokenizer(place, chosen, fault=lambda error: None)  # a report only decodes
-    except (
-        OSError,
-        ImportError,
-        TypeError,
-        AttributeError,
-    ) as error:  # of a config.json that nothing here wrote, too
-        raise ValueError(f"the tokenizer cannot be loaded: {error}") from error
+        if not is_local(path):
+            raise ValueError(f"it lies at {path}, and a report reads this machine's files alone")
+        if not (path in arithmetic.TASKS or places.is_path(path) or os.path.isdir(path)):
+            from huggingface_hub import snapshot_download
 
-
-def _on_this_machine(path: str, revision: str | None) -> str:
-    """Return the folder of a tokenizer on this machine, of a hub id the downloaded one. Raises
-    ValueError."""
-    if path in arithmetic.TASKS:
-        return path
-    if not is_local(path):
-        raise ValueError(
-            f"the tokenizer lies at {path}, and a report reads this machine's files alone"
-        )
-    if places.is_path(path) or os.path.isdir(path):
-        return path
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return snapshot_download(path, revision=revision, local_files_only=True)
-    except (HFValidationError, LocalEntryNotFoundError) as error:
-        raise ValueError(
-            f"the tokenizer {path} was not downloaded here, and a report asks no hub"
-        ) from error
+            path = snapshot_download(path, revision=section.get("revision"), local_files_only=True)
+        # a report only decodes
+        return Prompts(load_tokenizer(path, TemplateSettings(**given), fault=lambda error: None))
+    # of a config.json that nothing here wrote, too
+    except (ValueError, OSError, ImportError, TypeError, AttributeError) as error:
+        return Prompts(None, f"the tokenizer cannot be loaded: {error}")

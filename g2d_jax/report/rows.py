@@ -262,7 +262,7 @@ class Study:
 
 
 def _mean_length(entry: Evaluated) -> float:
-    return entry.mean_length
+    return entry.measure("mean_length")
 
 
 def start_of(rows: Sequence[Row]) -> Row | None:

@@ -48,11 +48,7 @@ MEASURES: Mapping[str, tuple[str, Written]] = {
     "distinct_answers": ("distinct", fmt.fixed(2)),
     "confidence": ("confidence %", fmt.percent),
     "ece": ("ECE", fmt.fixed(3)),
-    "auroc": ("AUROC", fmt.fixed(3)),
-    "logprob_gap": ("gap", fmt.fixed(2)),
     "mean_length": ("length", fmt.fixed(1)),
-    "mean_length_correct": ("length, correct", fmt.fixed(1)),
-    "mean_length_incorrect": ("length, incorrect", fmt.fixed(1)),
     "frac_truncated": ("cut at limit %", fmt.percent),
 }
 """Measure of a policy's rollouts -> head of its column, and its numbers as text."""
@@ -61,10 +57,9 @@ MEANINGS = (
     "Variance is that of the reward among a prompt's completions. Mixed prompts can give pairs, or "
     "advantages: they have right and wrong completions or, where rewards only rank, different "
     "ones. Answers are counted by prompt. Entropy is a token's, in nats. Confidence is the "
-    "geometric mean of a completion's token probabilities; ECE and AUROC tell whether it predicts "
-    "correctness (an ECE of 0 and an AUROC of 1 are perfect, one of 0.5 is chance). The gap is the "
-    "log-prob of right less that of wrong completions, in nats. Means over prompts, but for "
-    "entropy (over tokens) and length (over completions, in tokens)."
+    "geometric mean of a completion's token probabilities; ECE, the expected calibration error, is "
+    "0 where it is the share of right answers. Means over prompts, but for entropy (over tokens) "
+    "and length (over completions, in tokens)."
 )
 
 BOTH = ("before", "after")
@@ -72,9 +67,7 @@ BEFORE = ("before", "")
 AFTER = ("", "margins")
 PAIR_MEASURES: Mapping[str, tuple[tuple[str, str], str, Written]] = {
     "gap in log-prob, chosen − rejected, nats": (BOTH, "gap_mean", fmt.fixed(2)),
-    "its median": (BOTH, "gap_p50", fmt.fixed(2)),
     "its lowest tenth, below": (BOTH, "gap_p10", fmt.fixed(2)),
-    "its highest tenth, above": (BOTH, "gap_p90", fmt.fixed(2)),
     "gap per token, nats": (BOTH, "gap_per_token", fmt.fixed(3)),
     "pairs ranked right %": (BOTH, "frac_ranked", fmt.percent),
     "length, chosen": (BEFORE, "chosen_length", fmt.fixed(1)),

@@ -82,16 +82,10 @@ class Run:
         """The config's name, else the folder's."""
         return str(self.config.get("name") or self.workdir.name)
 
-    @cached_property
+    @property
     def seed(self) -> int:
-        """The config's seed, 0 if it has none. Raises ValueError for what is no whole number."""
-        seed = self.config.get("seed", 0)
-        if type(seed) is not int:
-            raise ValueError(
-                f"{self.workdir / 'config.json'} is damaged: its seed is {seed!r:.50}, no whole "
-                "number"
-            )
-        return seed
+        """The config's seed, 0 if it has none."""
+        return int(self.config.get("seed", 0))
 
     @property
     def sections(self) -> Mapping[str, Settings]:
@@ -178,15 +172,15 @@ class Run:
 
         `damage` comes last.
         """
-        warned: dict[str, None] = {}
+        texts: list[str] = []
         for name in self.folders:
             if name in self.results:
-                warned |= dict.fromkeys(warning.text for warning in self.results[name].warnings)
+                texts += [warning.text for warning in self.results[name].warnings]
                 continue
             for record in self.metrics:
                 if record["stage"] == name and str(record["kind"]).startswith("warning/"):
-                    warned[str(record.get("text", ""))] = None
-        return [*warned, *self.damage]
+                    texts.append(str(record.get("text", "")))
+        return [*dict.fromkeys(texts), *self.damage]
 
 
 def studies(workdir: PathLike) -> list[str]:

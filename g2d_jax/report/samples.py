@@ -11,59 +11,48 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from operator import attrgetter, itemgetter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 from etils import epath
 
 from g2d_jax.config.policy_name import own_stage
-from g2d_jax.records import Prompt, Verdict, pick
+from g2d_jax.records import Prompt, Verdict
 from g2d_jax.report import format as fmt
-from g2d_jax.report.markup import on_one_line, shorten
-from g2d_jax.report.prompts import Prompts, run_tokenizer
+from g2d_jax.report.markup import shorten
+from g2d_jax.report.prompts import prompts_of
 from g2d_jax.report.rows import Row
 from g2d_jax.report.runs import COLLECT, Run, read_parquet
-from g2d_jax.runtime.terminal import counted
-from g2d_jax.stage_result import Evaluated, Evaluation
-from g2d_jax.study import stats
+from g2d_jax.stage_result import Evaluation
 
-PROBLEMS, CHANGED, SAMPLES, MOST_DIFFERENT = 60, 30, 4, 40
-"""The problems of a list, those among them that are there for their change, the first samples of
-each policy (pairs of each problem), the problems of a comparison."""
+PROBLEMS, CHANGED, SAMPLES = 40, 20, 4
+"""The problems of a list, those among them that are there for their change, and the first samples
+(pairs) of each problem."""
 
-LENGTH = 4000
+LENGTH = 1500
 """Characters of a completion that are shown."""
 
-_ROLLOUT = (
-    "problem_id",
-    "visit",
-    "sample",
-    "policy",
-    "prompt_ids",
-    "token_ids",
-    "text",
-    "logprobs",
-    "reward",
-    "verdict",
-    "answer",
-    "stop_reason",
+ROLLOUT = (
+    *("problem_id", "visit", "sample", "policy", "prompt_ids", "token_ids"),
+    *("text", "reward", "verdict", "stop_reason"),
 )
-_PAIRS = (
-    "problem_id",
-    "prompt",
-    "chosen",
-    "chosen_ids",
-    "chosen_reward",
-    "rejected",
-    "rejected_ids",
-    "rejected_reward",
+PAIR = (
+    *("problem_id", "prompt", "chosen", "chosen_ids", "chosen_reward"),
+    *("rejected", "rejected_ids", "rejected_reward"),
 )
 
-Answer = Mapping[str, Any]
-"""A row of rollouts, columns `_ROLLOUT`."""
+
+BY_ID = "the first by id, which is a hash"
+ORDERS = {"": "as listed", "shortest": "shortest answer", "longest": "longest answer"}
+"""How the script can sort a list -> how readers know that."""
+
+CHANGES = {
+    "changed": "most changed",
+    "lost": "right before, wrong after",
+    "gained": "wrong before, right after",
+}
+"""The same, where changes are known."""
 
 
 class Sample(NamedTuple):
@@ -85,11 +74,8 @@ class Cell(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """One problem. answer: None if no reference is known.
-
-    anchor: its id on the page, "" for none. change: by how much it is answered better by the last
-    policy than by the first, NaN if that is not known. rank: its place where not all rows fit.
-    """
+    """One problem. answer: None if no reference is known. anchor: its id on the page. change: by how
+    much it is answered better by the last policy than by the first, NaN if that is not known."""
 
     prompt: str
     facts: str
@@ -97,7 +83,6 @@ class Listed(NamedTuple):
     cells: Sequence[Cell]
     anchor: str = ""
     change: float = math.nan
-    rank: int = 0
 
     @property
     def has_change(self) -> bool:
@@ -106,57 +91,31 @@ class Listed(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """A list of problems. rule: which these are. note: why prompts are missing, "" if none are.
-
-    order: what its rows are sorted by.
-    """
+    """A list of problems; false if it is empty. rule: which these are. verdicts: those that occur.
+    orders: of `ORDERS`. note: why prompts are missing, "" if none are."""
 
     title: str
     rule: str
     names: Sequence[str]
     rows: Sequence[Listed]
-    note: str = ""
-    order: str = "problem id"
+    verdicts: Sequence[str]
+    orders: Mapping[str, str]
+    note: str
 
     def __bool__(self) -> bool:
         """Whether there is anything to show."""
         return bool(self.rows)
 
-    @property
-    def verdicts(self) -> list[str]:
-        """The verdicts that occur."""
-        there: set[str] = set()
-        for row in self.rows:
-            for cell in row.cells:
-                there.update(map(attrgetter("verdict"), cell.samples))
-        return [verdict.value for verdict in Verdict if verdict.value in there]
-
-    @property
-    def orders(self) -> dict[str, str]:
-        """How the script can sort it, "" for the order it has -> how readers know that."""
-        orders = {"": self.order}
-        if any(map(attrgetter("has_change"), self.rows)):
-            orders["changed"] = "most changed"
-            orders["lost"] = "right before, wrong after"
-            orders["gained"] = "wrong before, right after"
-        orders["shortest"] = "shortest answer"
-        orders["longest"] = "longest answer"
-        return orders
-
 
 def browser(run: Run) -> list[Listing]:
     """List the completions of each evaluation, those of each collection and its pairs."""
-    listings = [_evaluated(run, stage, evaluation) for stage, evaluation in run.evaluated()]
+    listings: list[Listing] = []
+    for stage, evaluation in run.evaluated():
+        listings += _evaluated(run, stage, evaluation)
     for stage in run.folders:
         if run.kind(stage) == COLLECT:
             listings += _collected(run, stage)
     return listings
-
-
-def anchor(*names: str) -> str:
-    """Return the id on a page of a problem that these names tell from all others: a hash, which has
-    nothing of them."""
-    return f"p-{hashlib.sha256(json.dumps(names).encode()).hexdigest()[:12]}"
 
 
 def conversation(prompt: Prompt | Sequence[Mapping[str, str]]) -> str:
@@ -170,111 +129,92 @@ def conversation(prompt: Prompt | Sequence[Mapping[str, str]]) -> str:
 
 
 def read_samples(
-    files: Sequence[epath.Path],
-    columns: Sequence[str],
-    also: Iterable[str] = (),
-    first: int = PROBLEMS,
-) -> tuple[dict[str, list[Answer]], int]:
-    """Read the rows of the `first` problems, ids ascending, and of those wanted `also`; count all
-    problems.
-
-    Only of these are texts and arrays read. Raises ValueError for a damaged file.
-    """
-    there: set[str] = set()
-    for file in files:
-        there.update(map(str, read_parquet(file, ["problem_id"])["problem_id"].to_pylist()))
-    return _rows({*sorted(there)[:first], *also}, files, columns), len(there)
+    files: Sequence[epath.Path], columns: Sequence[str], problems: Collection[str]
+) -> pd.DataFrame:
+    """Read the rows of these problems, ids ascending. Raises ValueError for a damaged file."""
+    frames = [read_parquet(file, columns, problems).to_pandas() for file in files]
+    rows = pd.concat(frames) if frames else pd.DataFrame(columns=list(columns))
+    order = [name for name in ("problem_id", "visit", "sample") if name in columns]
+    return rows.sort_values(order, kind="stable")
 
 
-def _rows(
-    wanted: Collection[str], files: Sequence[epath.Path], columns: Sequence[str]
-) -> dict[str, list[Answer]]:
-    """Read the rows of these problems, by problem, ids ascending."""
-    rows: list[Answer] = []
-    for file in files:
-        rows += read_parquet(file, columns, wanted).to_pylist()
-    by_problem: dict[str, list[Answer]] = {}
-    for row in sorted(
-        rows, key=lambda row: (row["problem_id"], row.get("visit", 0), row.get("sample", 0))
-    ):
-        by_problem.setdefault(row["problem_id"], []).append(row)
-    return by_problem
-
-
-def _scores(evaluation: Evaluation, policy: Evaluated, file: epath.Path) -> pd.Series[float]:
-    """Return a policy's mean accuracy over all samples of each problem, or its mean reward where
-    that alone is scored; NaN without either."""
-    scores = pd.Series(stats.row_means(policy.correct), index=list(evaluation.ids))
-    if scores.isna().any():
-        rows = read_parquet(file, ["problem_id", "verdict", "reward"]).to_pandas()
-        ranked = rows[rows["verdict"] == Verdict.SCORED.value]
-        scores = scores.fillna(ranked.groupby("problem_id")["reward"].mean())
-    return scores.sort_index()
-
-
-class Column(NamedTuple):
-    """What stands in one column of a list: a policy's name, and its answers by problem."""
-
-    name: str
-    answers: Mapping[str, Sequence[Answer]]
-
-
-def _row(
-    problem: str,
-    entry: Mapping[str, Any],
-    columns: Sequence[Column],
-    place: str,
-    change: float = math.nan,
-) -> Listed:
-    """Put policies' answers to a problem beside each other. entry: of problems.json, or {}; place:
-    of the list."""
-    cells = []
-    facts = []
-    prompt = conversation(entry.get("prompt", ""))
-    for i, column in enumerate(columns):
-        answers = column.answers.get(problem, ())
-        if answers:
-            samples = list(map(_sample, answers[:SAMPLES]))
-            cells.append(Cell(i, column.name, samples))
-            facts.append(f"{column.name} {_outcome(answers)}")
-    reference = None if entry.get("answer") is None else str(entry["answer"])
-    return Listed(
-        prompt or f"problem {problem}",
-        " · ".join(facts),
-        reference,
-        cells,
-        anchor(place, problem),
-        change,
+def _sample(row: Mapping[Any, Any]) -> Sample:
+    length = len(row["token_ids"])
+    facts = [f"{length:,} tokens"]
+    is_scored = row["verdict"] == Verdict.SCORED.value
+    if pd.notna(row["reward"]) and (is_scored or row["reward"] not in (0, 1)):
+        facts.append(f"reward {fmt.value(row['reward'])}")
+    if row.get("stop_reason") == "length":
+        facts.append("cut at the limit")
+    return Sample(
+        row["verdict"], ", ".join(facts), shorten(conversation(row["text"]), LENGTH), length
     )
 
 
-def _sample(row: Answer) -> Sample:
-    length = len(row["token_ids"])
-    nats = np.asarray(row["logprobs"], np.float32)
-    facts = [f"{length:,} tokens"]
-    if row["verdict"] == "scored" and row["reward"] is not None:
-        facts.append(f"reward {fmt.value(row['reward'])}")
-    mean = float(nats.mean(dtype=np.float64)) if len(nats) else math.nan
-    if not math.isnan(mean):
-        facts.append(f"confidence {math.exp(min(mean, 0.0)):.2f}")
-    if row["answer"] is not None:
-        facts.append(f"answer {on_one_line(row['answer'], 60)}")
-    if row["stop_reason"] == "length":
-        facts.append("cut at the limit")
-    return Sample(row["verdict"], ", ".join(facts), shorten(row["text"], LENGTH), length)
-
-
-def _outcome(rows: Sequence[Answer]) -> str:
+def _outcome(rows: pd.DataFrame) -> str:
     """Sum up a policy's answers to one problem: "3/4" right ones, or "reward 1.25", the mean of
     other rewards."""
-    verdicts = list(map(itemgetter("verdict"), rows))
-    if "scored" in verdicts:
-        mean = np.mean([row["reward"] for row in rows if row["reward"] is not None])
-        return f"reward {fmt.value(float(mean))}"
-    return f"{verdicts.count('correct')}/{len(rows)}"
+    if Verdict.SCORED.value in set(rows["verdict"]):
+        return f"reward {fmt.value(float(rows['reward'].mean()))}"
+    return f"{(rows['verdict'] == Verdict.CORRECT.value).sum()}/{len(rows)}"
 
 
-def _evaluated(run: Run, stage: str, evaluation: Evaluation) -> Listing:
+def _listing(
+    title: str,
+    ids: Sequence[str],
+    total: int,
+    columns: Mapping[str, pd.DataFrame],
+    entries: Mapping[str, Mapping[str, Any]],
+    *,
+    which: str = BY_ID,
+    changes: Mapping[str, float] = {},
+    outcome: Callable[[pd.DataFrame], object] = _outcome,
+    note: str = "",
+) -> Listing:
+    """Put answers to each problem beside each other, in the order of ids.
+
+    total: the problems there are; which of them are listed. columns: name of each -> its answers.
+    entries: prompts and reference answers, of problems.json. changes: of `Listed`. outcome: sums up
+    the answers to a problem.
+    """
+    groups = {name: dict(list(rows.groupby("problem_id"))) for name, rows in columns.items()}
+    listed = []
+    there: set[str] = set()
+    for problem in ids:
+        entry = entries.get(problem, {})
+        cells, facts = [], []
+        for number, (name, answers) in enumerate(groups.items()):
+            if problem in answers:
+                first = answers[problem].head(SAMPLES)
+                there.update(first["verdict"])
+                cells.append(Cell(number, name, list(map(_sample, first.to_dict("records")))))
+                facts.append(f"{name} {outcome(answers[problem])}")
+        reference = None if entry.get("answer") is None else str(entry["answer"])
+        prompt = conversation(entry.get("prompt", "")) or f"problem {problem}"
+        # a hash, which has nothing of the names
+        digest = hashlib.sha256(json.dumps([title, problem]).encode()).hexdigest()
+        change = changes.get(problem, math.nan)
+        anchor = f"p-{digest[:12]}"
+        listed.append(Listed(prompt, " · ".join(facts), reference, cells, anchor, change))
+    rule = f"{len(ids):,} of {total:,} problems"
+    if len(ids) < total:
+        rule += f": {which}"
+    rule += f". At most {SAMPLES} answers a column are shown."
+    verdicts = [verdict.value for verdict in Verdict if verdict.value in there]
+    orders = ORDERS | CHANGES if len(changes) else ORDERS
+    return Listing(title, rule, list(columns), listed, verdicts, orders, note)
+
+
+def _scores(file: epath.Path) -> pd.Series[float]:
+    """Return a policy's mean accuracy over all samples of each problem, ids ascending, or its mean
+    reward where that alone is scored; NaN without either."""
+    rows = read_parquet(file, ["problem_id", "verdict", "reward"]).to_pandas()
+    known = rows["verdict"].map({verdict.value: verdict.accuracy for verdict in Verdict})
+    scores = known.where(rows["verdict"] != Verdict.SCORED.value, rows["reward"])
+    return scores.groupby(rows["problem_id"]).mean()
+
+
+def _evaluated(run: Run, stage: str, evaluation: Evaluation) -> Iterator[Listing]:
     """List every policy's answers to the same problems: half of them for their change."""
     files: dict[str, epath.Path] = {}
     scores: list[pd.Series[float]] = []
@@ -282,157 +222,80 @@ def _evaluated(run: Run, stage: str, evaluation: Evaluation) -> Listing:
         file = run.rollouts_file(stage, policy)
         if file.exists():
             files[fmt.policy_name(policy.name, policy.label)] = file
-            scores.append(_scores(evaluation, policy, file))
-    names = list(files)
+            scores.append(_scores(file))
+    if not files:
+        return
     # Equal scores are equal also where rounding tells 2/3 - 1/3 from 1 - 2/3.
-    changes = pd.Series(dtype=float) if len(names) < 2 else (scores[-1] - scores[0]).round(9)
-    most = (
-        changes[changes.notna() & (changes != 0)].abs().sort_values(ascending=False, kind="stable")
-    )
-    first = list(most.index[:CHANGED])
-    there = sorted(evaluation.ids) if files else []
+    changes = (scores[-1] - scores[0]).round(9)
+    sizes = changes.abs().sort_values(ascending=False, kind="stable")
+    most = list(sizes.index[sizes > 0])[:CHANGED]
     # A dict keeps the order: those that changed most, then the first of the others by id.
-    ranked = list(dict.fromkeys([*first, *there]))[:PROBLEMS]
-    ranks = {problem: rank for rank, problem in enumerate(ranked)}
-    columns = [Column(name, _rows(ranked, [file], _ROLLOUT)) for name, file in files.items()]
-    rows = []
-    problems = run.problems(stage)
-    for problem in sorted(ranked):
-        change = float(changes.get(problem, math.nan))
-        row = _row(problem, problems.get(problem, {}), columns, stage, change)
-        rows.append(row._replace(rank=ranks[problem]))
-    chosen = ""
-    if first:
-        chosen = (
-            f"the {len(first):,} whose mean over all samples changed most from {names[0]} to "
-            f"{names[-1]}, either way, and "
-        )
-    rule = _rule(len(ranked), len(there), "problems", chosen)
-    if len(names) > 1 and not (first and len(ranked) < len(there)):
-        rule += f" Before and after: {names[0]} and {names[-1]}."
-    return Listing(f"Held-out problems, {stage}", rule, names, rows)
+    ids = list(dict.fromkeys([*most, *changes.index]))[:PROBLEMS]
+    before, *_, after = [*files, *files]
+    which = f"first those that changed most from {before} to {after}, then by id"
+    yield _listing(
+        f"Held-out problems, {stage}",
+        ids,
+        len(changes),
+        {name: read_samples([file], ROLLOUT, ids) for name, file in files.items()},
+        run.problems(stage),
+        which=which if most else BY_ID,
+        changes=changes.dropna() if before != after else {},
+    )
 
 
-def _collected(run: Run, stage: str) -> list[Listing]:
+def _collected(run: Run, stage: str) -> Iterator[Listing]:
     """List the rollouts of a collect stage, and its pairs: the chosen ones beside the rejected
     ones."""
-    pairs, paired = read_samples(run.parts(stage, "preferences"), _PAIRS)
-    answers, total = read_samples(_rollouts(run, stage), _ROLLOUT)
-    prompts, note = _prompts(run)
-    problems: dict[str, Mapping[str, Any]] = {}
-    by_policy: dict[str, dict[str, list[Answer]]] = {}
-    for problem, rows in answers.items():
-        problems[problem] = {"prompt": prompts(rows[0]["prompt_ids"])}
-        if problem in pairs:
-            problems[problem] = {"prompt": pairs[problem][0]["prompt"]}
-        for row in rows:
-            by_policy.setdefault(row["policy"], {}).setdefault(problem, []).append(row)
-    columns = []
-    for name in sorted(by_policy):
-        columns.append(Column(fmt.policy_name(name), by_policy[name]))
-    listed = []
-    for problem, entry in problems.items():
-        listed.append(_row(problem, entry, columns, stage))
-    rollouts = Listing(
-        f"Rollouts, {stage}",
-        _rule(len(problems), total, "problems"),
-        [column.name for column in columns],
-        listed,
-        note,
-    )
-    couples = []
-    for problem, rows in pairs.items():
-        chosen, rejected = [], []
-        for row in rows[:SAMPLES]:
-            chosen.append(_side(row, "chosen", "correct"))
-            rejected.append(_side(row, "rejected", "incorrect"))
-        cells = [Cell(0, "chosen", chosen), Cell(1, "rejected", rejected)]
-        facts = counted(len(rows), "pair")
-        place = anchor(stage, "pairs", problem)
-        couples.append(Listed(conversation(rows[0]["prompt"]), facts, None, cells, place))
-    rule = _rule(len(couples), paired, "problems with pairs")
-    return [
-        rollouts,
-        Listing(f"Chosen and rejected, {stage}", rule, ["chosen", "rejected"], couples),
-    ]
+    rollouts, total = _first(_rollouts(run, stage), ROLLOUT)
+    pairs, paired = _first(run.parts(stage, "preferences"), PAIR)
+    decoded = prompts_of(run.config)
+    note = decoded.fault and f"Problems without a pair are shown by id: {decoded.fault}"
+    entries = {}
+    for problem, rows in rollouts.groupby("problem_id"):
+        entries[problem] = {"prompt": decoded(rows["prompt_ids"].iloc[0])}
+    for problem, prompt in zip(pairs["problem_id"], pairs["prompt"], strict=True):
+        entries[problem] = {"prompt": prompt}
+    columns = {fmt.policy_name(name): rows for name, rows in rollouts.groupby("policy")}
+    ids = list(rollouts["problem_id"].unique())
+    yield _listing(f"Rollouts, {stage}", ids, total, columns, entries, note=note)
+    sides = {}
+    for side, verdict in (("chosen", Verdict.CORRECT), ("rejected", Verdict.INCORRECT)):
+        heads = {side: "text", f"{side}_ids": "token_ids", f"{side}_reward": "reward"}
+        sides[side] = pairs.rename(columns=heads).assign(verdict=verdict.value)
+    ids = list(pairs["problem_id"].unique())
+    yield _listing(f"Chosen and rejected, {stage}", ids, paired, sides, entries, outcome=len)
+
+
+def _first(files: Sequence[epath.Path], columns: Sequence[str]) -> tuple[pd.DataFrame, int]:
+    """Read the rows of the first `PROBLEMS` problems, ids ascending, and count all problems."""
+    ids: set[str] = set()
+    for file in files:
+        ids.update(read_parquet(file, ["problem_id"])["problem_id"].to_pylist())
+    return read_samples(files, columns, sorted(ids)[:PROBLEMS]), len(ids)
 
 
 def _rollouts(run: Run, stage: str) -> list[epath.Path]:
-    """Return the stage's own rollouts, or those of the online stage whose archive it reads."""
+    """Return the stage's own rollouts, or those of the stage whose archive it reads."""
     section = run.sections.get(stage, {})
     source = own_stage(str(section.get("policy", "")))
-    own = run.parts(stage)
-    if own or source not in run.folders or section.get("rollouts") != "archive":
-        return own
-    return run.parts(source)
-
-
-def _prompts(run: Run) -> tuple[Prompts, str]:
-    """Return what decodes the run's prompts, and why it cannot, "" if it can."""
-    try:
-        return Prompts(run_tokenizer(run.config)), ""
-    except ValueError as error:
-        note = f"Problems without a pair are shown by id, without their text: {error}"
-        return Prompts(None), note
-
-
-def _side(row: Answer, side: str, verdict: str) -> Sample:
-    length = len(row[f"{side}_ids"])
-    text = row[side] if isinstance(row[side], str) else row[side][-1]["content"]
-    facts = f"{length:,} tokens, reward {fmt.value(row[f'{side}_reward'])}"
-    return Sample(verdict, facts, shorten(text, LENGTH), length)
-
-
-def furthest_apart(last: Sequence[Row]) -> list[str]:
-    """Order the problems on which the runs' last policies differ, largest difference first, equal
-    ones by id."""
-    means = np.stack([row.accuracies[0] for row in last])
-    sizes = means.min(axis=0) - means.max(axis=0)
-    # NaN, which sorts last, is not below 0
-    largest_first = np.argsort(sizes, kind="stable")[: np.count_nonzero(sizes < 0)]
-    return pick(last[0].ids, largest_first)
+    is_archive = section.get("rollouts") == "archive" and source in run.folders
+    return run.parts(source if is_archive else stage)
 
 
 def most_different(
     last: Sequence[Row], files: Mapping[str, epath.Path], problems: Mapping[str, Mapping[str, Any]]
 ) -> list[Listing]:
-    """Show the problems on which the runs' last policies differ most, with every policy's
+    """Show the problems on which the runs' last policies differ, most first, with every policy's
     answers. files: name of a policy -> its completions. problems: id -> row of problems.json."""
-    wanted = furthest_apart(last)[:MOST_DIFFERENT]
-    if not wanted:
-        return []
-    columns = []
+    means = pd.DataFrame([row.accuracies[0] for row in last], columns=last[0].ids)
+    sizes = means.max(skipna=False) - means.min(skipna=False)
+    furthest = sizes[sizes > 0].sort_values(ascending=False, kind="stable")
+    ids = list(furthest.index[:PROBLEMS])
+    columns = {}
     for name, file in files.items():
-        answers, _ = read_samples([file] if file.exists() else [], _ROLLOUT, wanted, 0)
-        columns.append(Column(name, answers))
-    rule = (
-        f"{len(wanted):,} of {len(last[0].ids):,} common problems: those on which the "
-        "accuracies of the runs' last policies are furthest apart, equal ones by problem id, which "
-        f"is a hash. Of each policy the first {SAMPLES} samples; beside the prompt, right answers "
-        f"among all samples. Before and after: {last[0].name} and {last[-1].name}."
-    )
-    changes = last[-1].accuracies[0] - last[0].accuracies[0]
-    of_problem = dict(zip(last[0].ids, changes.tolist(), strict=True))
-    rows = []
-    for rank, problem in enumerate(wanted):
-        listed = _row(problem, problems.get(problem, {}), columns, "problems", of_problem[problem])
-        rows.append(listed._replace(rank=rank))
-    names = [column.name for column in columns]
-    title = "Where the runs differ most"
-    return [Listing(title, rule, names, rows, order="largest difference")]
-
-
-def _rule(listed: int, total: int, things: str, chosen: str = "") -> str:
-    """Say which problems are listed, and how many samples, or pairs, of each. chosen: those that
-    come before the first by id."""
-    rule = f"{listed:,} of {total:,} {things}"
-    if listed < total:
-        rule += f": {chosen}" if chosen else ", "
-        rule += f"the first by problem id, which is a hash; {total - listed:,} are left out"
-    rule += f". Of each the first {SAMPLES} samples."
-    if things == "problems":
-        rule += (
-            " Next to the prompt: right answers among all samples, or their mean reward. Confidence "
-            "is the geometric mean of the tokens' probabilities, after temperature and filters."
-        )
-    return rule
+        columns[name] = read_samples([file] if file.exists() else [], ROLLOUT, ids)
+    changes = means.iloc[-1] - means.iloc[0]
+    title = "Problems on which the last policies differ most"
+    which = f"those with the largest differences between {last[0].name} and {last[-1].name}"
+    return [_listing(title, ids, len(last[0].ids), columns, problems, which=which, changes=changes)]

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 
 import numpy as np
 import pandas as pd
@@ -35,7 +35,7 @@ from g2d_jax.report.tables import COSTS, Table, cost_cells, table
 from g2d_jax.report.verdict import command, flops, study_sentence, study_verdict
 from g2d_jax.runtime.storage import PathLike, fingerprint
 from g2d_jax.runtime.terminal import counted
-from g2d_jax.stage_result import TOKENS, Stop
+from g2d_jax.stage_result import TOKENS, Evaluated, Stop
 from g2d_jax.study import frontier
 from g2d_jax.study.pricing import Rates
 
@@ -53,11 +53,11 @@ FRONTIERS = (
 )
 """Costs that accuracy is drawn against, a figure each."""
 
-EVALUATED: Mapping[str, tuple[str, Written]] = {
-    "greedy": ("greedy %", fmt.percent),
-    "entropy": ("entropy, nats", fmt.fixed(3)),
-    "mean_length": ("length", fmt.fixed(1)),
-    "truncated": ("truncated %", fmt.percent),
+EVALUATED: Mapping[Callable[[Evaluated], float], tuple[str, Written]] = {
+    attrgetter("greedy"): ("greedy %", fmt.percent),
+    methodcaller("measure", "entropy"): ("entropy, nats", fmt.fixed(3)),
+    methodcaller("measure", "mean_length"): ("length", fmt.fixed(1)),
+    methodcaller("measure", "frac_truncated"): ("truncated %", fmt.percent),
 }
 """Measure in the evaluation of a policy -> head of its column, and its numbers as text."""
 
@@ -247,7 +247,7 @@ def row_cells(rows: Sequence[Row]) -> list[dict[str, str]]:
     for row in rows:
         passed = row.pass_at(k) if k > 1 else math.nan
         read = partial(row.evaluated, row.split)
-        evaluated = fmt.cells({attrgetter(name): form for name, form in EVALUATED.items()}, read)
+        evaluated = fmt.cells(EVALUATED, read)
         costs = cost_cells(row.costs, measures)
         reached = {"policy": row.name, f"pass@{k} %": fmt.percent(passed)}
         cells.append({**reached, **evaluated, **costs})

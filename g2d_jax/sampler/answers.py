@@ -6,9 +6,8 @@ EngineError.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -24,14 +23,12 @@ class Reader:
     """The reader of answers, used by one thread.
 
     wrong: makes the error of what is wrong, and of what to do. say: shows the user a message.
-    counts: what was read so far, see `COUNTS`.
     """
 
     tokenizer: PromptTokenizer
     vocab_size: int
     wrong: Callable[[str, str], EngineError]
     say: Callable[[str], None]
-    counts: Counter[str] = field(default_factory=Counter)
 
     def rollout(
         self,
@@ -46,7 +43,6 @@ class Reader:
         is_scored: tells whether the server's log-probabilities are those of the distribution that
         is drawn from.
         """
-        self.counts["responses"] += 1
         choice = self._choice(request, answer)
         params = request.params
         finish = choice["finish_reason"]
@@ -142,10 +138,7 @@ class Reader:
             raise self.wrong(
                 "a response has neither token_ids nor text", "check that engine.url is /v1 of vLLM"
             )
-        self.say(
-            "engine: the server gives no token ids, so its text is tokenised again; the manifest "
-            "counts them"
-        )
+        self.say("engine: the server gives no token ids, so its text is tokenised again")
         by_text = choice["finish_reason"] == "stop" and self._ended_by_text(choice, params)
         if by_text and not any(string in text for string in params.stop):
             text += choice["stop_reason"]  # the server cut it off
@@ -159,12 +152,8 @@ class Reader:
         if choice["finish_reason"] == "stop" and not by_text:
             ids.append(self.tokenizer.stop_id)
         told = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        other = (
-            self.tokenizer.decode(ids) != text
-            or told not in (None, len(ids))
-            or len(ids) > params.max_new_tokens
-        )
-        self.counts.update({"tokenised_again": 1, "other_ids": int(other)})
+        if self.tokenizer.decode(ids) != text or told not in (None, len(ids)):
+            self.say("engine: some texts tokenised again give other ids than the server drew")
         if not ids:
             raise self.wrong(
                 "a response is empty, and was not ended by a stop token", "look at its log"
@@ -214,5 +203,4 @@ class Reader:
                 "start vLLM with --logprobs-mode processed_logprobs, or sample at temperature 1",
             )
         self.say(f"engine: log-probabilities are NaN: {why}")
-        self.counts["without_logprobs"] += 1
         return np.full(length, np.nan, np.float32)

@@ -17,7 +17,6 @@ import json
 import threading
 import uuid
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import KW_ONLY, dataclass, replace
@@ -34,7 +33,6 @@ from g2d_jax.models.hf_folder import ADAPTERS
 from g2d_jax.records import MOST_LOGPROB, Request, Rollout
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.threads import in_daemons
-from g2d_jax.sampler import COUNTS
 from g2d_jax.sampler.answers import Reader
 from g2d_jax.sampler.connection import PLAIN, Connection
 from g2d_jax.sampler.programs import Shapes
@@ -72,8 +70,7 @@ class Remote:
     are written for it.
 
     seed: of the run. dtype: of the weights that are written. say: shows the user a message.
-    counts: of all calls that came to their end, in all processes: see `COUNTS`. busy: the clock of
-    this process's requests.
+    busy: the clock of this process's requests.
     """
 
     settings: Settings
@@ -87,7 +84,6 @@ class Remote:
 
     def __post_init__(self) -> None:
         self.say = functools.cache(self.say)  # once each
-        self.counts = Counter(dict.fromkeys(COUNTS, 0))
         self.ready = 0
         self.connection = Connection(self.settings)
         self.busy = self.connection.busy
@@ -205,7 +201,6 @@ class Remote:
         of the distribution that was drawn from; greedy ones are 0. Raises EngineError.
         """
         jobs = _jobs(_own_share(requests))
-        self._reader.counts.clear()
         with processes.barrier():  # the error of one process is that of all
             self._check_held(sampler_params)
             stopped = threading.Event()
@@ -238,8 +233,6 @@ class Remote:
                 stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)
             self._check_held(sampler_params)
-        for counts in processes.gather(self._reader.counts):
-            self.counts.update(counts)
 
     # The policy
 

@@ -116,11 +116,6 @@ class RunSampling:
                 "serve that folder and set model.path to it"
             )
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """The counts of a server's responses so far, {} where the sampler samples."""
-        return {} if self.server is None else self.server.counts
-
     @cached_property
     def sampler(self) -> Sampler:
         """The sampler, one for the run."""

@@ -202,10 +202,10 @@ class Session:
 
     @contextmanager
     def track_cost(self, cost: Cost) -> Iterator[None]:
-        """Add the time of a block, the cost of scoring in it and a server's counts to a cost."""
+        """Add the time of a block and the cost of scoring in it to a cost."""
 
         def usage() -> dict[str, float]:
-            return {**self.scorer.usage(), **self.sampling.counts, **self.clock.read()}
+            return {**self.scorer.usage(), **self.clock.read()}
 
         before, started = usage(), time.perf_counter()
         try:

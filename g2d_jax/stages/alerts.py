@@ -1,6 +1,6 @@
 """Warnings of a stage, in words, with remedies: rules over what the stage has recorded.
 
-    metrics, counts ─► rules ─► Alert ─► `say`, once a stage ─► terminal, metrics/, manifest ─► top of the reports
+    metrics, counts ─► rules ─► Warned ─► `say`, once a stage ─► terminal, metrics/, manifest ─► top of the reports
 
 The rules are pure. They report what a person would see in the curves: too few problems, nothing
 graded or nothing right, responses that are cut, a reward that stays where it was, entropy or length
@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -59,19 +58,11 @@ DISPLACED = 0.2  # nats a token that chosen responses lose
 SAFE_EPSILON = 1e-4  # of Adam, as the paper has it for verifiable tasks
 
 
-@dataclass(frozen=True)
-class Alert:
-    """A warning. cause: its name, one a stage. text: the symptom, and what to try."""
-
-    cause: str
-    text: str
-
-
 # Reporting
 
 
 def say(
-    session: Session, name: str, step: int, alerts: Iterable[Alert], warnings: list[Warned]
+    session: Session, name: str, step: int, alerts: Iterable[Warned], warnings: list[Warned]
 ) -> None:
     """Show the user the alerts whose cause is not among the warnings, and add them there; all
     processes call it.
@@ -80,11 +71,11 @@ def say(
         if alert.cause in {warning.cause for warning in warnings}:
             continue
         text = f"{name}{f', step {step}' if step else ''}: {alert.text}"
-        warnings.append(Warned(alert.cause, step, text))
+        warnings.append(Warned(alert.cause, text))
         session.tracker.warn(name, step, alert.cause, text)
 
 
-def report(trainer: Trainer, alerts: Iterable[Alert]) -> None:
+def report(trainer: Trainer, alerts: Iterable[Warned]) -> None:
     """Show alerts at a Trainer's step; those already shown are part of the state with which the
     stage resumes."""
     say(trainer.session, trainer.name, trainer.step, alerts, trainer.extra_state.warnings)
@@ -214,7 +205,7 @@ def few_updates(updates: int, batch: int, pairs: int) -> str:
     )
 
 
-def few_pairs(counts: Mapping[str, int], cause: Cause) -> list[Alert]:
+def few_pairs(counts: Mapping[str, int], cause: Cause) -> list[Warned]:
     """Warn if few of a collect stage's prompts have a better and a worse response. counts: those of
     its manifest. cause: of most responses."""
     prompts, mixed = counts["prompts"], counts["mixed"]
@@ -231,7 +222,7 @@ def few_pairs(counts: Mapping[str, int], cause: Cause) -> list[Alert]:
         f"{mixed} of {prompts} prompts have responses to tell apart ({why}), which gives "
         f"{counts['pairs']} pairs: {cause.symptom}. To try: {cause.remedy}"
     )
-    return [Alert("signal", text)]
+    return [Warned("signal", text)]
 
 
 def sampled(
@@ -239,7 +230,7 @@ def sampled(
     limit: int | None,
     cause: Callable[[], Cause],
     whose: str = "its responses",
-) -> list[Alert]:
+) -> list[Warned]:
     """Warn of faulty responses of a policy, by their shares under the names of `WATCHED`; missing
     ones give no warning.
     limit: the max_new_tokens that they were sampled with; None: not known, and not judged. cause:
@@ -251,7 +242,7 @@ def sampled(
             "a larger sampling.max_new_tokens, the template that the model was trained with "
             "(tokenizer.chat, tokenizer.prompt_template), SFT on responses that end"
         )
-        alerts.append(Alert("cut", text))
+        alerts.append(Warned("cut", text))
     unscorable = shares.get("verdicts/unscorable", 0.0)
     timeout = shares.get("verdicts/timeout", 0.0)
     if unscorable + timeout > UNGRADED:
@@ -260,7 +251,7 @@ def sampled(
             f"unscorable, {timeout:.0%} timeouts, which count as wrong). To try: look at the "
             "reference answers and at samples/, a larger reward.cpu_seconds"
         )
-        alerts.append(Alert("ungraded", text))
+        alerts.append(Warned("ungraded", text))
     signal = shares.get("frac_signal", 1.0)
     mute = shares.get("verdicts/no_answer", 0.0)
     if signal >= SIGNAL and mute <= UNREAD:
@@ -271,14 +262,14 @@ def sampled(
             f"{signal:.0%} of the prompts give a signal, and the rest teaches nothing: "
             f"{why.symptom}. To try: {why.remedy}"
         )
-        alerts.append(Alert("signal", text))
+        alerts.append(Warned("signal", text))
     elif why.verdict is Verdict.NO_ANSWER:
         text = f"of {whose}, {why.symptom}. To try: {why.remedy}"
-        alerts.append(Alert("no_answer", text))
+        alerts.append(Warned("no_answer", text))
     return alerts
 
 
-def chosen_logps_fell(change: float, stage: Offline) -> list[Alert]:
+def chosen_logps_fell(change: float, stage: Offline) -> list[Warned]:
     """Warn if an offline stage has made even the chosen responses much less likely. This is
     likelihood displacement (arXiv 2410.08847). change: mean over pairs of their log-probability
     after less before, nats a token."""
@@ -290,10 +281,10 @@ def chosen_logps_fell(change: float, stage: Offline) -> list[Alert]:
         f"a smaller optimizer.learning_rate (now {stage.optimizer.learning_rate:g}), fewer epochs, "
         "pairs of the policy's own recent responses"
     )
-    return [Alert("displaced", text)]
+    return [Warned("displaced", text)]
 
 
-def collapse(series: Mapping[str, Sequence[float]], stage: Online) -> list[Alert]:
+def collapse(series: Mapping[str, Sequence[float]], stage: Online) -> list[Warned]:
     """Warn of collapsed series of `WATCHED` metrics, by the medians of their first and last
     `WINDOW` values. The causes are "entropy" and "length".
 
@@ -317,14 +308,14 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
     return statistics.median(finite[:WINDOW]), statistics.median(finite[-WINDOW:])
 
 
-def _collapsed(cause: str, first: float, last: float, stage: Online) -> Alert:
+def _collapsed(cause: str, first: float, last: float, stage: Online) -> Warned:
     share = f"{last / first:.0%} of what it was at the start" if first else ""
     what = {
         "entropy": f"the entropy of its samples has collapsed to {last:.3g} nats a token, {share}",
         "length": f"the length of its samples has collapsed to {last:.4g} tokens, {share}",
     }[cause]
     text = f"{what}. To try (arXiv 2506.21495): {'; '.join(remedies(cause, stage))}"
-    return Alert(cause, text)
+    return Warned(cause, text)
 
 
 def remedies(cause: str, stage: Online) -> list[str]:

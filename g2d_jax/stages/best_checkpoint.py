@@ -24,7 +24,6 @@ from g2d_jax.runtime.tracking import Progress
 from g2d_jax.session.session import Session, StopRun
 from g2d_jax.stage_result import Cost, Outcome, Scored, Selection, Warned
 from g2d_jax.stages import alerts
-from g2d_jax.stages.alerts import Alert
 from g2d_jax.stages.held_out import HeldOut, task_results, write_problems
 from g2d_jax.stages.held_out import issues as issues
 from g2d_jax.stages.held_out import programs as programs
@@ -68,8 +67,6 @@ def run(session: Session, name: str, stage: BestCheckpoint) -> Outcome:
         f"{stage.policy}@{best}",
         {str(step): entry for step, entry in scores.items()},
         "dev",
-        stage.sampling.answers(stage.num_generations),
-        stage.sampling.to_dict(),
     )
     return Outcome(
         cost=cost,
@@ -123,14 +120,14 @@ def _scored(
     return Scored(total / len(tasks), spread / len(tasks), tasks)
 
 
-def _negative(scores: Mapping[int, Scored]) -> Iterator[Alert]:
+def _negative(scores: Mapping[int, Scored]) -> Iterator[Warned]:
     """Yield an alert for each task whose rewards, which are divided by lengths, are negative on
     average."""
     for task in next(iter(scores.values())).tasks:
         results = [entry.tasks[task] for entry in scores.values()]
         low = min(row.reward for row in results)
         if low < 0 and not any(row.verifiable for row in results):
-            yield Alert(
+            yield Warned(
                 f"negative {task}",
                 f"rewards of the task {task} are negative on average ({low:.3g}): divided by the "
                 "length they favour long responses. To try: rewards shifted above 0",

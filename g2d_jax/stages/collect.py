@@ -308,7 +308,7 @@ def _selected(
 ) -> Pairs:
     """Select stage.max_pairs of the pairs by stage.select. A prompt's uncertainty is the mean
     entropy of its tokens."""
-    entropies = informativeness.prompts(groups)["entropy"]
+    entropies = informativeness.prompts(informativeness.responses(groups))["entropy"]
     prompts = []
     for (problem, visit), nats in zip(draws, entropies, strict=True):
         prompts.append((problem.id, visit, float(nats)))
@@ -338,10 +338,11 @@ def _measure(folder: epath.Path, groups: Groups, pairs: Pairs) -> dict[str, dict
 
     Figures that need log-probabilities are NaN where rollouts came without.
     """
-    columns = {
-        **informativeness.prompts(groups),
-        "pairs": np.array(list(map(len, pairs)), np.int64),
-    }
+    rows = informativeness.responses(groups)
+    table = informativeness.prompts(rows)
+    counts = np.array(list(map(len, pairs)), np.int64)
+    columns = {name: values.to_numpy() for name, values in table.items()}
+    columns |= {"problem_id": table["problem_id"].tolist(), "pairs": counts}
     processes.on_leader(
         lambda: write_columns(folder / "informativeness" / "prompts.parquet", columns)
     )
@@ -353,8 +354,8 @@ def _measure(folder: epath.Path, groups: Groups, pairs: Pairs) -> dict[str, dict
     summary = informativeness.pair_summary(
         logprobs[::2], logprobs[1::2], lengths[::2], lengths[1::2]
     )
-    of_pairs = {**summary, **informativeness.prompts_of_pairs(columns)}
-    return {"informativeness": informativeness.summary(groups), "pairs": of_pairs}
+    of_pairs = {**summary, **informativeness.prompts_of_pairs(table, counts)}
+    return {"informativeness": informativeness.summary(rows), "pairs": of_pairs}
 
 
 def _fate(group: Sequence[ScoredRollout], lowest: float, highest: float) -> str:

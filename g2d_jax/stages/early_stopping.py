@@ -24,7 +24,7 @@ def ends(trainer: Trainer, stage: Online) -> bool:
     spent = processes.on_leader(lambda: spent)  # seconds differ from one process to the next
     if not step or spent < stage.budget.amount:
         return False
-    state.ended = Stop("budget", stage.budget.measure, spent, step)
+    state.ended = Stop("budget", stage.budget.measure)
     trainer.pinned.add(step)
     # Also where the step was saved before: by a process that was stopped in between.
     state.costs.setdefault(str(step), replace(trainer.cost))

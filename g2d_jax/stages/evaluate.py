@@ -73,9 +73,8 @@ def run(session: Session, name: str, stage: Evaluate) -> Outcome:
                     cost.add(dataclasses.asdict(earlier.cost))
             metrics = _metrics(entry)
             bar.update(bar.done, _shown(metrics))
-            session.tracker.log(
-                name, number, {**metrics, "completions/mean_length": entry.mean_length}
-            )
+            length = entry.informativeness["mean_length"]
+            session.tracker.log(name, number, {**metrics, "completions/mean_length": length})
             found = alerts.sampled(
                 answers[policy].described,
                 stage.sampling.max_new_tokens,
@@ -127,10 +126,7 @@ def evaluate_policy(
         rollouts=os.path.relpath(held_out.file, session.folders[name]),
         marks=marks_of(correct(groups)),
         verdicts=dict(Counter(row.score.verdict.value for row in rows_of(groups))),
-        mean_length=described["completions/mean_length"],
-        entropy=described["entropy"],
-        truncated=described["completions/clipped_ratio"],
-        informativeness=informativeness.summary(groups),
+        informativeness=informativeness.summary(informativeness.responses(groups)),
         **_accuracies(session, stage, problems, groups, greedy),
         **_tasks(session, problems, groups, greedy),
     )

@@ -41,7 +41,7 @@ from g2d_jax.session.row_shapes import RowShape, choose_row_length
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import open_trainer
 from g2d_jax.session.training_programs import Scorer, Training, mean_prompt
-from g2d_jax.stage_result import Cost, Outcome
+from g2d_jax.stage_result import Cost, Outcome, Warned
 from g2d_jax.stages import alerts
 from g2d_jax.study import informativeness
 from g2d_jax.training import objectives
@@ -53,9 +53,8 @@ SCORED_AT_ONCE = 256  # pairs of one scoring call
 def run(session: Session, name: str, stage: Offline) -> Outcome:
     """Train stage.epochs over the pairs; return what was done.
 
-    The pairs are measured under the policy before and after training: `measures` has the numbers,
-    `diagnosis` their cost, which no other field counts, and pairs.parquet each pair's
-    log-probabilities.
+    The pairs are measured under the policy before and after training, which no cost counts:
+    `measures` has the numbers, and pairs.parquet each pair's log-probabilities.
     before, after: `pair_summary` of the log-probabilities. margins: `margin_summary` after
     training, {} for a loss that compares with no reference. (Before it rewards and margins are 0,
     for the policy is the reference.)
@@ -81,17 +80,14 @@ def run(session: Session, name: str, stage: Offline) -> Outcome:
         few = alerts.few_updates(steps, batch_size, count)
         if few and stage.preferences in session.config.stages:  # else `issues` said so
             more = "more prompts or pairs_per_prompt, a smaller batch_size, more epochs"
-            alerts.report(trainer, [alerts.Alert("data", f"{few}. To try: {more}")])
+            alerts.report(trainer, [Warned("data", f"{few}. To try: {more}")])
         while trainer.meet_before_update():
             with session.track_cost(trainer.cost):
                 drawn = [i for i, _ in draw(order, trainer.step * batch_size, batch_size)]
                 trainer.update(batch(pick(pairs, drawn), references[drawn]), {})
             trainer.checkpoint_if_due()
         done = trainer.finish({"pairs": count, "steps": steps, "unused": unused})
-        # Without a reference the first scoring was for the measurement alone.
-        diagnosis = Cost() if stage.compares else scoring
-        with session.track_cost(diagnosis):
-            trained = score(scorer, trainer.policy, examples, diagnosis)
+        trained = score(scorer, trainer.policy, examples, Cost())
         change = np.mean((trained - references)[:, 0] / lengths[0])
         alerts.report(trainer, alerts.chosen_logps_fell(float(change), stage))
     after = informativeness.pair_summary(trained[:, 0], trained[:, 1], *lengths)
@@ -103,7 +99,7 @@ def run(session: Session, name: str, stage: Offline) -> Outcome:
     for part, values in measures.items():
         figures |= {f"{part}/{key}": value for key, value in values.items()}
     session.tracker.log(name, steps, figures, kind="diagnosis")
-    return replace(done, measures=measures, diagnosis=diagnosis)
+    return replace(done, measures=measures)
 
 
 def _row_length(session: Session, examples: list[Group], batch_size: int) -> int:

@@ -38,22 +38,13 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bend:
-    """The fit of a curve over so many steps. before, after: what a step adds. excess: after -
-    LITTLE * before."""
+    """The fit of a curve. before, after: what a step adds. flattens: whether the curve flattens at
+    `step`, by the rule above."""
 
-    steps: float
     step: Estimate
     before: Estimate
     after: Estimate
-    excess: Estimate
-
-    @property
-    def flattens(self) -> bool:
-        """Whether the curve flattens at `step`, by the rule above."""
-        return (
-            self.before.low > 0 > self.excess.high
-            and self.step.high - self.step.low <= self.steps / 2
-        )
+    flattens: bool
 
 
 def bend(
@@ -68,11 +59,11 @@ def bend(
     if len(x) <= 2 * EDGE or np.isnan(noise).any():
         return None
     drawn = y + noise * np.random.default_rng(0).standard_normal((samples, len(x)))
-    step, slopes = _fit(x, np.vstack([y, drawn]))
-    before, after = slopes.T
-    return Bend(
-        float(x[-1] - x[0]), *map(_estimate, (step, before, after, after - LITTLE * before))
-    )
+    steps, slopes = _fit(x, np.vstack([y, drawn]))
+    step, before, after = map(_estimate, (steps, *slopes.T))
+    excess = _estimate(slopes[:, 1] - LITTLE * slopes[:, 0])
+    is_placed = step.high - step.low <= (x[-1] - x[0]) / 2
+    return Bend(step, before, after, bool(before.low > 0 > excess.high and is_placed))
 
 
 def _fit(

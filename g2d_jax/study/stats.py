@@ -5,10 +5,9 @@ problem cannot be scored. NaN are left out of every figure, not counted as wrong
 problems equally, however many of their answers are scored; a problem without a scored answer is
 left out.
 
-Three measures of spread answer three questions:
+Two measures of spread answer two questions:
 
     std_runs         how much does pass@1 move from one run over the problems to the next? (the papers' parentheses)
-    sem              standard error if all N * S answers were independent, which those to one problem are not
     sem_clustered    standard error over the draw of problems and of answers: the one to trust
 
 sem_clustered is sqrt(sum_i (m_i - m)^2 / (N * (N - 1))) with m_i the mean of problem i's answers
@@ -34,17 +33,13 @@ class Accuracy:
     """Mean pass@1 with its spread, all as fractions of 1 (see the module's docstring). NaN where it
     is not defined.
 
-    problems: those with at least one scored answer, at most N. samples: S. scored: answers that are
-    not NaN.
+    problems: those with at least one scored answer, at most N.
     """
 
     mean: float
     std_runs: float
-    sem: float
     sem_clustered: float
     problems: int
-    samples: int
-    scored: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +56,11 @@ def accuracy(correct: ArrayLike) -> Accuracy:
     """Compute the mean pass@1 of [N, S] answers; NaN for the mean of no answers and the spread of
     fewer than two."""
     values = np.asarray(correct, dtype=np.float64)
-    scored = values[~np.isnan(values)]
     problems = row_means(values)
     problems = problems[~np.isnan(problems)]
     runs = row_means(values.T)
-    return Accuracy(
-        mean=mean(problems),
-        std_runs=std(runs[~np.isnan(runs)]),
-        sem=_sem(scored),
-        sem_clustered=_sem(problems),
-        problems=len(problems),
-        samples=values.shape[1],
-        scored=len(scored),
-    )
+    spread = std(runs[~np.isnan(runs)])
+    return Accuracy(mean(problems), spread, _sem(problems), len(problems))
 
 
 def by_subset(correct: ArrayLike, subsets: Sequence[str]) -> dict[str, Accuracy]:

@@ -14,7 +14,7 @@ from g2d_jax.config_load import resolve
 from g2d_jax.data import arithmetic
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.report.autopsy import headline, read, report, write_autopsy
+from g2d_jax.report.autopsy import read, report, verdict, write_autopsy
 
 TRL = str(Path(__file__).parent / "trl-1.16")
 SHAPE = ModelConfig("qwen2", 22, 16, 1, 2, 1, 8, 16, tie_word_embeddings=True)
@@ -66,7 +66,7 @@ def test_what_trl_s_tables_say(written: Path) -> None:
         values["", "bend/step/high"],
     ) == (12, 12, 16)
     said = (written / "autopsy.md").read_text()
-    assert "It taught little from step 12 \\[12, 16\\] on: a step added +2.6 points" in said
+    assert "Training helped little after step 12 \\[12, 16\\]: a step added +2.6 points" in said
     assert "length in characters" in said and "2605.21266" in said
 
 
@@ -77,7 +77,7 @@ def test_its_config_makes_the_pairs_that_it_counted(written: Path, tmp_path: Pat
     pipeline.run(config, tmp_path / "run", until="collect")
     counts = stage_result.read(tmp_path / "run" / "01-collect").counts
     assert (
-        f"They have {counts['pairs']} pairs of {counts['prompts']} prompts"
+        f"steps 12 to 16: {counts['pairs']} pairs of {counts['prompts']} prompts"
         in (written / "autopsy.md").read_text()
     )
     rows = [json.loads(line) for line in (written / "rollouts.jsonl").read_text().splitlines()]
@@ -109,13 +109,11 @@ def test_rewards_that_rank_log_probs_and_steps_that_repeat(tmp_path: Path) -> No
     ]
     dump = save(tmp_path / "dump.jsonl", rows)
     found = read([dump])
+    assert list(found.measures.index) == [1, 2, 4] and found.repeated == [3]
     assert (
-        list(found.steps) == [1, 2, 4]
-        and found.repeated == [3]
-        and not found.verifiable
-        and found.unit == "tokens"
+        not found.verifiable and "length in tokens" in report(found, "run").parts["steps"][0].title
     )
-    last = found.measures[4]
+    last = found.measures.loc[4]
     assert (
         last["pairs"] == 2
         and last["reward_mean"] == pytest.approx(2.5 / 3)
@@ -125,7 +123,7 @@ def test_rewards_that_rank_log_probs_and_steps_that_repeat(tmp_path: Path) -> No
         last["confidence"] == pytest.approx(2.718281828**-1)
         and last["pass_rate"] != last["pass_rate"]
     )
-    assert "Cannot tell" in headline(found) and found.chosen == (1, 1) and found.checkpoint == 1
+    assert "No clear point" in verdict(found) and found.chosen == (1, 1) and found.checkpoint == 1
     page = report(found, "<script>")
     paths = write_autopsy(found, page, [dump], tmp_path / "out", {}, "")
     markup = Path(paths[0]).read_text()
@@ -141,7 +139,8 @@ def test_rows_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path) -> No
     with open(dump, "a") as file:
         file.write('{"prompt": "1+1=')
     found = read([dump])
-    assert found.measures[1]["responses"] == 4 and found.measures[1]["pass_rate"] == 0.25
+    first = found.measures.loc[1]
+    assert first["responses"] == 4 and first["pass_rate"] == 0.25
     page = report(found, "run")
     (warning,) = page.warnings
     assert warning.startswith(f"Rows left out: 4 broken (the first: {dump}, line 3: its reward")
@@ -158,11 +157,8 @@ def test_prompts_after_a_template_need_their_problems(tmp_path: Path) -> None:
     dump = save(tmp_path / "1.jsonl", rows)
     columns = {"reward": "score"}
     found = read([dump], columns)
-    assert (
-        found.verifiable
-        and found.measures[1]["pass_rate"] == 0.25
-        and found.measures[1]["pairs"] == 3
-    )
+    first = found.measures.loc[1]
+    assert found.verifiable and first["pass_rate"] == 0.25 and first["pairs"] == 3
     write_autopsy(found, report(found, "run"), [dump], tmp_path / "out", columns, str(tmp_path))
     text = (tmp_path / "out" / "autopsy_dpo.py").read_text()
     assert "\"columns\": {'reward': 'score'}" in text
@@ -177,7 +173,7 @@ def test_different_answers_are_counted_by_the_rule_that_is_named(tmp_path: Path)
     ]
     dump = save(tmp_path / "dump.jsonl", rows)
     counts = [
-        read([dump], None, rule).measures[1]["distinct_answers"] for rule in ("boxed", "last_line")
+        read([dump], None, rule).measures["distinct_answers"][1] for rule in ("boxed", "last_line")
     ]
     assert counts[0] != counts[0] and counts[1] == 3  # NaN: no answer at all
 

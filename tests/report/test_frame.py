@@ -38,7 +38,7 @@ ANSWERS = {
 def run(tmp_path: Path) -> Path:
     """SFT, 20 online updates of which a checkpoint was chosen, and SimPO on its rollouts."""
     write_json(tmp_path / "config.json", {"config": {"seed": 7, "stages": STAGES}})
-    chosen = Selection("warmup@10", {}, "dev", 2, {})
+    chosen = Selection("warmup@10", {}, "dev")
     more = {
         "sft": {"cost": cost(1000.0)},
         "warmup": {
@@ -51,7 +51,7 @@ def run(tmp_path: Path) -> Path:
     }
     for i, (name, section) in enumerate(STAGES.items(), 1):
         finish(tmp_path / f"{i:02d}-{name}", section["kind"], **more[name])
-    evaluation(tmp_path / "06-evaluate", ANSWERS, mean_length=24.0)
+    evaluation(tmp_path / "06-evaluate", ANSWERS, informativeness={"mean_length": 24.0})
     return tmp_path
 
 

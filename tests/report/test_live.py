@@ -169,8 +169,8 @@ HOSTILE = "<script>alert(1)</script>"
 
 
 def test_a_page_under_way_shows_text_as_text_and_allows_its_scripts_alone() -> None:
-    stage = StageState("warmup", "online", "running 3 of 10", "10", 4.0, 2**30, HOSTILE, "")
-    waiting = StageState("dpo", "offline", "waiting", "", float("nan"), float("nan"), "", "")
+    stage = StageState("warmup", "running 3 of 10", seconds=4.0, peak_bytes=2**30, note=HOSTILE)
+    waiting = StageState("dpo", "waiting")
     rows = [{"prompt": HOSTILE, "completion": "x" * 1000, "verdict": "correct"}]
     now = [stages_table([stage, waiting]), samples_table(Samples("warmup", 3, rows))]
     report = Report("report", "mine", "", [], {"now": now}, live=Live(1e9, 30.0))

@@ -145,7 +145,7 @@ def test_hostile_text_everywhere_stays_text(read, own_run):
     subsets = {HOSTILE: first.accuracy}
     first = replace(first, label=HOSTILE, verdicts={HOSTILE: 3, "correct": 1}, subsets=subsets)
     change(own_run, "evaluate", evaluation=replace(evaluation, policies=[first, *others]))
-    change(own_run, "collect", counts={HOSTILE: 3}, warnings=[Warned("any", 0, HOSTILE)])
+    change(own_run, "collect", counts={HOSTILE: 3}, warnings=[Warned("any", HOSTILE)])
     content = read_json(own_run / "config.json")
     config = {**content["config"], "name": HOSTILE, HOSTILE: HOSTILE}
     write_json(own_run / "config.json", {**content, "config": config})

@@ -15,7 +15,7 @@ from toys import QWEN, make_tokenizer
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import load_tokenizer
 from g2d_jax.records import Score, Verdict
-from g2d_jax.report.prompts import Prompts, run_tokenizer
+from g2d_jax.report.prompts import Prompts, prompts_of
 from g2d_jax.report.runs import read_run
 from g2d_jax.report.samples import (
     PROBLEMS,
@@ -51,17 +51,11 @@ def test_what_changed_most_among_all_problems_is_listed_whatever_its_id(tmp_path
     before["160"] = ["u", "u", "u", "u"]
     after["165"] = ["u", "u", "u", "u"]
     listing = listed(tmp_path, {"sft": before, "warmup": between, "dpo": after})
-    assert problems(listing) == [*MANY[: PROBLEMS - 3], "150", "170", "199"]
-    changes = dict(zip(problems(listing), [row.change for row in listing.rows], strict=True))
-    assert changes["199"] == -0.5 and changes["150"] == 0.5 and changes["170"] == 0.25
-    assert changes["000"] == 0
-    ranks = dict(zip(problems(listing), [row.rank for row in listing.rows], strict=True))
     # of two equal changes that of the lower id
-    assert [ranks[problem] for problem in ("150", "199", "170", "000")] == [0, 1, 2, 3]
+    assert problems(listing) == ["150", "199", "170", *MANY[: PROBLEMS - 3]]
+    assert [row.change for row in listing.rows[:4]] == [0.5, -0.5, 0.25, 0]
     assert listing.rule.startswith(
-        "60 of 200 problems: the 3 whose mean over all samples changed most from cold (sft) to G2D "
-        "(dpo), either way, and the first "
-        "by problem id, which is a hash; 140 are left out."
+        "40 of 200 problems: first those that changed most from cold (sft) to G2D (dpo), then by id."
     )
 
 
@@ -86,9 +80,8 @@ def test_of_one_policy_nothing_changed_and_of_few_problems_all_are_listed(tmp_pa
     assert problems(one) == MANY[:PROBLEMS] and "changed" not in one.rule
     assert list(one.orders) == ["", "shortest", "longest"]
     two = listed(tmp_path / "two", {"sft": {"a": [1], "b": [0]}, "dpo": {"a": [0], "b": [0]}})
-    assert problems(two) == ["a", "b"] and two.rule.startswith("2 of 2 problems. Of each")
-    assert two.rule.endswith("Before and after: cold (sft) and G2D (dpo).")
-    assert list(two.orders) == ["", "changed", "lost", "gained", "shortest", "longest"]
+    assert problems(two) == ["a", "b"] and two.rule.startswith("2 of 2 problems. ")
+    assert list(two.orders) == ["", "shortest", "longest", "changed", "lost", "gained"]
 
 
 def test_rewards_that_are_no_verdicts_change_too(tmp_path: Path) -> None:
@@ -105,8 +98,8 @@ def test_rewards_that_are_no_verdicts_change_too(tmp_path: Path) -> None:
         file.unlink()
         write_rollouts(file, rows)
     (listing,) = browser(read_run(tmp_path))
-    assert [row.change for row in listing.rows] == [0.0, -2.25]
-    assert listing.rows[1].facts == "cold (sft) reward 2 · G2D (dpo) reward -0.25"
+    assert [row.change for row in listing.rows] == [-2.25, 0.0]
+    assert listing.rows[0].facts == "cold (sft) reward 2 · G2D (dpo) reward -0.25"
 
 
 def test_a_collected_problem_without_a_pair_is_shown_too(own_run: Path) -> None:
@@ -148,5 +141,5 @@ def test_a_problem_is_read_from_the_tokens_of_its_prompt(tmp_path: Path, setting
     ],
 )
 def test_a_tokenizer_that_is_not_there(config: dict) -> None:
-    with pytest.raises(ValueError, match=r"tokenizer|prompt_template"):
-        run_tokenizer(config)
+    prompts = prompts_of(config)
+    assert prompts.fault.startswith("the tokenizer cannot be loaded: ") and prompts([5]) == ""

@@ -154,13 +154,10 @@ class Fake:
         )
         if right is not None:
             answers = {name: [1, 0, 0, 0] if name == "sft" else right for name in names}
-            measured = {
-                "entropy": 0.25,
-                "mean_length": 24.0,
-                "truncated": 0.125,
-                "mean": 0.5,
-            }
-            links["evaluate"] = self.evaluation(key, "test", answers, **measured)
+            measured = {"entropy": 0.25, "mean_length": 24.0, "frac_truncated": 0.125}
+            links["evaluate"] = self.evaluation(
+                key, "test", answers, mean=0.5, informativeness=measured
+            )
         stages = {
             "sft": {"kind": "sft", "policy": "init"},
             "train": {"kind": "online", "policy": "sft", **stage},
@@ -195,7 +192,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for rate, best in (("0.1", 0.5), ("0.2", 0.55)):
             for k in ENDS:
                 fake.online(rate, seed, k, best)
-        stop = Stop("adaptive", step=3 - seed)
+        stop = Stop("adaptive")
         own = fake.stage(f"warmup-own-{seed}", "online", 150, counts={"steps": 3 - seed}, stop=stop)
         fake.offline("own", seed, {}, "warmup", own, [1, 1, 1 - seed, 0], dev=0.65, budget=1.0)
         for select, right, pairs in (("all", [1, 0, 0, 0], 80), (HOSTILE, [1, 1, 0, seed], 60)):

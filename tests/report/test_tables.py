@@ -31,7 +31,7 @@ COLD = Evaluated(
     "sft",
     "cold",
     "",
-    accuracy=Accuracy(0.3338, 0.0072, 0.0101, 0.0101, 1024, 4, 4096),
+    accuracy=Accuracy(0.3338, 0.0072, 0.0101, 1024),
     pass_at={"1": 0.3338, "2": 0.48, "4": 0.612},
     greedy=0.51,
 )
@@ -139,7 +139,7 @@ def test_accuracy_and_rewards_of_a_mixed_evaluation():
 def test_what_a_selection_saw_with_its_steps_as_numbers():
     steps = {step: Scored(0.5, math.nan, {"a": MAIN}) for step in ("100", "20")}
     steps["9"] = Scored(0.75, 0.1, {"a": MAIN})
-    title, columns, rows = tables.selection_table("best", Selection("train@9", steps, "dev", 1, {}))
+    title, columns, rows = tables.selection_table("best", Selection("train@9", steps, "dev"))
     assert title == "Selection best: train@9 by its score on dev (± standard error)"
     assert columns == ["step", "score"]
     assert rows == [["9 (chosen)", "0.75 ± 0.1"], ["20", "0.5"], ["100", "0.5"]]

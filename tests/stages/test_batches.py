@@ -140,7 +140,9 @@ def test_equal_rewards_have_no_spread_and_no_signal_whatever_their_mean_rounds_t
     assert (
         describe([equal])["reward_std"] == 0.0 and describe([equal])["frac_reward_zero_std"] == 1.0
     )
-    assert informativeness.prompts([equal])["reward_variance"].tolist() == [0.0]
+    assert informativeness.prompts(informativeness.responses([equal]))[
+        "reward_variance"
+    ].tolist() == [0.0]
 
 
 def test_rewards_of_different_tasks_are_normalised_apart():
@@ -185,7 +187,10 @@ def test_rewards_that_only_rounding_tells_apart_are_equal_everywhere(rewards, ho
     assert describe([equal, apart])["frac_reward_zero_std"] == 0.5
     assert pairs_of(0, "", 0, equal, 4, verifiable=False) == []
     assert len(pairs_of(0, "", 0, apart, 4, verifiable=False)) == 2
-    assert informativeness.prompts([equal, apart])["mixed"].tolist() == [False, True]
+    assert informativeness.prompts(informativeness.responses([equal, apart]))["mixed"].tolist() == [
+        False,
+        True,
+    ]
     history = History()
     for step in (1, 2):
         history.update(0, np.roll(rewards, step), np.full(4, np.nan))
@@ -387,7 +392,11 @@ def test_a_timeout_is_a_wrong_answer_to_every_loss_and_accuracy():
     )
     judged = correct(groups)
     np.testing.assert_array_equal(judged, [[1, 0, 0, np.nan]])
-    assert stats.accuracy(judged).mean == 1 / 3 == informativeness.prompts(groups)["pass_rate"][0]
+    assert (
+        stats.accuracy(judged).mean
+        == 1 / 3
+        == informativeness.prompts(informativeness.responses(groups))["pass_rate"][0]
+    )
     assert describe(groups)["reward"] == 1 / 3
 
 

@@ -120,7 +120,6 @@ def test_the_choice_is_a_policy_like_any_other(config, tmp_path, opened):
     session = opened(config, tmp_path, None)
     manifests = {name: run(session, name) for name in ("train", "best", "more", "evaluate")}
     chosen = manifests["best"].selection.policy
-    assert manifests["more"].inputs == {"best": manifests["best"].fingerprint}
     entry = manifests["evaluate"].evaluation.policies[1]
     assert (entry.name, entry.label, entry.accuracy) == ("best", chosen, NO_ACCURACY)
     assert checkpoint_of(session, "best") == checkpoint_of(session, chosen)

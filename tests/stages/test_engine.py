@@ -109,9 +109,9 @@ def test_online_training_is_that_on_the_samplers_own_rollouts(
     with serving(reply) as server:
         config.engine.update(kind="server", url=server.url, sync="folder")
         there = opened(config, tmp_path / "there")
-        manifest = run(there)
+        run(there)
         told = [path for path, _ in server.asked if path != "/v1/completions"]
-    assert manifest.cost.responses == 64 and len(shards) == 4
+    assert len(server.completions()) == 64 and len(shards) == 4
     loading = [
         "/collective_rpc",
         "/update_weight_version",
@@ -165,8 +165,6 @@ def test_a_server_that_goes_loses_no_shard(config: ConfigDict, tmp_path: Path, o
         manifest = run(opened(config, tmp_path))
         assert len(server.completions()) == 16 and manifest.counts["rollouts"] == 32
     assert file.read_bytes() == written
-    cost = manifest.cost
-    assert (cost.responses, cost.without_logprobs, cost.tokenised_again) == (32, 32, 32)
     storage.write_json(tmp_path / "config.json", {"config": to_dict(Config.of(config))})
     _, page, _ = write_run(read_run(tmp_path), figures=False)
     assert (
@@ -373,7 +371,9 @@ def test_runs_that_share_a_folder_remove_their_own_policies(
     assert len(folders) == 2 and len({folder.parent for folder in folders}) == 2
 
 
-def test_text_is_tokenised_again_and_counted(draw: Drawn, tokenizer: PromptTokenizer) -> None:
+def test_text_is_tokenised_again_and_what_is_amiss_is_said(
+    draw: Drawn, tokenizer: PromptTokenizer
+) -> None:
     ids = tokenizer.encode_text("1 + 1")
     said: list[str] = []
 
@@ -390,7 +390,7 @@ def test_text_is_tokenised_again_and_counted(draw: Drawn, tokenizer: PromptToken
             draw(server, needs=True)
     cut = [*ids, tokenizer.stop_id][:4]
     assert [r.token_ids.tolist() for r in rollouts] == [cut] * 3
-    assert all(np.isnan(r.logprobs).all() for r in rollouts) and len(said) == 2
+    assert all(np.isnan(r.logprobs).all() for r in rollouts) and len(said) == 3
 
 
 def test_log_probs_before_the_temperature_are_left_out(draw: Drawn) -> None:
@@ -588,10 +588,7 @@ def test_vllm_draws_what_the_trainer_would(tmp_path: Path, vllm: Any, sync: str)
         policies=("init", "train"), sampling=settings.sampling(8, temperature=2)
     )
     toys.shrink(config)
-    manifests = pipeline.run(config, tmp_path / "run")
-    # none without ids or log-probabilities
-    assert manifests["train"]["engine"] == {"responses": 64}
-    assert "without_logprobs" not in manifests["evaluate"]["engine"]
+    pipeline.run(config, tmp_path / "run")
     name = "sampling/sampling_logp_difference/max"
     gaps = [
         record["metrics"][name]

@@ -67,7 +67,7 @@ def test_a_point_is_what_a_run_of_its_config_gives(
         stage_result.read(f).evaluation for f in (alone / "05-evaluate", links["evaluate"])
     )
     for one, other in zip(whole.policies, part.policies, strict=True):
-        assert (one.marks, one.entropy) == (other.marks, other.entropy)
+        assert (one.marks, one.measure("entropy")) == (other.marks, other.measure("entropy"))
     dpo = [alone / "05-evaluate" / "rollouts", *(workdir / "stages").glob("evaluate-*/rollouts")]
     assert (dpo[0] / "dpo.parquet").read_bytes() in [
         (folder / "dpo.parquet").read_bytes()
