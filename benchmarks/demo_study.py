@@ -6,7 +6,7 @@ six settings of each at each budget on three seeds, part=judge runs the chosen o
     g2d sweep --config benchmarks/demo_study.py:part=judge --workdir DIR
     python benchmarks/tuned_alike.py answers DIR demo-study-judge
 
-docs/benchmarks/2026-11-26-studies.md has what is asked, and what counts as an answer.
+The results are in docs/benchmarks.md.
 """
 
 import runpy

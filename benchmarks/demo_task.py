@@ -4,9 +4,9 @@ dev problems.
     python benchmarks/demo_task.py runs/demo-task [--only VARIANT …] [--seeds 0 1 2]
     python benchmarks/demo_task.py runs/demo --forgotten
 
-Runs that are finished in the folder are not run again. Prints more than the table of
-docs/benchmarks/demo-task.md has: sampled pass@1 and greedy accuracy in %, of the cold policy, after the
-warm-up and after DPO, the paired changes of the two with their standard errors, and pass@4.
+Runs that are finished in the folder are not run again. Prints sampled pass@1 and greedy accuracy
+in %, of the cold policy, after the warm-up and after DPO, the paired changes of the two with their
+standard errors, and pass@4.
 --forgotten: of a run of the demo, a table of how often each policy's greedy answers forget
 to subtract. A variant is a task in place of procedural:slips, and settings of the demo. About 2
 minutes of one core a run.

@@ -114,7 +114,7 @@ def rivals(task: str) -> list[Row]:
         else:
             needs.append(rates)
         command += "; cp -r benchmarks/results/rivals $OUT; exit $status"
-        expect = "whole seeds: docs/benchmarks/rivals.md"
+        expect = "whole seeds: docs/rivals.md"
         made.append(Row(f"rivals-{part}-{task}", 4, expect, command, tuple(needs)))
     return made
 

@@ -4,7 +4,7 @@ procedural:digits.
 Command:   g2d sweep --config benchmarks/middle.py:study=true --workdir runs/middle     (sweep-k at this scale)
            g2d run --config benchmarks/middle.py      (preset=smoke: about a minute a stage; seed=1: another seed)
 Hardware:  2 CPU cores, under 6 GB of memory; a run takes a quarter of an hour, most of it supervised fine-tuning
-Result:    docs/benchmarks/middle-scale.md
+Result:    docs/benchmarks.md
 """
 
 from ml_collections import ConfigDict

@@ -9,7 +9,7 @@
 and the same with scale=smollm2 (task=arithmetic or stories), whose files begin with the task.
 part=pilot trains every arm on one other seed: `rivals_table.py pilot DIR` prints what each costs,
 which is where the numbers of `DEMO` are from. Those of `SMOLLM2` are estimates until its pilot ran,
-before it is tuned. docs/benchmarks/rivals.md has the plan of analysis.
+before it is tuned. docs/rivals.md has the plan of analysis.
 
 All arms start from one policy for each seed and have constant learning rates, so that the budgets
 of an online arm are checkpoints of one run. Of offline arms each budget buys prompts of its own.

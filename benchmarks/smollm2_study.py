@@ -8,8 +8,8 @@ that nobody chose, in hours on two cores or minutes of a GPU.
 
 and the same with task=arithmetic. part=tune tries three settings of G2D and of GRPO at each budget
 on seed 0, part=judge runs the chosen ones on three others, part=spectrum goes from offline to
-online at one seed. docs/benchmarks/2026-11-26-studies.md has what is asked of these. part=first is
-the study before them, whose questions and results are in docs/benchmarks/2026-11-26-gpu.md.
+online at one seed. part=first is the study before them, on an H200. docs/benchmarks.md has the
+results.
 
 arithmetic: all a + b and a - b of 2 to 20 and a x b of 2 to 12, 672 problems, in a fixed random
 order; three worked examples stand before each. The cold policy is the published model.

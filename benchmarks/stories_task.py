@@ -4,7 +4,7 @@ problems.
     python examples/smollm2/stories.py FOLDER --steps 1-2 --numbers 20
     g2d run --config benchmarks/stories_task.py:stories=FOLDER --workdir DIR
 
-docs/benchmarks/stories-task.md has the candidates and what came out.
+docs/benchmarks.md has the rule of choice and the result.
 """
 
 from ml_collections import ConfigDict

@@ -8,8 +8,7 @@ The rule: of each arm and budget (updates of online RL) the settings with the hi
 on dev over all seeds; of equal ones those that are listed first. `choose` refuses a study of which
 an evaluation is missing, or whose arms did not try equally many settings at each budget.
 
-demo_study.py and smollm2_study.py are such studies; docs/benchmarks/2026-11-26-studies.md has what
-is asked of them, and what counts as an answer.
+demo_study.py and smollm2_study.py are such studies. Their results are in docs/benchmarks.md.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@ nothing is compiled.
 
     arrays of a program, those that lie beside it, its temporaries ─► the stage's fullest program + what a process needs
 
-docs/troubleshooting.md says how near it came. On accelerators `g2d plan` compiles the programs and
-knows.
+It may be a quarter off. On accelerators `g2d plan` compiles the programs and knows.
 """
 
 from __future__ import annotations

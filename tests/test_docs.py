@@ -165,8 +165,7 @@ def test_links_and_named_files_exist() -> None:
             target = page.parent / link if link else page
             if not target.exists() or (anchor and anchor not in anchors(target)):
                 missing.append((page.name, link, anchor))
-        # those are dated
-        files = re.findall(r"`(\w+/[\w/]+\.py)`", text) if page.parent.name != "benchmarks" else []
+        files = re.findall(r"`(\w+/[\w/]+\.py)`", text)
         folders = (ROOT, ROOT / "g2d_jax", ROOT / "tests")
         missing += [
             (page.name, file, "")

@@ -62,7 +62,7 @@ def given(study: str, level: float = 0.95) -> set[tuple[str, ...]]:
     return found
 
 
-STUDIES = "benchmarks/2026-11-26-studies.md"
+BENCHMARKS = "benchmarks.md"
 
 
 @pytest.mark.slow
@@ -79,48 +79,31 @@ STUDIES = "benchmarks/2026-11-26-studies.md"
         ("cause.md", "# ", "", ["cause"]),
         ("spectrum.md", "# ", "Beta 1 was settled", ["spectrum-demo"]),
         (
-            "benchmarks/middle-scale.md",
-            "# ",
-            "**DPO at two further rates",
-            ["sweep-k-middle"],
-        ),
-        ("benchmarks/middle-scale.md", "**DPO at two further rates", "", ["middle-dpo"]),
-        (
-            "benchmarks/2026-11-26-gpu.md",
-            "## The study: what came out",
-            "By the rules above",
-            ["smollm2-study"],
-        ),
-        (
-            STUDIES,
-            "5. *Synchronising more often*, seed 0",
-            "## What came out: SmolLM2, stories",
-            ["smollm2-arithmetic-spectrum"],
-        ),
-        (
-            STUDIES,
-            "5. *Synchronising more often* on stories, seed 0",
-            "",
-            ["smollm2-stories-spectrum"],
-        ),
-        (
-            STUDIES,
-            "## What came out: the demo's task",
-            "## What came out: SmolLM2",
+            BENCHMARKS,
+            "### The demo's task",
+            "### SmolLM2 on arithmetic",
             ["demo-study-judge"],
         ),
         (
-            STUDIES,
-            "## What came out: SmolLM2, arithmetic",
-            "5. *Synchronising",
+            BENCHMARKS,
+            "### SmolLM2 on arithmetic",
+            "### SmolLM2 on stories",
             ["smollm2-arithmetic-judge"],
         ),
         (
-            STUDIES,
-            "## What came out: SmolLM2, stories",
-            "5. *Synchronising",
+            BENCHMARKS,
+            "### SmolLM2 on stories",
+            "### SmolLM2 from offline",
             ["smollm2-stories-judge"],
         ),
+        (
+            BENCHMARKS,
+            "### SmolLM2 from offline",
+            "### SmolLM2 stories on an H200",
+            ["smollm2-arithmetic-spectrum", "smollm2-stories-spectrum"],
+        ),
+        (BENCHMARKS, "### SmolLM2 stories on an H200", "### 3.2M", ["smollm2-study"]),
+        (BENCHMARKS, "### 3.2M", "### How the tasks", ["sweep-k-middle"]),
     ],
 )
 def test_no_page_has_an_interval_that_its_studies_do_not_give(
