@@ -155,6 +155,8 @@ def get_config(arg: str = "") -> ConfigDict:
     seeds = {"pilot": (99,), "tune": scale.tuning, "judge": scale.judging}[chosen.part]
     arms = {}
     for name, arm in scale.arms.items():
+        if chosen.part == "judge" and rates[name] is None:
+            continue  # every rate ruined a tuning run
         tried = {"pilot": scale.rates[1:2], "tune": scale.rates, "judge": (rates.get(name),)}
         arms[name] = _arm(config, scale, arm, chosen.part, tried[chosen.part])
     config.sweep = settings.sweep(seeds=seeds, arms=arms)

@@ -7,10 +7,10 @@ and costs for each seed.
 
 The rule of choice: out is a rate at which any tuning run falls by FALL points or more below its own
 earlier dev point; of the others the smallest whose mean dev accuracy is within NEAR points of the
-best. OUT/TASK-PART-SEED.parquet has a row for each answer: study, arm, rate, seed, budget, policy,
-problem, verdict. OUT/TASK-PART-SEED-policies.parquet has a row for each policy, in the order of
-training: the same first columns, what its training cost (SFT left out), and what its answers were
-like.
+best. An arm of which every rate is out has none, and is not judged. OUT/TASK-PART-SEED.parquet has
+a row for each answer: study, arm, rate, seed, budget, policy, problem, verdict.
+OUT/TASK-PART-SEED-policies.parquet has a row for each policy, in the order of training: the same
+first columns, what its training cost (SFT left out), and what its answers were like.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def choose(out: Path, task: str) -> dict[str, Any]:
     series: dict[str, dict[str, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(dict))
     for (arm, rate, seed), run in read.groupby(["arm", "rate", "seed"]):
         series[arm][rate][seed] = (100 * run.accuracy).tolist()
-    return {"arms": {arm: _choose(arm, by_rate) for arm, by_rate in sorted(series.items())}}
+    return {"arms": {arm: _choose(by_rate) for arm, by_rate in sorted(series.items())}}
 
 
 def scale_of(task: str) -> rivals.Scale:
@@ -124,7 +124,8 @@ def scale_of(task: str) -> rivals.Scale:
     return rivals.shrunk(scale) if smoke else scale
 
 
-def _choose(arm: str, by_rate: Mapping[str, Mapping[int, list[float]]]) -> dict[str, Any]:
+def _choose(by_rate: Mapping[str, Mapping[int, list[float]]]) -> dict[str, Any]:
+    """Choose one arm's rate, None where every one ruined a run."""
     tried = []
     for rate in sorted(by_rate, key=float):
         runs = by_rate[rate]
@@ -133,7 +134,7 @@ def _choose(arm: str, by_rate: Mapping[str, Mapping[int, list[float]]]) -> dict[
         tried.append({"rate": rate, "dev": dev, "out": falls >= FALL, "runs": runs})
     left = [row for row in tried if not row["out"]]
     if not left:
-        raise SystemExit(f"{arm}: every rate ruined a run; lower rates are needed")
+        return {"rate": None, "tried": tried}
     best = max(row["dev"] for row in left)
     rate = next(row["rate"] for row in left if row["dev"] >= best - NEAR)
     return {"rate": rate, "tried": tried}
