@@ -17,10 +17,10 @@ from g2d_jax.config.io import differences as setting_differences
 from g2d_jax.config.io import identity
 from g2d_jax.report import curves, study
 from g2d_jax.report import format as fmt
-from g2d_jax.report.format import UNKNOWN, policy_name
-from g2d_jax.report.frame import NO_POINT, Policy, frame_of
+from g2d_jax.report.format import policy_name
+from g2d_jax.report.frame import NO_POINT, frame_of
 from g2d_jax.report.page import Note, Part, Report
-from g2d_jax.report.paired_differences import compare
+from g2d_jax.report.paired_differences import difference
 from g2d_jax.report.rows import Row
 from g2d_jax.report.run import logged_metrics
 from g2d_jax.report.runs import Run, read_run
@@ -40,23 +40,25 @@ SHARED = "evaluated once for several of these runs, and listed with the first of
 """Why a policy of a run is left out."""
 
 RESULT_NOTE = (
-    "Costs are of all that led to a policy but supervised fine-tuning. K: steps of online training "
-    "behind it. Intervals are 95 %, over problems only; another seed of training is not in them. "
-    "Greedy accuracy, entropy, length and what was truncated are of all problems that a run "
-    "evaluated."
+    "Costs leave out supervised fine-tuning. K: steps of online training. Intervals are 95 %, and "
+    "reflect the choice of problems only. Greedy accuracy, entropy, length and what was truncated "
+    "are of all problems that a run evaluated."
 )
 
 DIFFERENCES = (
-    "95 % interval: over another draw of problems. It is of these two policies: another seed of "
-    "training is not in it, so that it does not tell which way of training is better; a study of "
-    "five seeds or more (g2d sweep) may. Better, equal, worse: problems on which the second "
-    "policy's accuracy is higher, the same, lower."
+    "The second policy's accuracy less the first's. Intervals are 95 % and reflect the choice of "
+    "problems only: whether one way of training is better, a study of five seeds or more (g2d "
+    "sweep) may tell. Better, equal, worse: problems on which the second one's accuracy is higher, "
+    "the same, lower."
 )
 
 CURVES_NOTE = (
     "Stages that runs have under one name, over each other. Lines are of what a stage trained on; "
     "fresh samples are of the trained policy itself."
 )
+
+
+LOOK = "A point is a policy, a line a run. Bars are 95 % intervals, numbers are K."
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,26 +72,19 @@ class Side:
     stage: str
     evaluation: Evaluation
 
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """ "split" and `SAMPLING` of the evaluation, None where one is not known."""
-        known = {
-            **self.evaluation.sampling,
-            "split": self.evaluation.split,
-            "num_generations": self.evaluation.samples,
-        }
-        return {name: known.get(name) for name in ("split", *SAMPLING)}
-
 
 @dataclass(frozen=True)
 class Comparison:
     """Runs side by side. rows: their policies, on the common problems. last: those of them that are
-    a run's last. left_out: policy -> why it has no row."""
+    a run's last. files: name of a row -> its completions. left_out: policy -> why it has no row.
+    frame: of the rows, on all problems that each answered."""
 
     sides: Sequence[Side]
     rows: Sequence[Row]
     last: Sequence[Row]
+    files: Mapping[str, epath.Path]
     left_out: Mapping[str, str]
+    frame: pd.DataFrame
 
     @property
     def problems(self) -> list[str]:
@@ -101,31 +96,15 @@ def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> 
     """Read runs, or points of a study, on the problems that all of them answered.
 
     Problems are those of the same id, which is a hash of their text.
-    policies: "ends" for each run's first and last one, "all". Of each run a finished evaluation
-    counts: of the first run the last on test, of the others the last on the first one's split; where
-    there is none, the last on test, else the last. Raises ValueError for fewer than two runs, one
-    given twice, a folder that is no run, a run without a finished evaluation, and where no problem
-    is common.
+    policies: "ends" for each run's first and last one, "all". Of each run the last evaluation
+    counts, on test, or on dev where not all runs have one on test. Raises ValueError for fewer than
+    two runs, one given twice, a folder that is no run, a run without a finished evaluation, and
+    where no problem is common.
     """
     if policies not in ("ends", "all"):
         raise ValueError(f"policies must be ends or all, got {policies!r}")
     sides = _sides(workdirs)
-    chosen: list[tuple[Side, Policy]] = []
-    left_out = {}
-    files: set[epath.Path] = set()
-    for side in sides:
-        names = list(side.evaluation.by_name)
-        last = names[-1]
-        if policies == "ends":
-            names = list(dict.fromkeys((names[0], last)))
-        for name in names:
-            file = side.run.rollouts_file(side.stage, side.evaluation.by_name[name])
-            if file in files and name != last:
-                left_out[f"{side.mark}: {name}"] = SHARED
-            else:
-                chosen.append((side, Policy(side.run, name)))
-            files.add(file)
-    common = sorted(set.intersection(*(set(side.evaluation.ids) for side in sides)))
+    common = set.intersection(*(set(side.evaluation.ids) for side in sides))
     if not common:
         evaluated = []
         for side in sides:
@@ -135,32 +114,51 @@ def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> 
             "the runs have no problem in common, they cannot be compared; evaluated are "
             f"{', '.join(evaluated)}"
         )
-    rows = [_row(side, policy, common) for side, policy in chosen]
-    is_last = [policy.name == [*side.evaluation.by_name][-1] for side, policy in chosen]
-    last_rows = [row for row, last_one in zip(rows, is_last, strict=True) if last_one]
-    return Comparison(sides, rows, last_rows, left_out)
+    frame = frame_of(({"run": side.mark, **NO_POINT}, side.run) for side in sides)
+    by_policy = frame.set_index(["run", "split", "policy"], drop=False)
+    rows, last_rows, keys = [], [], []
+    files: dict[str, epath.Path] = {}
+    left_out = {}
+    for side in sides:
+        first, *_, last = names = [*side.evaluation.by_name] * 2
+        for name in dict.fromkeys((first, last) if policies == "ends" else names):
+            entry = side.evaluation.by_name[name]
+            file = side.run.rollouts_file(side.stage, entry)
+            if file in files.values() and name != last:
+                left_out[f"{side.mark}: {name}"] = SHARED
+                continue
+            title = f"{side.mark}: {policy_name(name, entry.label)}"
+            files[title] = file
+            keys.append((side.mark, side.evaluation.split, name))
+            rows.append(_row(side.mark, title, by_policy.loc[keys[-1:]], common))
+            last_rows += rows[-1:] if name == last else []
+    return Comparison(sides, rows, last_rows, files, left_out, by_policy.loc[keys])
 
 
 def _sides(workdirs: Sequence[PathLike]) -> list[Side]:
     roots = list(map(absolute, workdirs))
     if len(roots) < 2:
         raise ValueError(f"a comparison takes two runs or more, got {len(roots)}")
-    names = [root.name for root in roots]
-    sides: list[Side] = []
+    found = []
     for i, root in enumerate(roots):
         if root in roots[:i]:
             raise ValueError(f"{root} is given twice: compare runs that differ")
         run = read_run(root)
-        found = [(stage, one) for stage, one in run.evaluated() if one.policies]
-        if not found:
+        found.append((run, [pair for pair in run.evaluated() if pair[1].policies]))
+        if not found[-1][1]:
             raise ValueError(
-                f"{run.workdir} has no finished evaluation: let its evaluate stage finish first"
+                f"{root} has no finished evaluation: let its evaluate stage finish first"
             )
-        tested = [(stage, one) for stage, one in found if one.split == "test"]
-        split = sides[0].evaluation.split if sides else ""
-        alike = [(stage, one) for stage, one in found if one.split == split]
-        label = root.name if names.count(root.name) == 1 else str(root)
-        sides.append(Side(_mark(i), label, run, *[*found, *tested, *alike][-1]))
+    splits = [{one.split for _, one in evaluations} for _, evaluations in found]
+    common = set.intersection(*splits)
+    names = [root.name for root in roots]
+    sides: list[Side] = []
+    for i, (run, evaluations) in enumerate(found):
+        # "test" comes last
+        split = max(common or splits[i])
+        last = [pair for pair in evaluations if pair[1].split == split][-1]
+        label = names[i] if names.count(names[i]) == 1 else str(roots[i])
+        sides.append(Side(_mark(i), label, run, *last))
     return sides
 
 
@@ -170,19 +168,19 @@ def _mark(number: int) -> str:
     return (_mark(rest - 1) if rest else "") + ascii_uppercase[letter]
 
 
-def _row(side: Side, policy: Policy, common: Sequence[str]) -> Row:
-    """Make a row of one policy of a run. Raises ValueError where none of its answers is right or
-    wrong."""
-    entry = side.evaluation.by_name[policy.name]
-    title = f"{side.mark}: {policy_name(entry.name, entry.label)}"
-    answers = pd.DataFrame(entry.correct, index=list(side.evaluation.ids)).loc[common]
-    if answers.isna().to_numpy().all():
+def _row(mark: str, title: str, policy: pd.DataFrame, common: Collection[str]) -> Row:
+    """Make a row of one policy of a run, on the common problems. Raises ValueError where none of
+    its answers is right or wrong."""
+    ids, correct = policy[["ids", "correct"]].iloc[0]
+    is_common = np.isin(ids, sorted(common))
+    if np.isnan(correct[is_common]).all():
         raise ValueError(
-            f"none of the {len(answers):,} common problems is scored for {title} as right or "
+            f"none of the {len(common):,} common problems is scored for {title} as right or "
             "wrong: accuracies are compared, not rewards"
         )
-    run = {"run": side.label}
-    return Row(title, run, title, [policy], [answers], split=side.evaluation.split)
+    # Runs are compared whatever their seeds. Gains are over policies that may not be shown.
+    answers = {"ids": [ids[is_common]], "correct": [correct[is_common]], "seed": 0, "gains": None}
+    return Row(mark, mark, title, policy.assign(**answers))
 
 
 def changed_settings(first: Run, other: Run) -> list[str]:
@@ -195,18 +193,22 @@ def changed_settings(first: Run, other: Run) -> list[str]:
     return setting_differences(*identities)
 
 
-def _incomparable(sides: Sequence[Side], common: Collection[str]) -> Iterator[str]:
+def _incomparable(runs: Comparison) -> Iterator[str]:
+    sampled = {}
+    for side in runs.sides:
+        of_side = {"split": side.evaluation.split, "num_generations": side.evaluation.samples}
+        sampled[side.mark] = {**side.evaluation.sampling, **of_side}
     for name in ("split", *SAMPLING):
-        values = {side.mark: fmt.setting(side.sampling[name]) for side in sides}
+        values = {mark: fmt.setting(own.get(name)) for mark, own in sampled.items()}
         if len(set(values.values())) > 1:
             listed = ", ".join(f"{mark} {value}" for mark, value in values.items())
             yield (
                 f"The evaluations differ in {name}: {listed}. A difference in accuracy may come "
                 "from this."
             )
-    problems = [side.run.problems(side.stage) for side in sides]
+    problems = [side.run.problems(side.stage) for side in runs.sides]
     different = 0
-    for problem in common:
+    for problem in runs.problems:
         answers = {str(one[problem].get("answer")) for one in problems if problem in one}
         different += len(answers) > 1
     if different:
@@ -214,16 +216,6 @@ def _incomparable(sides: Sequence[Side], common: Collection[str]) -> Iterator[st
             f"{different:,} of the common problems have other reference answers in one run than "
             "in another."
         )
-
-
-def _files(runs: Comparison) -> dict[str, epath.Path]:
-    """Map the name of each row to the completions of its policy."""
-    files = {}
-    for row in runs.rows:
-        side = next(side for side in runs.sides if side.run is row.first.run)
-        policy = side.evaluation.by_name[row.first.name]
-        files[row.name] = side.run.rollouts_file(side.stage, policy)
-    return files
 
 
 def _problems(sides: Sequence[Side]) -> dict[str, Mapping[str, Any]]:
@@ -238,34 +230,25 @@ def report(runs: Comparison) -> Report:
     """Put together all that a comparison shows. Raises ValueError for damaged completions."""
     labels = " · ".join(f"{side.mark}: {side.label}" for side in runs.sides)
     count = len(runs.sides)
-    accuracies = study.accuracy_chart("Accuracy on the common problems, % (bars: 95 %)", runs.rows)
-    notes_and_tables = [*map(Note, notes(runs)), results(runs), accuracies, evaluated(runs)]
-    note = "Bars are 95 % intervals over the common problems only: another seed is not in them."
-    frontier = study.frontier_chart([[row] for row in runs.rows], "flops", note)
+    groups = [[row for row in runs.rows if row.arm == side.mark] for side in runs.sides]
+    shown = runs.rows if len(runs.rows) <= study.FEW else runs.last
     return Report(
         kind="comparison",
         name=labels if len(labels) <= 60 else f"{count} runs compared",
         eyebrow=f"G2D comparison · {count} runs",
         verdict=comparison_sentence(comparison_verdict(runs.last)),
-        warnings=list(_incomparable(runs.sides, runs.problems)),
+        warnings=list(_incomparable(runs)),
         parts={
-            "results": notes_and_tables,
+            "results": [study.frontier_chart(groups, "flops", LOOK), study.first_table(shown)],
+            "rows": [*map(Note, notes(runs)), study.details(runs.rows), evaluated(runs)],
             "differences": differences(runs),
-            "frontier": [frontier],
             "curves": training(runs),
-            "problems": most_different(runs.last, _files(runs), _problems(runs.sides)),
+            "problems": most_different(runs.last, runs.files, _problems(runs.sides)),
             "left-out": [study.left_out("Policies left out", "policy", runs.left_out)],
             "settings": settings(runs),
         },
-        frame=lambda: _own_rows(runs),
+        frame=lambda: runs.frame,
     )
-
-
-def _own_rows(runs: Comparison) -> pd.DataFrame:
-    """Return the frame of the policies compared, on all problems that each answered."""
-    shown = {(str(row.first.run.workdir), row.first.name) for row in runs.rows}
-    frame = frame_of(({"run": side.mark, **NO_POINT}, side.run) for side in runs.sides)
-    return frame[[pair in shown for pair in zip(frame["workdir"], frame["policy"], strict=True)]]
 
 
 def notes(runs: Comparison) -> list[str]:
@@ -282,12 +265,11 @@ def notes(runs: Comparison) -> list[str]:
     if others:
         left = f"; {', '.join(others)} are not, and count nowhere here"
     texts = [f"{count:,} problems are common to all{left}.", RESULT_NOTE]
-    for side in sides:
-        start = next(row.first.external_start for row in runs.rows if row.first.run is side.run)
+    for mark, start in dict(zip(runs.frame["run"], runs.frame["start"], strict=True)).items():
         if start:
             texts.append(
-                f"{side.mark} starts from {start}: what was done there is in neither its costs "
-                "nor its K."
+                f"{mark} starts from {start}: what was done there is in neither its costs nor its "
+                "K."
             )
     same = [side.mark for side in sides[1:] if not changed_settings(sides[0].run, side.run)]
     if same:
@@ -295,36 +277,21 @@ def notes(runs: Comparison) -> list[str]:
     return texts
 
 
-def results(runs: Comparison) -> Table:
-    """Show policies with accuracy, pass@k, length, entropy, K and costs."""
-    rows = []
-    for row, own in zip(runs.rows, study.row_cells(runs.rows), strict=True):
-        reached = {
-            "policy": row.name,
-            "K": fmt.count(row.steps),
-            "accuracy % [95 %]": fmt.interval(row.accuracy),
-        }
-        rows.append({**reached, **own, **row.values})
-    return table(f"Policies on the {fmt.count(len(runs.problems))} common problems", rows)
-
-
 def evaluated(runs: Comparison) -> Table:
     """Show the runs, and how they were evaluated."""
-    heads = {"num_generations": "answers each", "max_new_tokens": "max tokens"}
     rows = []
     for side in runs.sides:
-        row = {
-            "run": side.mark,
-            "seed": str(side.run.seed),
-            "evaluation": side.stage,
-            "split": side.evaluation.split,
-            "problems": fmt.count(len(side.evaluation.ids)),
-        }
-        for name in SAMPLING:
-            row[heads.get(name, name)] = fmt.setting(side.sampling[name])
-        row["config"] = str(side.run.config.get("name", UNKNOWN))
-        row["folder"] = side.label
-        rows.append(row)
+        rows.append(
+            {
+                "run": side.mark,
+                "folder": side.label,
+                "seed": str(side.run.seed),
+                "evaluation": side.stage,
+                "split": side.evaluation.split,
+                "problems": fmt.count(len(side.evaluation.ids)),
+                "answers each": fmt.count(side.evaluation.samples),
+            }
+        )
     return table("Runs and how they were evaluated", rows)
 
 
@@ -334,7 +301,7 @@ def differences(runs: Comparison) -> list[Part | None]:
     for before, after in combinations(runs.rows, 2):
         row = {
             "pair": f"{before.name} → {after.name}",
-            "difference [95 %]": fmt.interval(compare(before, after), "+"),
+            "difference [95 %]": fmt.interval(difference(after, before), "+"),
         }
         signs = np.sign(after.accuracies - before.accuracies)
         for name, sign in (("better", 1), ("equal", 0), ("worse", -1)):
@@ -346,8 +313,7 @@ def differences(runs: Comparison) -> list[Part | None]:
             f" Of {len(rows)} pairs without any difference about {0.05 * len(rows):.1f} would "
             "have an interval without zero."
         )
-    title = "Paired differences in accuracy, points (second minus first)"
-    return [Note(note), table(title, rows)]
+    return [Note(note), table("Paired differences in accuracy, points", rows)]
 
 
 def training(runs: Comparison) -> list[Part | None]:

@@ -16,16 +16,15 @@ from g2d_jax.report.comparison import (
     Comparison,
     _incomparable,
     differences,
-    evaluated,
     notes,
     read_comparison,
     report,
-    results,
 )
 from g2d_jax.report.frame import policies
 from g2d_jax.report.page import html, output_folder, text
-from g2d_jax.report.paired_differences import compare
+from g2d_jax.report.paired_differences import difference
 from g2d_jax.report.samples import furthest_apart, read_samples
+from g2d_jax.report.study import details
 from g2d_jax.report.tables import sheet
 from g2d_jax.report.verdict import comparison_verdict
 from g2d_jax.runtime.storage import read_json, write_json
@@ -83,7 +82,7 @@ def names(runs: Comparison) -> list[str]:
 
 
 def lines(runs: Comparison) -> list[dict[str, str]]:
-    table = results(runs)
+    table = details(runs.rows)
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 
@@ -100,7 +99,7 @@ def test_known_figures_over_common_problems_only(two):
     a, b = comparison.rows
     assert (a.name, b.name) == ("A: G2D (dpo)", "B: G2D (dpo)")
     assert (a.accuracy.mean, b.accuracy.mean) == (0.625, 0.75)
-    pair = compare(a, b)
+    pair = difference(b, a)
     assert pair.mean == 0.125
     # Student's t of four problems times the error of 0, 1/2, 1/2, -1/2
     half = 3.18245 * 0.2393568
@@ -113,10 +112,9 @@ def test_known_figures_over_common_problems_only(two):
     assert (found.best, found.second, found.difference) == (b, a, pair)
     (row,) = differences(comparison)[1].rows
     assert row == ["A: G2D (dpo) → B: G2D (dpo)", "+12.5 [-63.7, +88.7]", "2", "1", "1"]
-    cells = lines(comparison)[0]
-    assert cells.pop("accuracy % [95 %]").startswith("62.5 [")
+    assert a.accuracy.mean == 0.625
     # of warmup, collect and dpo; not of sft
-    assert cells == {
+    assert lines(comparison)[0] == {
         **{
             "policy": "A: G2D (dpo)",
             "K": "20",
@@ -129,7 +127,6 @@ def test_known_figures_over_common_problems_only(two):
             "trained": "3.00 k",
             "FLOPs": "21",
             "time": "3 min 00 s",
-            "run": "one",
         },
     }
 
@@ -169,7 +166,7 @@ def test_a_timeout_is_wrong_and_what_cannot_be_scored_counts_nowhere(tmp_path):
     a, b = compared([one, other]).rows
     np.testing.assert_array_equal(a.accuracies, [[0.5, np.nan, 1.0]])
     assert a.accuracy.mean == 0.75 and b.accuracy.mean == 0.5
-    pair = compare(a, b)
+    pair = difference(b, a)
     assert pair.mean == 0.0 and differences(compared([one, other]))[1].rows[0][2:] == [
         "1",
         "0",
@@ -186,7 +183,7 @@ def test_one_common_problem_has_no_interval(tmp_path):
     )
     (row,) = Page(html(report(comparison))).table("Paired differences")
     assert row["difference [95 %]"] == "+50.0"
-    assert [line["accuracy % [95 %]"] for line in lines(comparison)] == ["50.0", "100.0"]
+    assert [row.accuracy.mean for row in comparison.rows] == [0.5, 1.0]
 
 
 def test_no_difference_of_one_seed_each_is_called_beyond_noise(tmp_path):
@@ -196,10 +193,10 @@ def test_no_difference_of_one_seed_each_is_called_beyond_noise(tmp_path):
         for name, mark in (("one", 0), ("other", 1))
     ]
     comparison = compared(folders)
-    pair = compare(*comparison.rows)
-    assert pair.low > 0.9
+    one, other = comparison.rows
+    assert difference(other, one).low > 0.9
     page = html(report(comparison)) + text(report(comparison))
-    assert "(95 %, over problems; another seed is not in it)" in page
+    assert "another seed of training is not in it" in page
     assert "noise" not in page and "significant" not in page
 
 
@@ -220,7 +217,7 @@ def test_several_devices_and_what_comes_from_elsewhere(tmp_path):
 @pytest.mark.parametrize(
     ("name", "there", "said"), [("stop", ["\n", "Q:"], "['\\n', 'Q:']"), ("top_k", 5, "5")]
 )
-def test_the_table_of_evaluations_shows_settings_of_either_kind(tmp_path, name, there, said):
+def test_settings_of_either_kind_that_differ_are_warned_of(tmp_path, name, there, said):
     """Stop strings are a list, all others are numbers."""
     one = run(tmp_path / "one", {"dpo": ONE})
     other = run(
@@ -233,8 +230,6 @@ def test_the_table_of_evaluations_shows_settings_of_either_kind(tmp_path, name, 
         .warnings[0]
         .startswith(f"The evaluations differ in {name}: A {here}, B {said}.")
     )
-    shown = evaluated(comparison)
-    assert [row[shown.columns.index(name)] for row in shown.rows] == [here, said]
 
 
 def test_evaluations_of_one_split_are_compared_and_reference_answers_with_them(tmp_path):
@@ -251,7 +246,7 @@ def test_evaluations_of_one_split_are_compared_and_reference_answers_with_them(t
         str(one),
         str(other),
     ]
-    assert list(_incomparable(comparison.sides, comparison.problems)) == [
+    assert list(_incomparable(comparison)) == [
         "1 of the common problems have other reference answers in one run than in another."
     ]
     # whichever is named first: dev is behind test
@@ -291,7 +286,7 @@ def test_what_points_of_a_study_share_is_listed_once(tmp_path):
     assert names(comparison) == ["A: cold (sft)", "A: G2D (dpo)", "B: G2D (dpo)"]
     (left_out,) = Page(html(report(comparison))).table("Policies left out")
     assert left_out["policy"] == "B: sft" and "listed with the first of them" in left_out["why"]
-    same = compare(comparison.rows[1], comparison.rows[2])
+    same = difference(comparison.rows[2], comparison.rows[1])
     assert (same.mean, same.low, same.high) == (0.0, 0.0, 0.0)
 
 
@@ -310,7 +305,7 @@ def test_problems_where_runs_differ_most(tmp_path):
         [row["sample"] for row in answers["d"]] == [0, 1] and list(answers) == ["d"] and count == 5
     )
     page = Page(html(report(comparison)))
-    assert page.links == ["#results", "#differences", "#frontier", "#problems"]
+    assert page.links == ["#results", "#rows", "#differences", "#problems"]
     assert (
         "2 of 5 common problems: those on which" in page.text
         and page.source.count("<details data-row") == 2
