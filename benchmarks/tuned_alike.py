@@ -177,10 +177,9 @@ def advantage(row: Row, baseline: Sequence[Row], measure: str, level: float) -> 
     those of its GRPO: which seeds do is no accident.
     """
     from g2d_jax.report import paired_differences as paired
-    from g2d_jax.report.rows import mean_change
 
-    over = paired.over_baseline(row, baseline, measure)
-    return None if paired.is_out_of_range(over) else mean_change(over, level)
+    over = paired.over_baseline(row, baseline, measure, level)
+    return None if over is paired.OUT_OF_RANGE else over
 
 
 def of_seeds(row: Row, seeds: Sequence[int]) -> Row:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from string import ascii_uppercase
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from g2d_jax.config.io import differences as setting_differences
 from g2d_jax.config.io import identity
 from g2d_jax.report import curves, study
 from g2d_jax.report import format as fmt
-from g2d_jax.report.format import policy_name
+from g2d_jax.report.format import UNKNOWN, policy_name
 from g2d_jax.report.frame import NO_POINT, frame_of
 from g2d_jax.report.page import Note, Part, Report
 from g2d_jax.report.paired_differences import difference
@@ -28,6 +27,7 @@ from g2d_jax.report.samples import most_different
 from g2d_jax.report.tables import Table, table
 from g2d_jax.report.verdict import comparison_sentence, comparison_verdict
 from g2d_jax.runtime.storage import PathLike, read_json
+from g2d_jax.runtime.terminal import counted
 from g2d_jax.stage_result import Evaluation
 from g2d_jax.workdir import FROM_PYTHON, absolute
 
@@ -39,10 +39,11 @@ SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "stop", "num_gene
 SHARED = "evaluated once for several of these runs, and listed with the first of them"
 """Why a policy of a run is left out."""
 
-RESULT_NOTE = (
-    "Costs leave out supervised fine-tuning. K: steps of online training. Intervals are 95 %, and "
-    "reflect the choice of problems only. Greedy accuracy, entropy, length and what was truncated "
-    "are of all problems that a run evaluated."
+NOTE = (
+    "Accuracies are on the problems common to all runs. Intervals are 95 %, and reflect the choice "
+    "of problems only. Greedy accuracy, entropy, length and what was truncated are of all problems "
+    "that a run evaluated. K: steps of online training. K and costs leave out supervised "
+    "fine-tuning, and what was done elsewhere before."
 )
 
 DIFFERENCES = (
@@ -97,9 +98,9 @@ def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> 
 
     Problems are those of the same id, which is a hash of their text.
     policies: "ends" for each run's first and last one, "all". Of each run the last evaluation
-    counts, on test, or on dev where not all runs have one on test. Raises ValueError for fewer than
-    two runs, one given twice, a folder that is no run, a run without a finished evaluation, and
-    where no problem is common.
+    counts, on test where all runs have one. Raises ValueError for fewer than
+    two runs, one given twice, a folder that is no run, a run without a finished evaluation, and where no problem is
+    common.
     """
     if policies not in ("ends", "all"):
         raise ValueError(f"policies must be ends or all, got {policies!r}")
@@ -115,57 +116,46 @@ def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> 
             f"{', '.join(evaluated)}"
         )
     frame = frame_of(({"run": side.mark, **NO_POINT}, side.run) for side in sides)
-    by_policy = frame.set_index(["run", "split", "policy"], drop=False)
-    rows, last_rows, keys = [], [], []
+    frame = frame.set_index(["run", "split", "policy"], drop=False)
+    rows, last_rows = [], []
     files: dict[str, epath.Path] = {}
     left_out = {}
     for side in sides:
-        first, *_, last = names = [*side.evaluation.by_name] * 2
-        for name in dict.fromkeys((first, last) if policies == "ends" else names):
+        names = [*side.evaluation.by_name]
+        ends = names[:1] + names[-1:]
+        for name in dict.fromkeys(names if policies == "all" else ends):
             entry = side.evaluation.by_name[name]
             file = side.run.rollouts_file(side.stage, entry)
-            if file in files.values() and name != last:
+            if file in files.values() and name != names[-1]:
                 left_out[f"{side.mark}: {name}"] = SHARED
                 continue
             title = f"{side.mark}: {policy_name(name, entry.label)}"
             files[title] = file
-            keys.append((side.mark, side.evaluation.split, name))
-            rows.append(_row(side.mark, title, by_policy.loc[keys[-1:]], common))
-            last_rows += rows[-1:] if name == last else []
-    return Comparison(sides, rows, last_rows, files, left_out, by_policy.loc[keys])
+            policy = frame.loc[[(side.mark, side.evaluation.split, name)]]
+            rows.append(_row(side.mark, title, policy, common))
+            if name == names[-1]:
+                last_rows.append(rows[-1])
+    shown = frame.loc[[row.policies.index[0] for row in rows]]
+    return Comparison(sides, rows, last_rows, files, left_out, shown)
 
 
 def _sides(workdirs: Sequence[PathLike]) -> list[Side]:
     roots = list(map(absolute, workdirs))
-    if len(roots) < 2:
-        raise ValueError(f"a comparison takes two runs or more, got {len(roots)}")
-    found = []
-    for i, root in enumerate(roots):
-        if root in roots[:i]:
-            raise ValueError(f"{root} is given twice: compare runs that differ")
-        run = read_run(root)
-        found.append((run, [pair for pair in run.evaluated() if pair[1].policies]))
-        if not found[-1][1]:
+    if len(set(roots)) < max(2, len(roots)):
+        raise ValueError("a comparison takes two runs or more, each once")
+    runs = list(map(read_run, roots))
+    has_test = all(any(run.evaluated("test")) for run in runs)
+    names = [root.name for root in roots]
+    sides: list[Side] = []
+    for i, (root, run) in enumerate(zip(roots, runs, strict=True)):
+        found = list(run.evaluated("test" if has_test else None))
+        if not found or not found[-1][1].policies:
             raise ValueError(
                 f"{root} has no finished evaluation: let its evaluate stage finish first"
             )
-    splits = [{one.split for _, one in evaluations} for _, evaluations in found]
-    common = set.intersection(*splits)
-    names = [root.name for root in roots]
-    sides: list[Side] = []
-    for i, (run, evaluations) in enumerate(found):
-        # "test" comes last
-        split = max(common or splits[i])
-        last = [pair for pair in evaluations if pair[1].split == split][-1]
-        label = names[i] if names.count(names[i]) == 1 else str(roots[i])
-        sides.append(Side(_mark(i), label, run, *last))
+        label = root.name if names.count(root.name) == 1 else str(root)
+        sides.append(Side(chr(ord("A") + i), label, run, *found[-1]))
     return sides
-
-
-def _mark(number: int) -> str:
-    """Return A … Z, AA … as spreadsheets count."""
-    rest, letter = divmod(number, len(ascii_uppercase))
-    return (_mark(rest - 1) if rest else "") + ascii_uppercase[letter]
 
 
 def _row(mark: str, title: str, policy: pd.DataFrame, common: Collection[str]) -> Row:
@@ -232,6 +222,8 @@ def report(runs: Comparison) -> Report:
     count = len(runs.sides)
     groups = [[row for row in runs.rows if row.arm == side.mark] for side in runs.sides]
     shown = runs.rows if len(runs.rows) <= study.FEW else runs.last
+    title = f"Accuracy on {counted(len(runs.problems), 'common problem')}, and what it cost"
+    first = study.of_rows(title, shown, study.SHORT)
     return Report(
         kind="comparison",
         name=labels if len(labels) <= 60 else f"{count} runs compared",
@@ -239,8 +231,8 @@ def report(runs: Comparison) -> Report:
         verdict=comparison_sentence(comparison_verdict(runs.last)),
         warnings=list(_incomparable(runs)),
         parts={
-            "results": [study.frontier_chart(groups, "flops", LOOK), study.first_table(shown)],
-            "rows": [*map(Note, notes(runs)), study.details(runs.rows), evaluated(runs)],
+            "results": [study.frontier_chart(groups, "flops", LOOK), first],
+            "rows": [Note(NOTE), study.details(runs.rows), runs_table(runs)],
             "differences": differences(runs),
             "curves": training(runs),
             "problems": most_different(runs.last, runs.files, _problems(runs.sides)),
@@ -251,48 +243,24 @@ def report(runs: Comparison) -> Report:
     )
 
 
-def notes(runs: Comparison) -> list[str]:
-    """Say how many problems are common, what costs leave out, and which runs have the same
-    settings."""
-    count = len(runs.problems)
-    sides = runs.sides
-    others = []
-    for side in sides:
-        own = len(side.evaluation.ids)
-        if own > count:
-            others.append(f"{own - count:,} of {side.mark}")
-    left = ", all there are"
-    if others:
-        left = f"; {', '.join(others)} are not, and count nowhere here"
-    texts = [f"{count:,} problems are common to all{left}.", RESULT_NOTE]
-    for mark, start in dict(zip(runs.frame["run"], runs.frame["start"], strict=True)).items():
-        if start:
-            texts.append(
-                f"{mark} starts from {start}: what was done there is in neither its costs nor its "
-                "K."
-            )
-    same = [side.mark for side in sides[1:] if not changed_settings(sides[0].run, side.run)]
-    if same:
-        texts.append(f"{', '.join(same)}: all settings as those of {sides[0].mark}.")
-    return texts
-
-
-def evaluated(runs: Comparison) -> Table:
-    """Show the runs, and how they were evaluated."""
-    rows = []
+def runs_table(runs: Comparison) -> Table:
+    """Show the runs, how they were evaluated, and how many settings differ from the first one's."""
+    starts = dict(zip(runs.frame["run"], runs.frame["start"], strict=True))
+    lines = []
     for side in runs.sides:
-        rows.append(
-            {
-                "run": side.mark,
-                "folder": side.label,
-                "seed": str(side.run.seed),
-                "evaluation": side.stage,
-                "split": side.evaluation.split,
-                "problems": fmt.count(len(side.evaluation.ids)),
-                "answers each": fmt.count(side.evaluation.samples),
-            }
-        )
-    return table("Runs and how they were evaluated", rows)
+        ids = side.evaluation.ids
+        line = {
+            "run": side.mark,
+            "folder": side.label,
+            "seed": str(side.run.seed),
+            "problems": f"{len(ids):,} of {side.evaluation.split}",
+            "not common": fmt.count(len(ids) - len(runs.problems)),
+            "answers each": fmt.count(side.evaluation.samples),
+            "starts from": starts[side.mark] or UNKNOWN,
+            "other settings": str(len(changed_settings(runs.sides[0].run, side.run))),
+        }
+        lines.append(line)
+    return table("The runs", lines)
 
 
 def differences(runs: Comparison) -> list[Part | None]:
@@ -325,14 +293,13 @@ def training(runs: Comparison) -> list[Part | None]:
 
 
 def settings(runs: Comparison) -> list[Part | None]:
-    """List the settings that differ from the first run's, a table for each other run that
-    differs."""
+    """List the settings that differ from the first run's."""
     first, *others = runs.sides
-    parts: list[Part | None] = []
+    lines = []
     for side in others:
-        rows = []
         for line in changed_settings(first.run, side.run):
             setting, change = line.split(": ", 1)
-            rows.append({"setting": setting, "change": change})
-        parts.append(table(f"{first.mark} ({first.label}) -> {side.mark} ({side.label})", rows))
-    return parts
+            lines.append(
+                {"setting": setting, "run": side.mark, f"change from {first.mark}": change}
+            )
+    return [table("Settings that differ", lines)]

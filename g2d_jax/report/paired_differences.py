@@ -27,17 +27,18 @@ def apart(
     return mean_change({seed: own[seed] - other[seed] for seed in common}, level)
 
 
-def over_baseline(row: Row, baseline: Sequence[Row], measure: str) -> dict[int, Array]:
+def over_baseline(
+    row: Row, baseline: Sequence[Row], measure: str, level: float = 0.95
+) -> frontier.Interval | None:
     """Subtract what the baseline of each seed reaches for the same cost, on a straight line between
-    two of its rows that follow each other: seed -> [N], NaN beyond them.
+    two of its rows that follow each other; NaN where a seed's cost lies beyond them.
 
     baseline: by steps. Left out are seeds of which the baseline has fewer than two rows, or two at
-    one cost, or of which a cost is not known, and all of them where it was tested on other
-    problems.
+    one cost, or of which a cost is not known. None without a seed, or on other problems.
     """
     over: dict[int, Array] = {}
     if not baseline or baseline[0].ids != row.ids:
-        return over
+        return None
     for seed, cost in zip(row.seeds, row.policies[measure], strict=True):
         costs, reached = [], []
         for other in baseline:
@@ -46,16 +47,15 @@ def over_baseline(row: Row, baseline: Sequence[Row], measure: str) -> dict[int, 
                 reached.append(other.by_seed[seed])
         if len({*costs}) < max(2, len(costs)) or not np.isfinite([*costs, cost]).all():
             continue
-        values = row.by_seed[seed]
         there = frontier.interpolate(np.array(costs), np.stack(reached), cost)
-        over[seed] = np.full_like(values, np.nan) if there is None else values - there
-    return over
+        if there is None:
+            return OUT_OF_RANGE
+        over[seed] = row.by_seed[seed] - there
+    return mean_change(over, level)
 
 
-def is_out_of_range(over: Mapping[int, Array]) -> bool:
-    """Tell from differences of `over_baseline` whether any seed's cost lies beyond its
-    baseline's."""
-    return any(np.isnan(values).all() for values in over.values())
+OUT_OF_RANGE = frontier.mean_interval([[math.nan]])
+"""The difference from a baseline that does not reach a cost: which seeds' does is no accident."""
 
 
 def comparable(rows: Iterable[Row]) -> list[Row]:
@@ -96,17 +96,9 @@ def best_at(study: Study, row: Row) -> Group | None:
     return best
 
 
-def reference(study: Study, row: Row) -> Row | None:
-    """Return the row that another is compared with in points, None for none.
-
-    For a warm-up that stopped by itself it is the swept K that is best on dev, for online training
-    the arm whose sampling policy is never refreshed, else the first setting of the same arm at the
-    same K.
-    """
-    if row.stops:
-        swept = [group for group in study.offline if len(group) > 1 and not group[0].stops]
-        return chosen(sorted(flat(swept), key=lambda one: one.mean("flops")))
-    if not row.is_offline:
-        return next((other for other in study.spectrum if math.isinf(other.first["s"])), None)
-    place = row.arm, row.mean("K")
-    return next(other for other in flat(study.offline) if (other.arm, other.mean("K")) == place)
+def reference(study: Study) -> Row | None:
+    """Return the row that all others are compared with, None for none: of a spectrum the arm whose
+    sampling policy is never refreshed, else the GRPO alone that is best on dev."""
+    if study.spectrum:
+        return next((row for row in study.spectrum if math.isinf(row.first["s"])), None)
+    return chosen(flat(study.baselines))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -177,12 +178,10 @@ class Study:
         "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495).
         """
         arms = [row for row in self.rows if row.first["kind"] == ONLINE]
-        spans: dict[str, set[float]] = {}
-        for row in arms:
-            spans.setdefault(row.first["loss"], set()).add(row.first["s"])
-        if sum(map(len, spans.values())) <= 1:
+        counts = Counter(loss for loss, _ in {(row.first["loss"], row.first["s"]) for row in arms})
+        if counts.total() <= 1:
             return []
-        losses = sorted(spans, key=lambda loss: (-len(spans[loss]), -max(spans[loss])))
+        losses = [loss for loss, _ in counts.most_common()]
         return sorted(arms, key=lambda row: (losses.index(row.first["loss"]), -row.first["s"]))
 
     @property
@@ -192,15 +191,15 @@ class Study:
         keys: list[tuple[str, str]] = []
         for row in self.spectrum:
             keys += zip(row.policies["workdir"], row.policies["parent"], strict=True)
-        starts = _there(self.tested, keys).drop_duplicates(["seed", "made"])
-        if starts.empty or starts["seed"].duplicated().any() or starts["policy"].nunique() > 1:
+        starts = _there(self.tested, keys).drop_duplicates("made")
+        if starts.empty or starts["seed"].duplicated().any():
             return None
         name = starts["policy"].iloc[0]
         return Row(name, name, name, starts)
 
 
 def _there(rows: pd.DataFrame, keys: Iterable[tuple[str, str]]) -> pd.DataFrame:
-    """Select of `tested` the rows with these keys, once each, in their order."""
+    """Select the rows of these workdirs and policies that there are, once each."""
     return rows.loc[[key for key in dict.fromkeys(keys) if key in rows.index]]
 
 
@@ -220,26 +219,24 @@ def read_study(workdir: PathLike, name: str, rates: Rates | None = None) -> Stud
     key = ["workdir", "policy"]
     rows = frame[frame["split"] == "test"].set_index(key, drop=False)
     rows["dev"] = frame[frame["split"] == "dev"].set_index(key)["accuracy"]
-    left_out = {}
-    runs = []
-    found: dict[str, dict[tuple[tuple[str, str], ...], dict[int | None, list[Any]]]] = {}
     varied: dict[str, list[Mapping[str, str]]] = {}
     for point in plan["points"]:
         varied.setdefault(point["arm"], []).append(point["values"])
+    left_out = {}
+    about, runs = [], []
     for point, (_, run) in zip(plan["points"], points, strict=True):
         policy = _last_evaluated(run)
-        about = str(run.workdir), policy
-        if about not in rows.index:
+        workdir = str(run.workdir)
+        if (workdir, policy) in rows.index:
+            runs.append(run)
+            about.append((workdir, policy, *_place(point, varied[point["arm"]], run)))
+        else:
             left_out[point["label"]] = UNFINISHED if policy is None else UNTESTED
-            continue
-        runs.append(run)
-        k, others = _k_and_others(point["values"], varied[point["arm"]], run)
-        found.setdefault(point["arm"], {}).setdefault(others, {}).setdefault(k, []).append(about)
+    places = pd.DataFrame(about, columns=[*key, "group", "k"]).set_index(key)
+    found = places.join(rows)
     groups = []
-    for arm, by_settings in found.items():
-        names = _names(arm, list(by_settings))
-        for group, by_k in zip(names, by_settings.values(), strict=True):
-            groups.append(_group(arm, group, {k: rows.loc[keys] for k, keys in by_k.items()}))
+    for (arm, group), own in found.groupby(["arm", "group"], sort=False):
+        groups.append(_group(arm, group, own, "k"))
     warmups = _warmups(groups, rows)
     return Study(root, name, frame, rows, runs, groups, left_out, plan["config"], warmups, rates)
 
@@ -261,44 +258,31 @@ def _last_evaluated(run: Run) -> str | None:
     return evaluated[-1] if evaluated and needed <= run.results.keys() else None
 
 
-def _k_and_others(
-    values: Mapping[str, str], of_arm: Sequence[Mapping[str, str]], run: Run
-) -> tuple[int | None, tuple[tuple[str, str], ...]]:
-    """Return K, the steps of the first online stage of which they vary, and the settings that it
-    does not decide: those that an arm has several of at a K."""
-    online = [f"stages.{name}.steps" for name in run.folders if run.kind(name) == ONLINE]
-    steps = next((name for name in online if name in values), None)
-    if steps is None:
-        return None, tuple(values.items())
-    several = pd.DataFrame(of_arm).groupby(steps).nunique().max() > 1
-    return int(values[steps]), tuple(
-        (name, values[name]) for name in several.index[several] if name in values
-    )
+def _place(
+    point: Mapping[str, Any], of_arm: Sequence[Mapping[str, str]], run: Run
+) -> tuple[str, int]:
+    """Name the group of a point, and its k, the steps of the first online stage of which they vary.
+
+    A group is named by its arm, and by the settings of which the arm has several at a k.
+    """
+    values = point["values"]
+    steps = [f"stages.{name}.steps" for name in run.folders if run.kind(name) == ONLINE]
+    k = next((name for name in steps if name in values), "")
+    texts = pd.DataFrame([{"": 0, **own} for own in of_arm])  # 0: without K
+    several = texts.groupby(texts[k].to_numpy()).nunique().max() > 1
+    parts = [point["arm"]]
+    for name in texts.columns[several]:
+        if name in values:
+            parts.append(f"{name.rpartition('.')[2].replace('_', ' ')} {values[name]}")
+    return ", ".join(dict.fromkeys(parts)), int(values.get(k, 0))
 
 
-def _names(arm: str, settings: Sequence[tuple[tuple[str, str], ...]]) -> list[str]:
-    """Name the groups of an arm: by that, and by the settings that tell them apart."""
-    shared = set.intersection(*map(set, settings))
-    names = []
-    for fields in settings:
-        parts = [arm]
-        for name, text in fields:
-            if (name, text) not in shared:
-                parts.append(f"{name.rpartition('.')[2].replace('_', ' ')} {text}")
-        names.append(", ".join(dict.fromkeys(parts)))
-    return names
-
-
-def _group(arm: str, group: str, by_k: Mapping[Any, pd.DataFrame]) -> Group:
+def _group(arm: str, group: str, policies: pd.DataFrame, by: str) -> Group:
     rows = []
-    for k in sorted(by_k, key=lambda k: -1 if k is None else k):
-        seeds = by_k[k]
-        for other in seeds.itertuples():
-            if not np.array_equal(other.ids, seeds["ids"].iloc[0]):
-                folders = map(epath.Path, (seeds["workdir"].iloc[0], other.workdir))
-                names = " and ".join(folder.name for folder in folders)
-                raise ValueError(f"{names} were tested on different problems")
-        name = group + f", K = {seeds['K'].mean():g}" * (len(by_k) > 1)
+    for _, seeds in policies.groupby(by):
+        name = group + f", K = {seeds['K'].mean():g}" * (policies[by].nunique() > 1)
+        if seeds["ids"].map(tuple).nunique() > 1:
+            raise ValueError(f"{name}: its seeds were tested on different problems")
         rows.append(Row(arm, group, name, seeds))
     return rows
 
@@ -307,30 +291,26 @@ def _warmups(groups: Sequence[Group], rows: pd.DataFrame) -> list[Group]:
     """Make groups of online training alone, of warm-ups that points evaluated, unless a group is
     about just that. K = 0 is the policy that it starts from."""
     alone = _trajectories(flat(group for group in groups if not group[0].is_offline))
-    families: list[tuple[set[str], list[Group]]] = []
+    families: list[list[Group]] = []
     for group in groups:
         own = _trajectories(group)
         if not group[0].is_offline or group[0].stops or not own or own & alone:
             continue
-        for known, family in families:
-            if own & known:
-                known |= own
-                family.append(group)
-                break
-        else:
-            families.append((own, [group]))
+        family = next((one for one in families if own & _trajectories(flat(one))), [])
+        family.append(group)
+        if family == [group]:
+            families.append(family)
     warmups = []
-    for _, family in families:
+    for family in families:
         keys = []
         for policy in pd.concat([row.policies for row in flat(family)]).itertuples():
             behind = policy.ancestry.split(" > ")[:-1]
             keys += [(policy.workdir, name) for name in behind]
         policies = _there(rows, keys).sort_values("seed", kind="stable")
-        policies = policies.drop_duplicates(["K", "seed"])
         name = WARMUP
         if len(families) > 1:
             name += f" of {'; '.join(group[0].group for group in family)}"
-        warmups.append(_group(WARMUP, name, dict(list(policies.groupby("K")))))
+        warmups.append(_group(WARMUP, name, policies.drop_duplicates(["K", "seed"]), "K"))
     return [warmup for warmup in warmups if len(warmup) > 1]
 
 

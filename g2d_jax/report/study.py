@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from g2d_jax.report import figures
 from g2d_jax.report import format as fmt
@@ -11,18 +12,8 @@ from g2d_jax.report import paired_differences as paired
 from g2d_jax.report.figures import Chart, Point
 from g2d_jax.report.format import UNKNOWN, Written
 from g2d_jax.report.page import Code, Note, Part, Report, write
-from g2d_jax.report.rows import (
-    UNFINISHED,
-    UNTESTED,
-    Group,
-    Row,
-    Study,
-    flat,
-    mean_change,
-    read_study,
-)
-from g2d_jax.report.runs import ONLINE
-from g2d_jax.report.tables import COSTS, Table, cost_cells, table
+from g2d_jax.report.rows import UNFINISHED, UNTESTED, Group, Row, Study, flat, read_study
+from g2d_jax.report.tables import COSTS, Table, table
 from g2d_jax.report.verdict import command, study_sentence, study_verdict
 from g2d_jax.runtime.storage import PathLike, fingerprint
 from g2d_jax.runtime.terminal import counted
@@ -30,24 +21,45 @@ from g2d_jax.stage_result import TOKENS
 from g2d_jax.study import frontier
 from g2d_jax.study.pricing import Rates
 
-FEWEST_SEEDS = 5
-"""With fewer a study says that its intervals are wide, and what they rest on."""
+CAUTION = (
+    "Intervals are 95 %, over problems and training seeds. Those of one seed are over problems "
+    "only, and those of fewer than 5 are wide. Gain: over the policy its last training started "
+    "from. Differences are in points, paired by seed and problem. Costs leave out supervised "
+    "fine-tuning, which is the same for all. s: updates between two synchronisations of the "
+    "sampling policy; ∞ is never."
+)
 
 FEW = 8
 """Rows that are shown first; of more the best of each arm."""
 
-OUT_OF_RANGE = "out of range"
+Columns = Mapping[str, Callable[[Row], str]]
+"""Head of a column -> the cell of a row."""
 
-EVALUATED: Mapping[str, tuple[str, Written]] = {
+Numbers = Mapping[str, tuple[str, Written]]
+"""Column of the frame -> head of its column here, and its numbers as text."""
+
+ACCURACY = "accuracy % [95 %]"
+SHORT: Columns = {
+    ACCURACY: lambda row: fmt.interval(row.accuracy),
+    "gain": lambda row: fmt.interval(row.gain, "+", len(row.seeds)),
+    "FLOPs": lambda row: fmt.quantity(row.mean("flops")),
+}
+"""What is shown first: what a row reaches, what its last training added, what it cost."""
+
+SPENT = ("generated", "trained", "flops", "seconds")
+DETAILS: Numbers = {
     "K": ("K", fmt.value),
     "greedy": ("greedy %", fmt.percent),
     "entropy": ("entropy, nats", fmt.fixed(3)),
     "mean_length": ("length", fmt.fixed(1)),
     "truncated": ("truncated %", fmt.percent),
+    **{name: COSTS[name] for name in SPENT},
 }
-"""Measure in the evaluation of a policy -> head of its column, and its numbers as text."""
 
-TAUGHT: Mapping[str, tuple[str, Written]] = {
+MEASURES = ("flops", "generated", "trained", "device_seconds")
+"""Costs that accuracy is drawn against, a figure each."""
+
+TAUGHT: Numbers = {
     "rollouts/pass_rate": ("pass rate %", fmt.percent),
     "rollouts/frac_mixed": ("mixed %", fmt.percent),
     "rollouts/entropy": ("entropy", fmt.fixed(3)),
@@ -60,7 +72,6 @@ TAUGHT: Mapping[str, tuple[str, Written]] = {
     "after/gap_mean": ("gap after, nats", fmt.fixed(2)),
     "margins/accuracy": ("margins right %", fmt.percent),
 }
-"""Column of the frame -> head of its column here, and its numbers as text."""
 
 TAUGHT_NOTE = (
     "Means over seeds; the CSV has more. Mixed: prompts with right and wrong completions, which can "
@@ -106,13 +117,12 @@ def report(study: Study) -> Report:
     """Put together all that a study shows."""
     groups = [*study.offline, *study.baselines]
     rows = flat(groups)
-    others = [name for name in COSTS if name not in ("flops", "prefilled", "scored", "hours")]
-    costs: list[Part | None] = [frontier_chart(groups, name, LOOK) for name in others]
-    first = frontier_chart(groups, "flops", LOOK)
-    if study.spectrum:
-        costs.insert(0, first)
-        first = accuracy_chart("Test accuracy, %", study.spectrum)
-    stopped = flat(group for group in study.groups if group[0].stops)
+    shown = rows if len(rows) <= FEW else best_of_arms(rows)
+    charts: list[Part | None] = [frontier_chart(groups, measure) for measure in MEASURES]
+    if arms := study.spectrum:
+        bars = [(row.name, *fmt.percents(row.accuracy)) for row in arms]
+        chart = figures.intervals("accuracy", "Test accuracy, %", bars, note="Bars: 95 %.")
+        charts.insert(0, chart)
     return Report(
         kind="study",
         name=study.name,
@@ -120,12 +130,12 @@ def report(study: Study) -> Report:
         verdict=study_sentence(study_verdict(study)),
         warnings=list(filter(None, [state(study)])),
         parts={
-            "results": [first, first_table(rows if len(rows) <= FEW else best_of_arms(study))],
-            "rows": [Note(caution(study)), results(study)],
-            "frontier": [*costs, details(rows)],
+            "results": [charts[0], of_rows("Accuracy, and what it cost", shown, SHORT)],
+            "rows": [Note(CAUTION), results(study)],
+            "frontier": [*charts[1:], details(rows)],
             "priced": _elsewhere(study, study.rates) if study.rates is not None else [],
             "informativeness": [Note(TAUGHT_NOTE), taught(study)],
-            "stopping": [stopping(stopped)],
+            "stopping": [stopping(study)],
             "points": [left_out("Points left out", "point", study.left_out)],
             "settings": _settings(study),
         },
@@ -133,33 +143,26 @@ def report(study: Study) -> Report:
     )
 
 
+def of_rows(
+    title: str, rows: Iterable[Row], columns: Columns, numbers: Numbers | None = None
+) -> Table:
+    """Make a table with a line for each row, of cells and of means over seeds."""
+    lines = []
+    for row in rows:
+        cells = {head: cell(row) for head, cell in columns.items()}
+        lines.append({"policy": row.name, **cells, **fmt.cells(numbers or {}, row.mean)})
+    return table(title, lines)
+
+
 def left_out(title: str, what: str, reasons: Mapping[str, str]) -> Table:
     """List what has no row, and why. what: the head of its column."""
     return table(title, [{what: label, "why": why} for label, why in reasons.items()])
 
 
-def accuracy_chart(title: str, rows: Sequence[Row]) -> Chart | None:
-    """Draw every row's accuracy with its interval."""
-    bars = [(row.name, *fmt.percents(row.accuracy)) for row in rows]
-    return figures.intervals("accuracy", title, bars, note="Bars are 95 % intervals.")
-
-
-def first_table(rows: Sequence[Row]) -> Table:
-    """Show the rows that matter: what they reach, what their last training added, what they
-    cost."""
-    lines = []
-    for row in rows:
-        line = {"policy": row.name, "accuracy % [95 %]": fmt.interval(row.accuracy)}
-        line["gain"] = fmt.interval(row.gain, "+", len(row.seeds))
-        line["FLOPs"] = fmt.quantity(row.mean("flops"))
-        lines.append(line)
-    return table("Accuracy, and what it cost", lines)
-
-
-def best_of_arms(study: Study) -> list[Row]:
+def best_of_arms(rows: Iterable[Row]) -> list[Row]:
     """Choose the best row of each arm on dev; without those where nothing can be chosen."""
     by_arm: dict[str, list[Row]] = {}
-    for row in flat((*study.offline, *study.baselines)):
+    for row in rows:
         by_arm.setdefault(row.arm, []).append(row)
     return list(filter(None, map(paired.chosen, by_arm.values())))
 
@@ -176,39 +179,19 @@ def eyebrow(study: Study) -> str:
 
 def state(study: Study) -> str:
     """Say what is missing, and the command that runs it; "" if nothing is."""
-    reasons = list(study.left_out.values())
+    missing = Counter(study.left_out.values())
     parts = []
-    if unfinished := reasons.count(UNFINISHED):
-        total = len(reasons) + len(study.runs)
+    if unfinished := missing[UNFINISHED]:
+        total = len(study.left_out) + len(study.runs)
         parts.append(
-            f"{unfinished} of {total} points are not finished and left out (listed under Points)."
+            f"{unfinished} of {total} points are not finished and left out (listed under Points). "
+            f"To finish them: {command(study)}"
         )
-        parts.append(f"To finish them: {command(study)}")
-    if untested := reasons.count(UNTESTED):
+    if untested := missing[UNTESTED]:
         parts.append(f"{untested} points were not evaluated on the test split and are left out.")
     if len({frozenset(row.seeds) for row in study.rows}) > 1:
         parts.append("Rows have different seeds: their means are not yet comparable.")
     return " ".join(parts)
-
-
-def caution(study: Study) -> str:
-    """Explain how intervals are made, what those of few seeds rest on, and the columns."""
-    counts = [len(row.seeds) for row in study.rows] or [0]
-    over = "problems only: they do not include variation between training seeds"
-    if max(counts) > 1:
-        over = f"problems and seeds ({' to '.join(map(str, sorted({min(counts), max(counts)})))})"
-    texts = [f"Intervals are 95 %, over {over}."]
-    if 1 in counts and max(counts) > 1:
-        texts.append("Those of one seed are over problems only.")
-    if max(counts) > 1 and min(counts) < FEWEST_SEEDS:
-        texts.append(f"With fewer than {FEWEST_SEEDS} seeds they are wide.")
-    texts.append(
-        "Gain: over the policy its last training started from. Differences are in points, paired "
-        "by seed and problem. Costs leave out supervised fine-tuning, which is the same for all."
-    )
-    if study.spectrum:
-        texts.append("s: updates between two synchronisations of the sampling policy; ∞ is never.")
-    return " ".join(texts)
 
 
 def details(rows: Sequence[Row]) -> Table:
@@ -216,61 +199,60 @@ def details(rows: Sequence[Row]) -> Table:
 
     pass@k is of the k answers that all of them have.
     """
-    k = min((correct.shape[1] for row in rows for correct in row.policies["correct"]), default=1)
-    lines = []
-    for row in rows:
-        costs = {name: row.mean(name) for name in COSTS}
-        lines.append(
-            {
-                "policy": row.name,
-                f"pass@{k} %": fmt.percent(row.pass_at(k) if k > 1 else math.nan),
-                **fmt.cells(EVALUATED, row.mean),
-                **cost_cells(costs, ("generated", "trained", "flops", "seconds", "device_seconds")),
-            }
-        )
-    return table("Their answers, and what they cost", lines)
+    k = int(min((row.policies["samples"].min() for row in rows), default=1))
+    passed: Columns = {f"pass@{k} %": lambda row: fmt.percent(row.pass_at(k))}
+    return of_rows("Their answers, and what they cost", rows, passed if k > 1 else {}, DETAILS)
 
 
 def results(study: Study) -> Table:
     """Show every row of the study: offline training after K online steps first, then online
     training alone."""
-    arms = study.spectrum
-    start = study.start
-    rows = [start] if start else []
-    rows += flat(study.offline)
-    rows += arms or flat(study.baselines)
+    start, arms, other = study.start, study.spectrum, paired.reference(study)
+    rows = [*filter(None, [start]), *flat(study.offline), *(arms or flat(study.baselines))]
     best = [paired.chosen(group) for group in study.offline if len(group) > 1]
-    others = [paired.reference(study, row) for row in rows]
-    names = {other.name for other in filter(None, others)}
-    over = f"over {names.pop()}" if len(names) == 1 else "over"
-    several = len({len(row.seeds) for row in rows}) > 1
-    lines = []
-    for row, other in zip(rows, others, strict=True):
-        line = {
-            "policy": f"{row.name}{' (best on dev)' * (row in best)}",
-            "K": f"{row.mean('K'):g}",
-            "s": UNKNOWN,
-            "loss": UNKNOWN,
-            "seeds": str(len(row.seeds)) if several else UNKNOWN,
-            "dev %": fmt.percent(row.mean("dev")),
-            "accuracy % [95 %]": fmt.interval(row.accuracy),
-            "seed std": fmt.percent(frontier.seed_spread(row.accuracies)),
-            "gain": fmt.interval(row.gain, "+", len(row.seeds)),
-            over: UNKNOWN,
-            "against GRPO at this budget": UNKNOWN,
-            "FLOPs": fmt.quantity(row.mean("flops")),
-        }
-        if arms and row.first["kind"] == ONLINE:
-            line["s"] = f"{row.first['s']:g}".replace("inf", "∞")
-            line["s"] += ", ahead" * bool(row.first["ahead"] > 0)  # up to twice as old
-            line["loss"] = row.first["loss"]
-        if other is not None and other is not row:
-            line[over] = fmt.interval(paired.difference(row, other), "+", len(row.seeds))
-            line[over] += f", {other.name}" * (over == "over")
-        if row.is_offline:
-            line["against GRPO at this budget"] = _versus(study, row)
-        lines.append(line)
-    return table(f"Accuracy on {fmt.count(len(rows[0].ids) if rows else 0)} test problems", lines)
+
+    def refreshed(row: Row) -> str:
+        ahead = ", ahead" * bool(row.first["ahead"] > 0)  # up to twice as old
+        return fmt.value(row.first["s"]).replace("inf", "∞") + ahead if arms else UNKNOWN
+
+    def over(row: Row) -> str:
+        apart = paired.difference(row, other) if other and row is not other else None
+        return fmt.interval(apart, "+", len(row.seeds))
+
+    columns: Columns = {
+        "policy": lambda row: row.name + " (best on dev)" * (row in best),
+        "s": refreshed,
+        "dev %": lambda row: fmt.percent(row.mean("dev")),
+        ACCURACY: SHORT[ACCURACY],
+        "seed std": lambda row: fmt.percent(frontier.seed_spread(row.accuracies)),
+        "gain": SHORT["gain"],
+        f"over {other.name if other else ''}": over,
+        "against GRPO at this budget": partial(_versus, study),
+        "FLOPs": SHORT["FLOPs"],
+    }
+    count = fmt.count(len(rows[0].ids) if rows else 0)
+    return of_rows(f"Accuracy on {count} test problems", rows, columns)
+
+
+def _versus(study: Study, row: Row) -> str:
+    """Compare a row with the baseline `best_at` what it cost, named if there are several."""
+    if not row.is_offline:
+        return UNKNOWN
+    best = paired.best_at(study, row)
+    if best is None:
+        return OUT_OF_RANGE if paired.comparable(flat(study.baselines)) else UNKNOWN
+    text = _against(best, "flops", row)
+    named = len(study.baselines) > 1 and text not in (UNKNOWN, OUT_OF_RANGE)
+    return text + f", {best[0].group}" * named
+
+
+OUT_OF_RANGE = "out of range"
+
+
+def _against(baseline: Group, measure: str, row: Row) -> str:
+    """Format what a row has over a baseline that spent as much."""
+    over = paired.over_baseline(row, baseline, measure) if row.is_offline else None
+    return OUT_OF_RANGE if over is paired.OUT_OF_RANGE else fmt.interval(over, "+", len(row.seeds))
 
 
 def _elsewhere(study: Study, rates: Rates) -> list[Part | None]:
@@ -286,50 +268,26 @@ def _elsewhere(study: Study, rates: Rates) -> list[Part | None]:
     )
     if absent:
         note += f" The recipe has no rate for tokens {absent}: they count as nothing."
-    chart = frontier_chart([*study.offline, *study.baselines], "hours", LOOK)
+    chart = frontier_chart([*study.offline, *study.baselines], "hours")
     return [Note(note), priced(study, rates), chart]
 
 
 def priced(study: Study, rates: Rates) -> Table:
     """Show every row of the study at the rates, offline training against each GRPO alone in equal
     time."""
-    lines = []
-    for row in flat((*study.offline, *study.baselines)):
-        hours = row.mean("hours")
-        line = {
-            "policy": row.name,
-            "accuracy % [95 %]": fmt.interval(row.accuracy),
-            "time": fmt.duration(3600 * hours),
-        }
-        if rates.price is not None:
-            line["price"] = f"{hours * rates.chips * rates.price:,.2f}"
-        if row.is_offline:
-            for other in study.baselines:
-                line[f"against {other[0].group} in equal time"] = _against(row, other, "hours")
-        lines.append(line)
-    return table(f"This study's tokens as those of {rates.recipe} on {rates.topology}", lines)
+    an_hour = rates.chips * (rates.price or 0)
+    columns: dict[str, Callable[[Row], str]] = {
+        ACCURACY: SHORT[ACCURACY],
+        "time": lambda row: fmt.duration(3600 * row.mean("hours")),
+        "price": lambda row: f"{row.mean('hours') * an_hour:,.2f}" if an_hour else UNKNOWN,
+    }
+    for other in study.baselines:
+        columns[f"against {other[0].group} in equal time"] = partial(_against, other, "hours")
+    title = f"This study's tokens as those of {rates.recipe} on {rates.topology}"
+    return of_rows(title, flat((*study.offline, *study.baselines)), columns)
 
 
-def _versus(study: Study, row: Row) -> str:
-    """Compare a row with the baseline `best_at` what it cost, named if there are several."""
-    best = paired.best_at(study, row)
-    if best is None:
-        on_dev = [other for other in flat(study.baselines) if not math.isnan(other.mean("dev"))]
-        return OUT_OF_RANGE if on_dev else UNKNOWN
-    text = _against(row, best, "flops")
-    named = len(study.baselines) > 1 and text not in (UNKNOWN, OUT_OF_RANGE)
-    return text + f", {best[0].group}" * named
-
-
-def _against(row: Row, baseline: Group, measure: str) -> str:
-    """Format what a row has over a baseline that spent as much."""
-    over = paired.over_baseline(row, baseline, measure)
-    if paired.is_out_of_range(over):
-        return OUT_OF_RANGE
-    return fmt.interval(mean_change(over), "+", len(row.seeds))
-
-
-def frontier_chart(groups: Sequence[Group], measure: str, note: str) -> Chart | None:
+def frontier_chart(groups: Sequence[Group], measure: str, note: str = LOOK) -> Chart | None:
     """Draw accuracy against one cost; None where it is known of no point or zero for all.
 
     A line for each group, its points labelled with K; what an arm has at one K alone with the
@@ -363,20 +321,19 @@ def frontier_chart(groups: Sequence[Group], measure: str, note: str) -> Chart | 
 
 def taught(study: Study) -> Table:
     """Show what the rollouts behind every row that ends offline could teach."""
-    lines = []
-    for row in flat(study.offline):
-        lines.append({"policy": row.name, **fmt.cells(TAUGHT, row.mean)})
-    return table("Rollouts and pairs that offline training was given", lines)
+    title = "Rollouts and pairs that offline training was given"
+    return of_rows(title, flat(study.offline), {}, TAUGHT)
 
 
-def stopping(rows: Sequence[Row]) -> Table:
+def stopping(study: Study) -> Table:
     """Show why each warm-up that may end by itself did, seed by seed."""
     lines = []
-    for row in rows:
+    for row in study.rows:
         for policy in row.policies.itertuples():
-            line = {"policy": row.name, "seed": str(policy.seed), "K": f"{policy.K:g}"}
-            lines.append({**line, "why (steps: the last of its steps)": policy.stop})
-    return table("Where each warm-up ended", lines)
+            if policy.stop:
+                line = {"policy": row.name, "seed": str(policy.seed), "K": f"{policy.K:g}"}
+                lines.append({**line, "why": policy.stop})
+    return table("Where each warm-up ended: at a budget, or at the last of its steps", lines)
 
 
 def _settings(study: Study) -> list[Part | None]:
