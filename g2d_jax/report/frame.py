@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from etils import epath
 
 from g2d_jax import accounting, stage_result
 from g2d_jax.config.policy_name import PolicyName, is_external, own_stage
 from g2d_jax.report.format import number
-from g2d_jax.report.runs import COLLECT, OFFLINE, ONLINE, SELECT, Run, Settings, read_run, studies
+from g2d_jax.report.runs import OFFLINE, ONLINE, SELECT, Run, Settings, read_run, studies
 from g2d_jax.runtime.storage import PathLike, read_json
 from g2d_jax.stage_result import MEASURES, Evaluated, Evaluation, StageResult, Stop
 from g2d_jax.study import frontier, stats
@@ -28,8 +27,7 @@ from g2d_jax.workdir import PLANS, absolute
 
 
 def policies(*workdirs: PathLike) -> pd.DataFrame:
-    """Read every evaluated policy of runs, of the points of studies, and of tables such as
-    benchmarks/results, as a row each.
+    """Read every evaluated policy of runs and of the points of studies, as a row each.
 
     A row is one policy on one split of problems, of one run and so of one seed. Where several
     stages evaluated it on a split, the last counts. NaN, or an empty text, is not known.
@@ -71,37 +69,10 @@ def policies(*workdirs: PathLike) -> pd.DataFrame:
     ids, correct, gains       arrays: problem ids [N] ascending; answers [N, samples], 1 right, 0 wrong,
                               NaN not scored; accuracy over that of the parent [N], None if not known
 
-    Tables have fewer columns. Raises ValueError for a folder that holds none of these, and for
-    damaged records.
+    Raises ValueError for a folder that holds neither, and for damaged records.
     """
-    frames = []
-    for workdir in workdirs:
-        is_table = (absolute(workdir) / TABLES[0]).exists()
-        frames.append(_archived(absolute(workdir)) if is_table else frame_of(runs_of(workdir)))
+    frames = [frame_of(runs_of(workdir)) for workdir in workdirs]
     return pd.concat(frames, ignore_index=True)
-
-
-TABLES = ("policies.parquet", "verdicts.parquet")
-"""Files of studies whose work directories are gone: see benchmarks/claims.py."""
-
-
-def _archived(folder: epath.Path) -> pd.DataFrame:
-    """Read the policies of `TABLES`, with the intervals that the verdicts give."""
-    point = ["study", "arm", "setting", "rate", "seed", "budget", "policy"]
-    read, verdicts = (pd.read_parquet(folder / name) for name in TABLES)
-    costs = ["flops", "generated", "trained", "tokens"]
-    shown = {"var_name": "split", "value_name": "accuracy"}
-    frame = read.melt([*point, *costs], ["dev", "test"], **shown).dropna(subset="accuracy")
-    by_problem = verdicts["correct"] / verdicts["answers"]
-    grouped = by_problem.groupby([verdicts[name].astype(object) for name in (*point, "split")])
-    spread = grouped.agg(standard_error="sem", problems="count")
-    frame = frame.merge(spread, "left", left_on=[*point, "split"], right_index=True)
-    half = frame["problems"].map(stats.t_quantile) * frame["standard_error"]
-    frame["low"] = (frame["accuracy"] - half).clip(0, 1)
-    frame["high"] = (frame["accuracy"] + half).clip(0, 1)
-    frame["rate"] = pd.to_numeric(frame["rate"], errors="coerce")
-    names = {"setting": "settings", "rate": "online_learning_rate", "budget": "K"}
-    return frame.rename(columns=names)
 
 
 def frame_of(
@@ -333,14 +304,10 @@ class Policy:
 
     @property
     def taught(self) -> dict[str, float]:
-        """The measures of its pairs, and of the rollouts they were chosen from; {} where offline
-        training did not make it."""
-        if self.kind != OFFLINE or self.result is None:
-            return {}
-        parts = dict(self.result.measures)
+        """The measures of the pairs that made it, and of the rollouts they were chosen from."""
+        parts = dict(self.result.measures) if self.result else {}
         found = {}
-        collected = self.run.results.get(str(self.section.get("preferences", "")))
-        if collected is not None and collected.kind == COLLECT:
+        if collected := self.run.results.get(str(self.section.get("preferences", ""))):
             found["pairs"] = float(collected.counts.get("pairs", math.nan))
             parts["rollouts"] = collected.measures.get("informativeness", {})
             parts["pairs"] = collected.measures.get("pairs", {})
@@ -356,14 +323,13 @@ class Policy:
         "hours": those that its tokens would take elsewhere, where there are `rates`.
         """
         made = (self.name, self.run.sections, self.run.results)
+        hours = {}
         try:
-            costs = accounting.cost_of(*made)
             if self.rates is not None:
-                costs["hours"] = self.rates.hours(accounting.costs_by_stage(*made))
+                hours["hours"] = self.rates.hours(accounting.costs_by_stage(*made))
+            return {**accounting.cost_of(*made), **hours}
         except ValueError:
-            hours = [] if self.rates is None else ["hours"]
-            return dict.fromkeys([*MEASURES, *hours], math.nan)
-        return costs
+            return dict.fromkeys([*MEASURES, "hours"][: None if self.rates else -1], math.nan)
 
     @property
     def flops(self) -> float:

@@ -12,16 +12,16 @@ from g2d_jax.report.rows import Array, Group, Row, Study, flat, mean_change
 from g2d_jax.study import frontier
 
 
-def difference(row: Row, other: Row) -> frontier.Interval | None:
-    """Subtract another row's accuracy, paired by seed and problem; None without a seed or the
+def difference(row: Row, other: Row) -> frontier.Interval:
+    """Subtract another row's accuracy, paired by seed and problem; NaN without a seed or the
     problems in common."""
-    return apart(row.by_seed, other.by_seed) if row.ids == other.ids else None
+    return apart(row.by_seed, other.by_seed if row.ids == other.ids else {})
 
 
 def apart(
     own: Mapping[int, Array], other: Mapping[int, Array], level: float = 0.95
-) -> frontier.Interval | None:
-    """Subtract values on the same problems, seed -> [N], of the seeds that both have; None without
+) -> frontier.Interval:
+    """Subtract values on the same problems, seed -> [N], of the seeds that both have; NaN without
     one."""
     common = [seed for seed in own if seed in other]
     return mean_change({seed: own[seed] - other[seed] for seed in common}, level)
@@ -29,16 +29,16 @@ def apart(
 
 def over_baseline(
     row: Row, baseline: Sequence[Row], measure: str, level: float = 0.95
-) -> frontier.Interval | None:
+) -> frontier.Interval:
     """Subtract what the baseline of each seed reaches for the same cost, on a straight line between
-    two of its rows that follow each other; NaN where a seed's cost lies beyond them.
+    two of its rows that follow each other; `OUT_OF_RANGE` where a seed's cost lies beyond them.
 
     baseline: by steps. Left out are seeds of which the baseline has fewer than two rows, or two at
-    one cost, or of which a cost is not known. None without a seed, or on other problems.
+    one cost, or of which a cost is not known. NaN without a seed, or on other problems.
     """
     over: dict[int, Array] = {}
-    if not baseline or baseline[0].ids != row.ids:
-        return None
+    if baseline[0].ids != row.ids:
+        return mean_change(over)
     for seed, cost in zip(row.seeds, row.policies[measure], strict=True):
         costs, reached = [], []
         for other in baseline:

@@ -106,8 +106,8 @@ class Row:
         return {seed: gain for seed, gain in gains.items() if gain is not None}
 
     @cached_property
-    def gain(self) -> frontier.Interval | None:
-        """The mean of `gains`; None if none is known."""
+    def gain(self) -> frontier.Interval:
+        """The mean of `gains`."""
         return mean_change(self.gains)
 
 
@@ -115,11 +115,10 @@ Group = Sequence[Row]
 """Rows that differ in K alone, ascending."""
 
 
-def mean_change(changes: Mapping[int, Array], level: float = 0.95) -> frontier.Interval | None:
-    """Average differences in accuracy, seed -> [N], with their interval; None without a seed."""
-    if not changes:
-        return None
-    return frontier.mean_interval(np.stack([*changes.values()]), level=level, limits=(-1, 1))
+def mean_change(changes: Mapping[int, Array], level: float = 0.95) -> frontier.Interval:
+    """Average differences in accuracy, seed -> [N], with their interval; NaN without a seed."""
+    values = [*changes.values()] or [np.full(1, math.nan)]
+    return frontier.mean_interval(np.stack(values), level=level, limits=(-1, 1))
 
 
 def flat(groups: Iterable[Group]) -> list[Row]:

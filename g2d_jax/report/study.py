@@ -123,10 +123,11 @@ def report(study: Study) -> Report:
         bars = [(row.name, *fmt.percents(row.accuracy)) for row in arms]
         chart = figures.intervals("accuracy", "Test accuracy, %", bars, note="Bars: 95 %.")
         charts.insert(0, chart)
+    seeds = len({run.seed for run in study.runs})
     return Report(
         kind="study",
         name=study.name,
-        eyebrow=eyebrow(study),
+        eyebrow=f"G2D study · {counted(len(study.runs), 'point')}, {counted(seeds, 'seed')}",
         verdict=study_sentence(study_verdict(study)),
         warnings=list(filter(None, [state(study)])),
         parts={
@@ -165,16 +166,6 @@ def best_of_arms(rows: Iterable[Row]) -> list[Row]:
     for row in rows:
         by_arm.setdefault(row.arm, []).append(row)
     return list(filter(None, map(paired.chosen, by_arm.values())))
-
-
-def eyebrow(study: Study) -> str:
-    """Say how much there is, and until when it was measured."""
-    ends = []
-    for run in study.runs:
-        ends += [result.started + result.cost.seconds for result in run.results.values()]
-    seeds = counted(len({run.seed for run in study.runs}), "seed")
-    size = f"{counted(len(study.runs), 'point')}, {seeds}"
-    return " · ".join(filter(None, ["G2D study", size, fmt.until(ends)]))
 
 
 def state(study: Study) -> str:
@@ -251,7 +242,9 @@ OUT_OF_RANGE = "out of range"
 
 def _against(baseline: Group, measure: str, row: Row) -> str:
     """Format what a row has over a baseline that spent as much."""
-    over = paired.over_baseline(row, baseline, measure) if row.is_offline else None
+    if not row.is_offline:
+        return UNKNOWN
+    over = paired.over_baseline(row, baseline, measure)
     return OUT_OF_RANGE if over is paired.OUT_OF_RANGE else fmt.interval(over, "+", len(row.seeds))
 
 

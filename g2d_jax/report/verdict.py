@@ -214,23 +214,19 @@ class StudyVerdict:
 
 _STUDY: Mapping[Finding, str] = {
     "unfinished": "No point of this study is finished and tested yet. To continue: {{ v.command }}",
-    "undecided": "{{ named(v.row) }} is the most accurate, but which is best cannot be chosen on the "
-    "test split: {% if v.row.mean('dev') == v.row.mean('dev') %}finish all seeds, with "
-    "{{ v.command }}{% else %}add an evaluate stage with split='dev'{% endif %}.",
+    "undecided": "The most accurate is {{ named(v.row) }}, but to choose one needs the dev split: "
+    "{% if v.row.mean('dev') == v.row.mean('dev') %}finish all seeds with {{ v.command }}"
+    "{% else %}add an evaluate stage with split='dev'{% endif %}.",
     "chosen": "{{ v.row.name }}, chosen on dev, answers {{ interval(v.row.accuracy) }} % of "
     "{{ problems }} correctly{{ spent(v.row) }}.",
-    "enough": "{{ named(v.row) }} is within {{ margin }} of {{ best }} for {{ share(v.row) }} of its "
-    "{{ unit }}, on {{ problems }} {{ difference }}. GRPO alone needs {{ share(v.alone) }}.",
-    "alone": "{{ named(v.alone) }}, GRPO alone, is within {{ margin }} of {{ best }} for "
-    "{{ share(v.alone) }} of its {{ unit }}, on {{ problems }}. {{ named(v.row) }} needs "
-    "{{ share(v.row) }} {{ difference }}.",
-    "none": "No K is within {{ margin }} of {{ best }} for less, on {{ problems }}. The nearest is "
-    "{{ named(v.row) }} {{ difference }}.",
-    "dearer": "Every K costs more than {{ best }}, on {{ problems }}. The most accurate is "
-    "{{ named(v.row) }} {{ difference }}{{ spent(v.row) }}.",
-    "inconclusive": "It is open whether a K is within {{ margin }} of {{ best }} for less, on "
-    "{{ problems }}. The nearest is {{ named(v.row) }} {{ difference }}. Add seeds (--seeds) to: "
-    "{{ v.command }}",
+    "enough": "{{ v.row.name }} is enough: it comes within {{ margin }} of {{ best }} for "
+    "{{ share(v.row) }} of its {{ unit }}. {{ reached }}. GRPO alone needs {{ share(v.alone) }}.",
+    "alone": "GRPO alone is enough: {{ v.alone.name }} comes within {{ margin }} of {{ best }} for "
+    "{{ share(v.alone) }} of its {{ unit }}. {{ v.row.name }} needs {{ share(v.row) }}. {{ reached }}.",
+    "none": "No K tried is enough: none comes within {{ margin }} of {{ best }} for less. {{ reached }}.",
+    "dearer": "Every K tried costs more than {{ best }}. {{ reached }}{{ spent(v.row) }}.",
+    "inconclusive": "More seeds must tell whether a K comes within {{ margin }} of {{ best }} for "
+    "less. {{ reached }}. Add --seeds to: {{ v.command }}",
 }
 """What was found -> its sentence."""
 
@@ -263,20 +259,19 @@ def _near_best(study: Study) -> StudyVerdict | None:
     if best is None or len(grpo) < 2 or len(by_k) < 2 or study.spectrum:
         return None
     measure = "flops" if study.rates is None else "hours"
-    apart: dict[Row, Interval] = {}
     # An interval of fewer seeds is narrower, or of problems only.
-    settings = [one for one in map(paired.chosen, by_k.values()) if one and _has_seeds(one, best)]
-    for one in (*grpo, *settings):
-        difference = paired.difference(one, best)
-        if difference is not None:
-            apart[one] = difference
-    cost = {row: row.mean(measure) for row in apart}
-    settings = [row for row in settings if row in apart]
+    settings = []
+    for rows in by_k.values():
+        one = paired.chosen(rows)
+        if one is not None and {*best.seeds} <= {*one.seeds} and one.ids == best.ids:
+            settings.append(one)
+    cost = {row: row.mean(measure) for row in (*grpo, *settings)}
     if not settings or any(map(math.isnan, cost.values())):
         return None
+    apart = {row: paired.difference(row, best) for row in cost}
 
     def cheapest(rows: Sequence[Row]) -> Row | None:
-        near = [row for row in rows if row in apart and apart[row].low >= -MARGIN]
+        near = [row for row in rows if apart[row].low >= -MARGIN]
         return min(near, key=cost.__getitem__, default=None)
 
     cheaper = [row for row in settings if cost[row] < cost[best]]
@@ -287,15 +282,9 @@ def _near_best(study: Study) -> StudyVerdict | None:
         finding = "alone"
     if row is None:
         row = max(cheaper or settings, key=lambda other: apart[other].mean)
-        finding = "dearer"
-        if cheaper:
-            is_worse = all(apart[row].high < -MARGIN for row in cheaper)
-            finding = "none" if is_worse else "inconclusive"
+        is_worse = all(apart[other].high < -MARGIN for other in cheaper)
+        finding = ("none" if is_worse else "inconclusive") if cheaper else "dearer"
     return StudyVerdict(finding, command(study), row, best, alone, apart[row], measure)
-
-
-def _has_seeds(row: Row, other: Row) -> bool:
-    return {*other.seeds} <= {*row.seeds}
 
 
 def study_sentence(verdict: StudyVerdict) -> str:
@@ -310,17 +299,20 @@ def study_sentence(verdict: StudyVerdict) -> str:
         return f"{row.name} ({fmt.percent(row.accuracy.mean)} %{cost})"
 
     row, best = verdict.row, verdict.best
-    problems = ""
+    problems = reached = ""
     if row is not None:
-        seeds = counted(len(row.seeds), "seed")
-        problems = f"{counted(len(row.ids), 'test problem')} with {seeds}"
+        problems = f"{counted(len(row.ids), 'test problem')}"
+        reached = (
+            f"{named(row)} differs by {fmt.interval(verdict.difference, '+')} points on {problems} "
+            f"with {counted(len(row.seeds), 'seed')}"
+        )
     return _SENTENCES.from_string(_STUDY[verdict.finding]).render(
         v=verdict,
-        best=f"the best GRPO, {named(best, spent(best))}" if best else "",
+        best=f"the best of GRPO alone, {named(best, spent(best))}," if best else "",
         problems=problems,
+        reached=reached,
         margin=f"{100 * MARGIN:.0f} points",
         unit="FLOPs" if by_flops else "time",
-        difference=f"({fmt.interval(verdict.difference, '+')} points)",
         share=lambda row: f"{100 * verdict.share(row):.0f} %",
         interval=fmt.interval,
         named=named,
@@ -366,7 +358,7 @@ class ComparisonVerdict:
 
     best: Row
     second: Row
-    difference: Interval | None
+    difference: Interval
 
 
 def comparison_verdict(last: Sequence[Row]) -> ComparisonVerdict:
