@@ -329,7 +329,7 @@ class Policy:
                 hours["hours"] = self.rates.hours(accounting.costs_by_stage(*made))
             return {**accounting.cost_of(*made), **hours}
         except ValueError:
-            return dict.fromkeys([*MEASURES, "hours"][: None if self.rates else -1], math.nan)
+            return dict.fromkeys([*MEASURES, *["hours"] * bool(self.rates)], math.nan)
 
     @property
     def flops(self) -> float:

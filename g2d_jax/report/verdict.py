@@ -214,19 +214,19 @@ class StudyVerdict:
 
 _STUDY: Mapping[Finding, str] = {
     "unfinished": "No point of this study is finished and tested yet. To continue: {{ v.command }}",
-    "undecided": "The most accurate is {{ named(v.row) }}, but to choose one needs the dev split: "
-    "{% if v.row.mean('dev') == v.row.mean('dev') %}finish all seeds with {{ v.command }}"
-    "{% else %}add an evaluate stage with split='dev'{% endif %}.",
+    "undecided": "{{ v.row.name }} is the most accurate ({{ at(v.row) }}), but to choose one needs "
+    "the dev split: {% if v.row.mean('dev') == v.row.mean('dev') %}finish all seeds with "
+    "{{ v.command }}{% else %}add an evaluate stage with split='dev'.{% endif %}",
     "chosen": "{{ v.row.name }}, chosen on dev, answers {{ interval(v.row.accuracy) }} % of "
-    "{{ problems }} correctly{{ spent(v.row) }}.",
+    "{{ v.row.ids | length }} test problems correctly{{ for_flops(v.row.mean('flops')) }}.",
     "enough": "{{ v.row.name }} is enough: it comes within {{ margin }} of {{ best }} for "
-    "{{ share(v.row) }} of its {{ unit }}. {{ reached }}. GRPO alone needs {{ share(v.alone) }}.",
+    "{{ share(v.row) }} of its {{ unit }}. {{ reached }} GRPO alone needs {{ share(v.alone) }}.",
     "alone": "GRPO alone is enough: {{ v.alone.name }} comes within {{ margin }} of {{ best }} for "
-    "{{ share(v.alone) }} of its {{ unit }}. {{ v.row.name }} needs {{ share(v.row) }}. {{ reached }}.",
-    "none": "No K tried is enough: none comes within {{ margin }} of {{ best }} for less. {{ reached }}.",
-    "dearer": "Every K tried costs more than {{ best }}. {{ reached }}{{ spent(v.row) }}.",
+    "{{ share(v.alone) }} of its {{ unit }}, {{ v.row.name }} for {{ share(v.row) }}. {{ reached }}",
+    "none": "No K tried is enough: none comes within {{ margin }} of {{ best }} for less. {{ reached }}",
+    "dearer": "Every K tried costs more than {{ best }}. {{ reached }}",
     "inconclusive": "More seeds must tell whether a K comes within {{ margin }} of {{ best }} for "
-    "less. {{ reached }}. Add --seeds to: {{ v.command }}",
+    "less. {{ reached }} Add --seeds to: {{ v.command }}",
 }
 """What was found -> its sentence."""
 
@@ -262,9 +262,9 @@ def _near_best(study: Study) -> StudyVerdict | None:
     # An interval of fewer seeds is narrower, or of problems only.
     settings = []
     for rows in by_k.values():
-        one = paired.chosen(rows)
-        if one is not None and {*best.seeds} <= {*one.seeds} and one.ids == best.ids:
-            settings.append(one)
+        row = paired.chosen(rows)
+        if row is not None and {*best.seeds} <= {*row.seeds} and row.ids == best.ids:
+            settings.append(row)
     cost = {row: row.mean(measure) for row in (*grpo, *settings)}
     if not settings or any(map(math.isnan, cost.values())):
         return None
@@ -291,32 +291,29 @@ def study_sentence(verdict: StudyVerdict) -> str:
     """Write a study's verdict."""
     by_flops = verdict.measure == "flops"
 
-    def spent(row: Row) -> str:
+    def at(row: Row) -> str:
         cost = row.mean(verdict.measure)
-        return for_flops(cost) if by_flops else f" for {fmt.duration(3600 * cost)}"
-
-    def named(row: Row, cost: str = "") -> str:
-        return f"{row.name} ({fmt.percent(row.accuracy.mean)} %{cost})"
+        spent = for_flops(cost) if by_flops else f" for {fmt.duration(3600 * cost)}"
+        return f"{fmt.percent(row.accuracy.mean)} %{spent}"
 
     row, best = verdict.row, verdict.best
-    problems = reached = ""
+    reached = ""
     if row is not None:
-        problems = f"{counted(len(row.ids), 'test problem')}"
         reached = (
-            f"{named(row)} differs by {fmt.interval(verdict.difference, '+')} points on {problems} "
-            f"with {counted(len(row.seeds), 'seed')}"
+            f"{row.name} reaches {at(row)}, a difference of "
+            f"{fmt.interval(verdict.difference, '+')} points on "
+            f"{counted(len(row.ids), 'test problem')} with {counted(len(row.seeds), 'seed')}."
         )
     return _SENTENCES.from_string(_STUDY[verdict.finding]).render(
         v=verdict,
-        best=f"the best of GRPO alone, {named(best, spent(best))}," if best else "",
-        problems=problems,
+        at=at,
+        best=f"the best GRPO alone ({best.name}: {at(best)})" if best else "",
         reached=reached,
         margin=f"{100 * MARGIN:.0f} points",
         unit="FLOPs" if by_flops else "time",
         share=lambda row: f"{100 * verdict.share(row):.0f} %",
         interval=fmt.interval,
-        named=named,
-        spent=spent,
+        for_flops=for_flops,
     )
 
 
