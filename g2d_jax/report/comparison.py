@@ -97,13 +97,11 @@ def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> 
     """Read runs, or points of a study, on the problems that all of them answered.
 
     Problems are those of the same id, which is a hash of their text.
-    policies: "ends" for each run's first and last one, "all". Of each run the last evaluation
+    policies: "ends" for each run's first and last one, or "all". Of each run the last evaluation
     counts, on test where all runs have one. Raises ValueError for fewer than
     two runs, one given twice, a folder that is no run, a run without a finished evaluation, and where no problem is
     common.
     """
-    if policies not in ("ends", "all"):
-        raise ValueError(f"policies must be ends or all, got {policies!r}")
     sides = _sides(workdirs)
     common = set.intersection(*(set(side.evaluation.ids) for side in sides))
     if not common:
@@ -117,7 +115,7 @@ def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> 
         )
     frame = frame_of(({"run": side.mark, **NO_POINT}, side.run) for side in sides)
     frame = frame.set_index(["run", "split", "policy"], drop=False)
-    rows, last_rows = [], []
+    rows = []
     files: dict[str, epath.Path] = {}
     left_out = {}
     for side in sides:
@@ -133,10 +131,9 @@ def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> 
             files[title] = file
             policy = frame.loc[[(side.mark, side.evaluation.split, name)]]
             rows.append(_row(side.mark, title, policy, common))
-            if name == names[-1]:
-                last_rows.append(rows[-1])
+    last = {row.arm: row for row in rows}
     shown = frame.loc[[row.policies.index[0] for row in rows]]
-    return Comparison(sides, rows, last_rows, files, left_out, shown)
+    return Comparison(sides, rows, [*last.values()], files, left_out, shown)
 
 
 def _sides(workdirs: Sequence[PathLike]) -> list[Side]:

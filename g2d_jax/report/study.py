@@ -64,10 +64,8 @@ TAUGHT: Numbers = {
     "rollouts/frac_mixed": ("mixed %", fmt.percent),
     "rollouts/entropy": ("entropy", fmt.fixed(3)),
     "rollouts/distinct_answers": ("distinct", fmt.fixed(2)),
-    "rollouts/mean_length": ("length", fmt.fixed(1)),
     "pairs": ("pairs", fmt.count),
     "pairs/prompts": ("their prompts", fmt.count),
-    "pairs/pass_rate": ("their pass rate %", fmt.percent),
     "before/gap_mean": ("gap before, nats", fmt.fixed(2)),
     "after/gap_mean": ("gap after, nats", fmt.fixed(2)),
     "margins/accuracy": ("margins right %", fmt.percent),
@@ -118,11 +116,7 @@ def report(study: Study) -> Report:
     groups = [*study.offline, *study.baselines]
     rows = flat(groups)
     shown = rows if len(rows) <= FEW else best_of_arms(rows)
-    charts: list[Part | None] = [frontier_chart(groups, measure) for measure in MEASURES]
-    if arms := study.spectrum:
-        bars = [(row.name, *fmt.percents(row.accuracy)) for row in arms]
-        chart = figures.intervals("accuracy", "Test accuracy, %", bars, note="Bars: 95 %.")
-        charts.insert(0, chart)
+    charts = [frontier_chart(groups, measure) for measure in MEASURES]
     seeds = len({run.seed for run in study.runs})
     return Report(
         kind="study",
@@ -233,8 +227,7 @@ def _versus(study: Study, row: Row) -> str:
     if best is None:
         return OUT_OF_RANGE if paired.comparable(flat(study.baselines)) else UNKNOWN
     text = _against(best, "flops", row)
-    named = len(study.baselines) > 1 and text not in (UNKNOWN, OUT_OF_RANGE)
-    return text + f", {best[0].group}" * named
+    return text + f", {best[0].group}" * (len(study.baselines) > 1 and "[" in text)
 
 
 OUT_OF_RANGE = "out of range"
@@ -290,12 +283,14 @@ def frontier_chart(groups: Sequence[Group], measure: str, note: str = LOOK) -> C
     series: dict[str, list[Point]] = {}
     joined = set()
     for group in groups:
-        line = group[0].group if len(group) > 1 else group[0].arm
-        joined |= {line} if len(group) > 1 else set()
+        arm, line = group[0].arm, group[0].group
+        setting = line.removeprefix(arm).lstrip(", ")
+        if len(group) > 1:
+            joined.add(line)
+        else:
+            line = arm
         for row in group:
-            label = f"{row.mean('K'):g}"
-            if len(group) == 1 and row.group != row.arm:
-                label = row.group.removeprefix(f"{row.arm}, ")
+            label = f"{row.mean('K'):g}" if len(group) > 1 else setting
             point = Point(row.mean(measure), *fmt.percents(row.accuracy), label)
             series.setdefault(line, []).append(point)
     if not any(row.mean(measure) > 0 for row in flat(groups)):

@@ -72,13 +72,13 @@ class RunVerdict:
 _RUN = _SENTENCES.from_string(
     "{{ v.made_by }}: {{ score }} {{ '% of' if v.is_accuracy else 'mean reward on' }} "
     "{{ v.problems }}{{ for_flops(v.flops) }}"
-    "{% if v.gain.mean == v.gain.mean %}; "
+    "{% if v.before %}; "
     "{% if not v.gain.conclusive %}no significant change from {{ v.before }} ({{ size(v.gain) }})"
     "{% elif v.gain.mean < 0 %}worse than {{ v.before }} by {{ size(v.gain) }}"
-    "{% elif v.share == v.share %}{{ '%.0f' % (100 * v.share) }} % of the gain over {{ v.before }} "
+    "{% elif v.share >= 0 %}{{ '%.0f' % (100 * v.share) }} % of the gain over {{ v.before }} "
     "({{ size(v.gain) }}) came from {{ v.loss }}"
     "{% else %}better than {{ v.before }} by {{ size(v.gain) }}"
-    "{% if v.added.mean == v.added.mean %}; {{ v.loss }} made {{ 'it worse' if v.added.conclusive else "
+    "{% if v.loss %}; {{ v.loss }} made {{ 'it worse' if v.added.conclusive else "
     "'no significant change' }} ({{ size(v.added) }}){% endif %}"
     "{% endif %}{% endif %}."
 )
@@ -193,9 +193,9 @@ class StudyVerdict:
     nearest; "dearer": every K costs more than the best GRPO, `row` is the highest. Of a study that
     does not have both GRPO and K: "chosen": `row` is the best on dev; "undecided": nothing can be
     chosen, `row` is the best on test; "unfinished": no point is tested.
-    best: GRPO's best, as dev chose it. alone: the cheapest GRPO that comes near. difference: of
-    `row` from `best`, in accuracy. measure: of costs, "flops" or "hours". command: which goes on
-    with the study.
+    best: GRPO's best, as dev chose it; of "chosen" what all rows are compared with. alone: the
+    cheapest GRPO that comes near. difference: of `row` from `best`, in accuracy. measure: of costs,
+    "flops" or "hours". command: which goes on with the study.
     """
 
     finding: Finding
@@ -215,10 +215,12 @@ class StudyVerdict:
 _STUDY: Mapping[Finding, str] = {
     "unfinished": "No point of this study is finished and tested yet. To continue: {{ v.command }}",
     "undecided": "{{ v.row.name }} is the most accurate ({{ at(v.row) }}), but to choose one needs "
-    "the dev split: {% if v.row.mean('dev') == v.row.mean('dev') %}finish all seeds with "
+    "the dev split: {% if v.row.mean('dev') >= 0 %}finish all seeds with "
     "{{ v.command }}{% else %}add an evaluate stage with split='dev'.{% endif %}",
     "chosen": "{{ v.row.name }}, chosen on dev, answers {{ interval(v.row.accuracy) }} % of "
-    "{{ v.row.ids | length }} test problems correctly{{ for_flops(v.row.mean('flops')) }}.",
+    "{{ v.row.ids | length }} test problems correctly{{ for_flops(v.row.mean('flops')) }}"
+    "{% if v.best != v.row %}, a difference of {{ interval(v.difference, '+') }} points from "
+    "{{ v.best.name }}{% endif %}.",
     "enough": "{{ v.row.name }} is enough: it comes within {{ margin }} of {{ best }} for "
     "{{ share(v.row) }} of its {{ unit }}. {{ reached }} GRPO alone needs {{ share(v.alone) }}.",
     "alone": "GRPO alone is enough: {{ v.alone.name }} comes within {{ margin }} of {{ best }} for "
@@ -242,7 +244,9 @@ def study_verdict(study: Study) -> StudyVerdict:
     if not study.rows:
         return StudyVerdict("unfinished", command(study))
     if (row := paired.chosen(study.rows)) is not None:
-        return StudyVerdict("chosen", command(study), row)
+        other = paired.reference(study) or row
+        apart = paired.difference(row, other)
+        return StudyVerdict("chosen", command(study), row, other, difference=apart)
     row = max(study.rows, key=lambda row: row.accuracy.mean)
     return StudyVerdict("undecided", command(study), row)
 

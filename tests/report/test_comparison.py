@@ -146,8 +146,6 @@ def test_which_policies_take_part(tmp_path):
         and pairs[1] == "A: cold (sft) → B: cold (sft)"
         and "Of 6 pairs" in page.text
     )
-    with pytest.raises(ValueError, match="policies must be ends or all, got 'some'"):
-        compared(runs, policies="some")
 
 
 def test_policies_with_different_numbers_of_answers_are_compared_at_the_pass_at_k_of_all(tmp_path):
