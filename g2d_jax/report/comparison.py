@@ -25,7 +25,7 @@ from g2d_jax.report.run import logged_metrics
 from g2d_jax.report.runs import Run, read_run
 from g2d_jax.report.samples import most_different
 from g2d_jax.report.tables import Table, table
-from g2d_jax.report.verdict import comparison_sentence, comparison_verdict
+from g2d_jax.report.verdict import comparison_sentence
 from g2d_jax.runtime.storage import PathLike, read_json
 from g2d_jax.runtime.terminal import counted
 from g2d_jax.stage_result import Evaluation
@@ -49,8 +49,8 @@ NOTE = (
 DIFFERENCES = (
     "The second policy's accuracy less the first's. Intervals are 95 % and reflect the choice of "
     "problems only: whether one way of training is better, a study of five seeds or more (g2d "
-    "sweep) may tell. Better, equal, worse: problems on which the second one's accuracy is higher, "
-    "the same, lower."
+    "sweep) may tell. One in twenty pairs without any difference has an interval without zero. "
+    "Better, equal, worse: problems on which the second one's accuracy is higher, the same, lower."
 )
 
 CURVES_NOTE = (
@@ -225,7 +225,7 @@ def report(runs: Comparison) -> Report:
         kind="comparison",
         name=labels if len(labels) <= 60 else f"{count} runs compared",
         eyebrow=f"G2D comparison · {count} runs",
-        verdict=comparison_sentence(comparison_verdict(runs.last)),
+        verdict=comparison_sentence(runs.last),
         warnings=list(_incomparable(runs)),
         parts={
             "results": [study.frontier_chart(groups, "flops", LOOK), first],
@@ -272,13 +272,7 @@ def differences(runs: Comparison) -> list[Part | None]:
         for name, sign in (("better", 1), ("equal", 0), ("worse", -1)):
             row[name] = fmt.count(np.sum(signs == sign))
         rows.append(row)
-    note = DIFFERENCES
-    if len(rows) > 4:
-        note += (
-            f" Of {len(rows)} pairs without any difference about {0.05 * len(rows):.1f} would "
-            "have an interval without zero."
-        )
-    return [Note(note), table("Paired differences in accuracy, points", rows)]
+    return [Note(DIFFERENCES), table("Paired differences in accuracy, points", rows)]
 
 
 def training(runs: Comparison) -> list[Part | None]:

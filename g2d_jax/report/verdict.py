@@ -349,35 +349,21 @@ def command(study: Study) -> str:
 # Runs side by side
 
 
-@dataclass(frozen=True)
-class ComparisonVerdict:
-    """The best of the runs' last policies, the next one, and how far they are apart on the common
-    problems.
+def comparison_sentence(last: Sequence[Row]) -> str:
+    """Say how far the best of the runs' last policies, a row each, is from the next one on the
+    common problems.
 
     Never that one way of training is better: each policy is of one seed.
     """
-
-    best: Row
-    second: Row
-    difference: Interval
-
-
-def comparison_verdict(last: Sequence[Row]) -> ComparisonVerdict:
-    """Judge the last policies of runs, a row each."""
     best, second = sorted(last, key=lambda row: -row.accuracy.mean)[:2]
-    return ComparisonVerdict(best, second, paired.difference(best, second))
-
-
-def comparison_sentence(verdict: ComparisonVerdict) -> str:
-    """Write the verdict of runs side by side."""
     said = []
-    for row in (verdict.best, verdict.second):
+    for row in (best, second):
         cost = for_flops(row.mean("flops"))
         said.append(f"{row.name} {fmt.percent(row.accuracy.mean)} %{cost}")
-    over = counted(len(verdict.best.ids), "common problem")
     return (
-        f"On {over}: {', '.join(said)}. The difference is {fmt.interval(verdict.difference, '+')} "
-        "points over these problems; another seed of training is not in it."
+        f"On {counted(len(best.ids), 'common problem')}: {', '.join(said)}. The difference is "
+        f"{fmt.interval(paired.difference(best, second), '+')} points. It reflects the choice of "
+        "problems only: another seed of training is not in it."
     )
 
 

@@ -26,7 +26,7 @@ from g2d_jax.report.paired_differences import difference
 from g2d_jax.report.samples import furthest_apart, read_samples
 from g2d_jax.report.study import details
 from g2d_jax.report.tables import sheet
-from g2d_jax.report.verdict import comparison_verdict
+from g2d_jax.report.verdict import comparison_sentence
 from g2d_jax.runtime.storage import read_json, write_json
 from g2d_jax.runtime.tables import write_rollouts
 from g2d_jax.stage_result import Cost, read, write
@@ -106,8 +106,8 @@ def test_known_figures_over_common_problems_only(two):
     assert (pair.low, pair.high) == pytest.approx((0.125 - half, 0.125 + half), rel=1e-5)
     shown = runs_table(comparison)
     assert [row[shown.columns.index("not common")] for row in shown.rows] == ["1", "2"]
-    found = comparison_verdict(comparison.last)
-    assert (found.best, found.second, found.difference) == (b, a, pair)
+    assert "B: G2D (dpo) 75.0 %" in comparison_sentence(comparison.last)
+    assert "+12.5 [-63.7, +88.7] points" in comparison_sentence(comparison.last)
     (row,) = differences(comparison)[1].rows
     assert row == ["A: G2D (dpo) → B: G2D (dpo)", "+12.5 [-63.7, +88.7]", "2", "1", "1"]
     assert a.accuracy.mean == 0.625
@@ -141,11 +141,7 @@ def test_which_policies_take_part(tmp_path):
     assert len(compared(runs, policies="all").rows) == 6
     page = Page(html(report(ends)))
     pairs = [row["pair"] for row in page.table("Paired differences")]
-    assert (
-        len(pairs) == 6
-        and pairs[1] == "A: cold (sft) → B: cold (sft)"
-        and "Of 6 pairs" in page.text
-    )
+    assert len(pairs) == 6 and pairs[1] == "A: cold (sft) → B: cold (sft)"
 
 
 def test_policies_with_different_numbers_of_answers_are_compared_at_the_pass_at_k_of_all(tmp_path):
