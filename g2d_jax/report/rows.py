@@ -132,7 +132,7 @@ class Study:
     policy, with the accuracy on dev. groups: of what points are about. left_out: label of a point
     -> why it is in none.
 
-    runs: the points that are in one. warmups: groups of online training alone, as points that end
+    runs: of all points. warmups: groups of online training alone, as points that end
     offline evaluated it on their way, where no point is about it. rates: those at which tokens are
     priced.
     """
@@ -222,12 +222,11 @@ def read_study(workdir: PathLike, name: str, rates: Rates | None = None) -> Stud
     for point in plan["points"]:
         varied.setdefault(point["arm"], []).append(point["values"])
     left_out = {}
-    about, runs = [], []
+    about = []
     for point, (_, run) in zip(plan["points"], points, strict=True):
         policy = _last_evaluated(run)
         workdir = str(run.workdir)
         if (workdir, policy) in rows.index:
-            runs.append(run)
             about.append((workdir, policy, *_place(point, varied[point["arm"]], run)))
         else:
             left_out[point["label"]] = UNFINISHED if policy is None else UNTESTED
@@ -237,6 +236,7 @@ def read_study(workdir: PathLike, name: str, rates: Rates | None = None) -> Stud
     for (arm, group), own in found.groupby(["arm", "group"], sort=False):
         groups.append(_group(arm, group, own, "k"))
     warmups = _warmups(groups, rows)
+    runs = [run for _, run in points]
     return Study(root, name, frame, rows, runs, groups, left_out, plan["config"], warmups, rates)
 
 

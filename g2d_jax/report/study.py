@@ -167,9 +167,8 @@ def state(study: Study) -> str:
     missing = Counter(study.left_out.values())
     parts = []
     if unfinished := missing[UNFINISHED]:
-        total = len(study.left_out) + len(study.runs)
         parts.append(
-            f"{unfinished} of {total} points are not finished and left out (listed under Points). "
+            f"{unfinished} of {len(study.runs)} points are not finished and left out (listed under Points). "
             f"To finish them: {command(study)}"
         )
     if untested := missing[UNTESTED]:

@@ -410,7 +410,7 @@ def test_a_point_of_no_steps_does_not_wait_for_its_warm_up(tmp_path):
             "g2d", 0, {STEPS: str(k)}, f"warmup@{k}" if k else "init", "none", ENDS[k][0], dev=0.5
         )
     study = fake.study()
-    assert [run.workdir.name for run in study.runs] == ["g2d,steps=0,s0"]
+    assert [row.name for row in study.rows] == ["g2d"]
     assert study.left_out == {"g2d,steps=2,s0": "not finished"}
     assert state(study).endswith("To finish them: g2d sweep --config mine:x --workdir runs/fake")
     nothing = dataclasses.replace(study, groups=[])
