@@ -23,12 +23,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from g2d_jax import stage_result
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-    from g2d_jax.report.frame import Policy
     from g2d_jax.report.rows import Row, Study
     from g2d_jax.study.frontier import Interval
 
@@ -175,20 +176,14 @@ def advantage(row: Row, baseline: Sequence[Row], measure: str, level: float) -> 
     those of its GRPO: which seeds do is no accident.
     """
     from g2d_jax.report import paired_differences as paired
-    from g2d_jax.report.rows import mean_change
 
-    over = paired.over_baseline(row, baseline, measure)
-    return None if paired.is_out_of_range(over) else mean_change(over, level)
+    over = paired.over_baseline(row, baseline, measure, level)
+    return None if over is paired.OUT_OF_RANGE else over
 
 
 def of_seeds(row: Row, seeds: Sequence[int]) -> Row:
     """Take some seeds of a row."""
-    places = [row.seeds.index(seed) for seed in seeds]
-    return replace(
-        row,
-        policies=[row.policies[place] for place in places],
-        answers=[row.answers[place] for place in places],
-    )
+    return replace(row, policies=row.policies[row.policies["seed"].isin(seeds)])
 
 
 def verdict(interval: Interval | None) -> str:
@@ -246,7 +241,7 @@ def answers(read: Study) -> list[str]:
     for row in read.rows:
         rows[arm_of(row.arm)].append(of_seeds(row, seeds))
     for own in rows.values():
-        own.sort(key=lambda row: row.steps)
+        own.sort(key=lambda row: row.mean("K"))
     chosen = rows["g2d"]
     grpo = rows["grpo"]
     # As many comparisons are made as there are K: each interval is as much wider.
@@ -270,9 +265,9 @@ def answers(read: Study) -> list[str]:
     verdicts = {}
     for row in chosen:
         at_flops = advantage(row, grpo, "flops", wide)
-        verdicts[row.steps] = verdict(at_flops), at_flops
+        verdicts[row.mean("K")] = verdict(at_flops), at_flops
         cells = [_text(row.gain), _text(advantage(row, grpo, "flops", 0.95)), _text(at_flops)]
-        cells.append(verdicts[row.steps][0])
+        cells.append(verdicts[row.mean("K")][0])
         for measure in measures:
             cells.append(_text(advantage(row, grpo, measure, 0.95)))
         lines.append(_line(row, cells))
@@ -283,12 +278,12 @@ def answers(read: Study) -> list[str]:
         ("what DPO adds", "gains", "3. Does what DPO adds fall with K?", _falls),
     )
     for title, name, question, answer in compared:
-        lines += ["", f"{title}, at each K less at K = {last.steps:g} ({wide:.1%}):", ""]
+        lines += ["", f"{title}, at each K less at K = {last.mean('K'):g} ({wide:.1%}):", ""]
         words = []
         for row in chosen[:-1]:
             less = apart(getattr(row, name), getattr(last, name), wide)
             words.append(verdict(less))
-            lines.append(f"- K = {row.steps:g}: {_text(less)}, {words[-1]}")
+            lines.append(f"- K = {row.mean('K'):g}: {_text(less)}, {words[-1]}")
         lines += ["", f"{question} {answer(words)}"]
     return [*lines, "", *_rollouts(chosen)]
 
@@ -297,8 +292,7 @@ def _absent(read: Study) -> list[str]:
     """List the settings whose every point is left out."""
     judged = set()
     for row in read.rows:
-        for policy in row.policies:
-            judged.add(_without_seed(policy.run.workdir.name))
+        judged.update(_without_seed(Path(folder).name) for folder in row.policies["workdir"])
     return sorted({*map(_without_seed, read.left_out)} - judged)
 
 
@@ -328,28 +322,19 @@ def _rollouts(chosen: Sequence[Row]) -> list[str]:
     names = [name.replace("_", " ") for name in TAUGHT]
     lines = [f"| K | {' | '.join(names)} | pairs |", f"|---|{'---|' * (len(names) + 1)}"]
     for row in chosen:
-        cells = [f"{row.steps:g}"]
-        for name in TAUGHT:
-            values = [_taught(policy, name) for policy in row.policies]
-            cells.append(f"{sum(values) / len(values):.3f}")
-        pairs = [policy.measure(("collect", "counts", "pairs")) for policy in row.policies]
-        cells.append(f"{sum(pairs) / len(pairs):,.0f}")
+        cells = [f"{row.mean('K'):g}"]
+        cells += [f"{row.mean(f'rollouts/{name}'):.3f}" for name in TAUGHT]
+        cells.append(f"{row.mean('pairs'):,.0f}")
         lines.append(f"| {' | '.join(cells)} |")
-    first = {policy.run.seed: policy for policy in chosen[0].policies}
-    lower = []
-    for policy in chosen[-1].policies:
-        if policy.run.seed in first:
-            for name in TAUGHT[:2]:
-                before = _taught(first[policy.run.seed], name)
-                lower.append((before > _taught(policy, name)) - (before < _taught(policy, name)))
+    first, last = (row.policies.set_index("seed") for row in (chosen[0], chosen[-1]))
+    lower: list[float] = []
+    for name in TAUGHT[:2]:
+        before, after = first[f"rollouts/{name}"], last[f"rollouts/{name}"]
+        lower += np.sign(before - after).dropna()
     # one seed tells nothing of another
     is_alike = len(set(lower)) == 1 and len(lower) > len(TAUGHT[:2])
     answer = {1: "yes.", -1: "no."}.get(lower[0] if is_alike else 0)
     return [*lines, "", f"4. Do rollouts teach less as K grows? {answer or 'it cannot be told.'}"]
-
-
-def _taught(policy: Policy, name: str) -> float:
-    return policy.measure(("collect", "informativeness", name))
 
 
 def _worth(verdicts: Mapping[float, tuple[str, Interval | None]]) -> str:
@@ -368,8 +353,9 @@ def _worth(verdicts: Mapping[float, tuple[str, Interval | None]]) -> str:
 def _line(row: Row, more: Sequence[str]) -> str:
     accuracy = row.accuracy
     mean = f"{100 * accuracy.mean:.1f} [{100 * accuracy.low:.1f}, {100 * accuracy.high:.1f}]"
-    cells = [f"{row.steps:g}", mean, f"{row.costs['flops'] / 1e9:,.0f} G"]
-    cells += [f"{row.costs['generated'] / 1e3:,.0f} k", _short(row.values), *more]
+    cells = [f"{row.mean('K'):g}", mean, f"{row.mean('flops') / 1e9:,.0f} G"]
+    settings = dict(part.split("=", 1) for part in row.first["settings"].split(";"))
+    cells += [f"{row.mean('generated') / 1e3:,.0f} k", _short(settings), *more]
     return f"| {' | '.join(cells)} |"
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from g2d_jax.config_load import resolve
+from g2d_jax.report.rows import Row
 from g2d_jax.stage_result import NO_ACCURACY, Evaluated, Evaluation, StageResult, write
 from g2d_jax.study.frontier import Interval
 from g2d_jax.sweep.points import points
@@ -119,8 +121,7 @@ def test_nothing_is_denied_by_one_seed():
 
 def test_a_setting_that_is_judged_in_no_seed_is_named():
     def row(*labels):
-        runs = [SimpleNamespace(run=SimpleNamespace(workdir=Path(label))) for label in labels]
-        return SimpleNamespace(policies=runs)
+        return SimpleNamespace(policies={"workdir": labels})
 
     left_out = {"g2d,steps=5,seed=2": "not finished", "g2d,steps=80,seed=2": "not finished"}
     read = SimpleNamespace(rows=[row("g2d,steps=5,seed=1")], left_out=left_out)
@@ -130,18 +131,10 @@ def test_a_setting_that_is_judged_in_no_seed_is_named():
 
 def policies(seeds_and_costs, accuracies):
     """A row as `advantage` reads it."""
-    policies = [
-        SimpleNamespace(run=SimpleNamespace(seed=seed), costs={"flops": cost})
-        for seed, cost in seeds_and_costs.items()
-    ]
-    accuracies = np.array(accuracies)
-    return SimpleNamespace(
-        policies=policies,
-        seeds=list(seeds_and_costs),
-        accuracies=accuracies,
-        by_seed=dict(zip(seeds_and_costs, accuracies, strict=True)),
-        ids=["a", "b"],
-    )
+    ids = [["a", "b"]] * len(accuracies)
+    correct = [np.array(own)[:, None] for own in accuracies]
+    columns = {"seed": [*seeds_and_costs], "flops": [*seeds_and_costs.values()]}
+    return Row("", "", "", pd.DataFrame({**columns, "ids": ids, "correct": correct}))
 
 
 def test_lines_join_budgets_that_follow_each_other_and_a_seed_out_of_range_is_none():

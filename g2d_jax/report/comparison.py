@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from string import ascii_uppercase
 from typing import Any
 
 import numpy as np
@@ -18,16 +17,17 @@ from g2d_jax.config.io import identity
 from g2d_jax.report import curves, study
 from g2d_jax.report import format as fmt
 from g2d_jax.report.format import UNKNOWN, policy_name
-from g2d_jax.report.frame import NO_POINT, Policy, frame_of
+from g2d_jax.report.frame import NO_POINT, frame_of
 from g2d_jax.report.page import Note, Part, Report
-from g2d_jax.report.paired_differences import compare
+from g2d_jax.report.paired_differences import difference
 from g2d_jax.report.rows import Row
 from g2d_jax.report.run import logged_metrics
 from g2d_jax.report.runs import Run, read_run
 from g2d_jax.report.samples import most_different
 from g2d_jax.report.tables import Table, table
-from g2d_jax.report.verdict import comparison_sentence, comparison_verdict
+from g2d_jax.report.verdict import comparison_sentence
 from g2d_jax.runtime.storage import PathLike, read_json
+from g2d_jax.runtime.terminal import counted
 from g2d_jax.stage_result import Evaluation
 from g2d_jax.workdir import FROM_PYTHON, absolute
 
@@ -39,24 +39,27 @@ SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "stop", "num_gene
 SHARED = "evaluated once for several of these runs, and listed with the first of them"
 """Why a policy of a run is left out."""
 
-RESULT_NOTE = (
-    "Costs are of all that led to a policy but supervised fine-tuning. K: steps of online training "
-    "behind it. Intervals are 95 %, over problems only; another seed of training is not in them. "
-    "Greedy accuracy, entropy, length and what was truncated are of all problems that a run "
-    "evaluated."
+NOTE = (
+    "Accuracies are on the problems common to all runs. Intervals are 95 %, and reflect the choice "
+    "of problems only. Greedy accuracy, entropy, length and what was truncated are of all problems "
+    "that a run evaluated. K: steps of online training. K and costs leave out supervised "
+    "fine-tuning, and what was done elsewhere before."
 )
 
 DIFFERENCES = (
-    "95 % interval: over another draw of problems. It is of these two policies: another seed of "
-    "training is not in it, so that it does not tell which way of training is better; a study of "
-    "five seeds or more (g2d sweep) may. Better, equal, worse: problems on which the second "
-    "policy's accuracy is higher, the same, lower."
+    "The second policy's accuracy less the first's. Intervals are 95 % and reflect the choice of "
+    "problems only: whether one way of training is better, a study of five seeds or more (g2d "
+    "sweep) may tell. One in twenty pairs without any difference has an interval without zero. "
+    "Better, equal, worse: problems on which the second one's accuracy is higher, the same, lower."
 )
 
 CURVES_NOTE = (
     "Stages that runs have under one name, over each other. Lines are of what a stage trained on; "
     "fresh samples are of the trained policy itself."
 )
+
+
+LOOK = "A point is a policy, a line a run. Bars are 95 % intervals, numbers are K."
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,26 +73,19 @@ class Side:
     stage: str
     evaluation: Evaluation
 
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """ "split" and `SAMPLING` of the evaluation, None where one is not known."""
-        known = {
-            **self.evaluation.sampling,
-            "split": self.evaluation.split,
-            "num_generations": self.evaluation.samples,
-        }
-        return {name: known.get(name) for name in ("split", *SAMPLING)}
-
 
 @dataclass(frozen=True)
 class Comparison:
     """Runs side by side. rows: their policies, on the common problems. last: those of them that are
-    a run's last. left_out: policy -> why it has no row."""
+    a run's last. files: name of a row -> its completions. left_out: policy -> why it has no row.
+    frame: of the rows, on all problems that each answered."""
 
     sides: Sequence[Side]
     rows: Sequence[Row]
     last: Sequence[Row]
+    files: Mapping[str, epath.Path]
     left_out: Mapping[str, str]
+    frame: pd.DataFrame
 
     @property
     def problems(self) -> list[str]:
@@ -101,31 +97,13 @@ def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> 
     """Read runs, or points of a study, on the problems that all of them answered.
 
     Problems are those of the same id, which is a hash of their text.
-    policies: "ends" for each run's first and last one, "all". Of each run a finished evaluation
-    counts: of the first run the last on test, of the others the last on the first one's split; where
-    there is none, the last on test, else the last. Raises ValueError for fewer than two runs, one
-    given twice, a folder that is no run, a run without a finished evaluation, and where no problem
-    is common.
+    policies: "ends" for each run's first and last one, or "all". Of each run the last evaluation
+    counts, on test where all runs have one. Raises ValueError for fewer than
+    two runs, one given twice, a folder that is no run, a run without a finished evaluation, and where no problem is
+    common.
     """
-    if policies not in ("ends", "all"):
-        raise ValueError(f"policies must be ends or all, got {policies!r}")
     sides = _sides(workdirs)
-    chosen: list[tuple[Side, Policy]] = []
-    left_out = {}
-    files: set[epath.Path] = set()
-    for side in sides:
-        names = list(side.evaluation.by_name)
-        last = names[-1]
-        if policies == "ends":
-            names = list(dict.fromkeys((names[0], last)))
-        for name in names:
-            file = side.run.rollouts_file(side.stage, side.evaluation.by_name[name])
-            if file in files and name != last:
-                left_out[f"{side.mark}: {name}"] = SHARED
-            else:
-                chosen.append((side, Policy(side.run, name)))
-            files.add(file)
-    common = sorted(set.intersection(*(set(side.evaluation.ids) for side in sides)))
+    common = set.intersection(*(set(side.evaluation.ids) for side in sides))
     if not common:
         evaluated = []
         for side in sides:
@@ -135,54 +113,61 @@ def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> 
             "the runs have no problem in common, they cannot be compared; evaluated are "
             f"{', '.join(evaluated)}"
         )
-    rows = [_row(side, policy, common) for side, policy in chosen]
-    is_last = [policy.name == [*side.evaluation.by_name][-1] for side, policy in chosen]
-    last_rows = [row for row, last_one in zip(rows, is_last, strict=True) if last_one]
-    return Comparison(sides, rows, last_rows, left_out)
+    frame = frame_of(({"run": side.mark, **NO_POINT}, side.run) for side in sides)
+    frame = frame.set_index(["run", "split", "policy"], drop=False)
+    rows = []
+    files: dict[str, epath.Path] = {}
+    left_out = {}
+    for side in sides:
+        names = [*side.evaluation.by_name]
+        ends = names[:1] + names[-1:]
+        for name in dict.fromkeys(names if policies == "all" else ends):
+            entry = side.evaluation.by_name[name]
+            file = side.run.rollouts_file(side.stage, entry)
+            if file in files.values() and name != names[-1]:
+                left_out[f"{side.mark}: {name}"] = SHARED
+                continue
+            title = f"{side.mark}: {policy_name(name, entry.label)}"
+            files[title] = file
+            policy = frame.loc[[(side.mark, side.evaluation.split, name)]]
+            rows.append(_row(side.mark, title, policy, common))
+    last = {row.arm: row for row in rows}
+    shown = frame.loc[[row.policies.index[0] for row in rows]]
+    return Comparison(sides, rows, [*last.values()], files, left_out, shown)
 
 
 def _sides(workdirs: Sequence[PathLike]) -> list[Side]:
     roots = list(map(absolute, workdirs))
-    if len(roots) < 2:
-        raise ValueError(f"a comparison takes two runs or more, got {len(roots)}")
+    if len(set(roots)) < max(2, len(roots)):
+        raise ValueError("a comparison takes two runs or more, each once")
+    runs = list(map(read_run, roots))
+    has_test = all(any(run.evaluated("test")) for run in runs)
     names = [root.name for root in roots]
     sides: list[Side] = []
-    for i, root in enumerate(roots):
-        if root in roots[:i]:
-            raise ValueError(f"{root} is given twice: compare runs that differ")
-        run = read_run(root)
-        found = [(stage, one) for stage, one in run.evaluated() if one.policies]
-        if not found:
+    for i, (root, run) in enumerate(zip(roots, runs, strict=True)):
+        found = list(run.evaluated("test" if has_test else None))
+        if not found or not found[-1][1].policies:
             raise ValueError(
-                f"{run.workdir} has no finished evaluation: let its evaluate stage finish first"
+                f"{root} has no finished evaluation: let its evaluate stage finish first"
             )
-        tested = [(stage, one) for stage, one in found if one.split == "test"]
-        split = sides[0].evaluation.split if sides else ""
-        alike = [(stage, one) for stage, one in found if one.split == split]
         label = root.name if names.count(root.name) == 1 else str(root)
-        sides.append(Side(_mark(i), label, run, *[*found, *tested, *alike][-1]))
+        sides.append(Side(chr(ord("A") + i), label, run, *found[-1]))
     return sides
 
 
-def _mark(number: int) -> str:
-    """Return A … Z, AA … as spreadsheets count."""
-    rest, letter = divmod(number, len(ascii_uppercase))
-    return (_mark(rest - 1) if rest else "") + ascii_uppercase[letter]
-
-
-def _row(side: Side, policy: Policy, common: Sequence[str]) -> Row:
-    """Make a row of one policy of a run. Raises ValueError where none of its answers is right or
-    wrong."""
-    entry = side.evaluation.by_name[policy.name]
-    title = f"{side.mark}: {policy_name(entry.name, entry.label)}"
-    answers = pd.DataFrame(entry.correct, index=list(side.evaluation.ids)).loc[common]
-    if answers.isna().to_numpy().all():
+def _row(mark: str, title: str, policy: pd.DataFrame, common: Collection[str]) -> Row:
+    """Make a row of one policy of a run, on the common problems. Raises ValueError where none of
+    its answers is right or wrong."""
+    ids, correct = policy[["ids", "correct"]].iloc[0]
+    is_common = np.isin(ids, sorted(common))
+    if np.isnan(correct[is_common]).all():
         raise ValueError(
-            f"none of the {len(answers):,} common problems is scored for {title} as right or "
+            f"none of the {len(common):,} common problems is scored for {title} as right or "
             "wrong: accuracies are compared, not rewards"
         )
-    run = {"run": side.label}
-    return Row(title, run, title, [policy], [answers], split=side.evaluation.split)
+    # Runs are compared whatever their seeds. Gains are over policies that may not be shown.
+    answers = {"ids": [ids[is_common]], "correct": [correct[is_common]], "seed": 0, "gains": None}
+    return Row(mark, mark, title, policy.assign(**answers))
 
 
 def changed_settings(first: Run, other: Run) -> list[str]:
@@ -195,18 +180,22 @@ def changed_settings(first: Run, other: Run) -> list[str]:
     return setting_differences(*identities)
 
 
-def _incomparable(sides: Sequence[Side], common: Collection[str]) -> Iterator[str]:
+def _incomparable(runs: Comparison) -> Iterator[str]:
+    sampled = {}
+    for side in runs.sides:
+        of_side = {"split": side.evaluation.split, "num_generations": side.evaluation.samples}
+        sampled[side.mark] = {**side.evaluation.sampling, **of_side}
     for name in ("split", *SAMPLING):
-        values = {side.mark: fmt.setting(side.sampling[name]) for side in sides}
+        values = {mark: fmt.setting(own.get(name)) for mark, own in sampled.items()}
         if len(set(values.values())) > 1:
             listed = ", ".join(f"{mark} {value}" for mark, value in values.items())
             yield (
                 f"The evaluations differ in {name}: {listed}. A difference in accuracy may come "
                 "from this."
             )
-    problems = [side.run.problems(side.stage) for side in sides]
+    problems = [side.run.problems(side.stage) for side in runs.sides]
     different = 0
-    for problem in common:
+    for problem in runs.problems:
         answers = {str(one[problem].get("answer")) for one in problems if problem in one}
         different += len(answers) > 1
     if different:
@@ -214,16 +203,6 @@ def _incomparable(sides: Sequence[Side], common: Collection[str]) -> Iterator[st
             f"{different:,} of the common problems have other reference answers in one run than "
             "in another."
         )
-
-
-def _files(runs: Comparison) -> dict[str, epath.Path]:
-    """Map the name of each row to the completions of its policy."""
-    files = {}
-    for row in runs.rows:
-        side = next(side for side in runs.sides if side.run is row.first.run)
-        policy = side.evaluation.by_name[row.first.name]
-        files[row.name] = side.run.rollouts_file(side.stage, policy)
-    return files
 
 
 def _problems(sides: Sequence[Side]) -> dict[str, Mapping[str, Any]]:
@@ -238,94 +217,47 @@ def report(runs: Comparison) -> Report:
     """Put together all that a comparison shows. Raises ValueError for damaged completions."""
     labels = " · ".join(f"{side.mark}: {side.label}" for side in runs.sides)
     count = len(runs.sides)
-    accuracies = study.accuracy_chart("Accuracy on the common problems, % (bars: 95 %)", runs.rows)
-    notes_and_tables = [*map(Note, notes(runs)), results(runs), accuracies, evaluated(runs)]
-    note = "Bars are 95 % intervals over the common problems only: another seed is not in them."
-    frontier = study.frontier_chart([[row] for row in runs.rows], "flops", note)
+    groups = [[row for row in runs.rows if row.arm == side.mark] for side in runs.sides]
+    shown = runs.rows if len(runs.rows) <= study.FEW else runs.last
+    title = f"Accuracy on {counted(len(runs.problems), 'common problem')}, and what it cost"
+    first = study.of_rows(title, shown, study.SHORT)
     return Report(
         kind="comparison",
         name=labels if len(labels) <= 60 else f"{count} runs compared",
         eyebrow=f"G2D comparison · {count} runs",
-        verdict=comparison_sentence(comparison_verdict(runs.last)),
-        warnings=list(_incomparable(runs.sides, runs.problems)),
+        verdict=comparison_sentence(runs.last),
+        warnings=list(_incomparable(runs)),
         parts={
-            "results": notes_and_tables,
+            "results": [study.frontier_chart(groups, "flops", LOOK), first],
+            "rows": [Note(NOTE), study.details(runs.rows), runs_table(runs)],
             "differences": differences(runs),
-            "frontier": [frontier],
             "curves": training(runs),
-            "problems": most_different(runs.last, _files(runs), _problems(runs.sides)),
+            "problems": most_different(runs.last, runs.files, _problems(runs.sides)),
             "left-out": [study.left_out("Policies left out", "policy", runs.left_out)],
             "settings": settings(runs),
         },
-        frame=lambda: _own_rows(runs),
+        frame=lambda: runs.frame,
     )
 
 
-def _own_rows(runs: Comparison) -> pd.DataFrame:
-    """Return the frame of the policies compared, on all problems that each answered."""
-    shown = {(str(row.first.run.workdir), row.first.name) for row in runs.rows}
-    frame = frame_of(({"run": side.mark, **NO_POINT}, side.run) for side in runs.sides)
-    return frame[[pair in shown for pair in zip(frame["workdir"], frame["policy"], strict=True)]]
-
-
-def notes(runs: Comparison) -> list[str]:
-    """Say how many problems are common, what costs leave out, and which runs have the same
-    settings."""
-    count = len(runs.problems)
-    sides = runs.sides
-    others = []
-    for side in sides:
-        own = len(side.evaluation.ids)
-        if own > count:
-            others.append(f"{own - count:,} of {side.mark}")
-    left = ", all there are"
-    if others:
-        left = f"; {', '.join(others)} are not, and count nowhere here"
-    texts = [f"{count:,} problems are common to all{left}.", RESULT_NOTE]
-    for side in sides:
-        start = next(row.first.external_start for row in runs.rows if row.first.run is side.run)
-        if start:
-            texts.append(
-                f"{side.mark} starts from {start}: what was done there is in neither its costs "
-                "nor its K."
-            )
-    same = [side.mark for side in sides[1:] if not changed_settings(sides[0].run, side.run)]
-    if same:
-        texts.append(f"{', '.join(same)}: all settings as those of {sides[0].mark}.")
-    return texts
-
-
-def results(runs: Comparison) -> Table:
-    """Show policies with accuracy, pass@k, length, entropy, K and costs."""
-    rows = []
-    for row, own in zip(runs.rows, study.row_cells(runs.rows), strict=True):
-        reached = {
-            "policy": row.name,
-            "K": fmt.count(row.steps),
-            "accuracy % [95 %]": fmt.interval(row.accuracy),
-        }
-        rows.append({**reached, **own, **row.values})
-    return table(f"Policies on the {fmt.count(len(runs.problems))} common problems", rows)
-
-
-def evaluated(runs: Comparison) -> Table:
-    """Show the runs, and how they were evaluated."""
-    heads = {"num_generations": "answers each", "max_new_tokens": "max tokens"}
-    rows = []
+def runs_table(runs: Comparison) -> Table:
+    """Show the runs, how they were evaluated, and how many settings differ from the first one's."""
+    starts = dict(zip(runs.frame["run"], runs.frame["start"], strict=True))
+    lines = []
     for side in runs.sides:
-        row = {
+        ids = side.evaluation.ids
+        line = {
             "run": side.mark,
+            "folder": side.label,
             "seed": str(side.run.seed),
-            "evaluation": side.stage,
-            "split": side.evaluation.split,
-            "problems": fmt.count(len(side.evaluation.ids)),
+            "problems": f"{len(ids):,} of {side.evaluation.split}",
+            "not common": fmt.count(len(ids) - len(runs.problems)),
+            "answers each": fmt.count(side.evaluation.samples),
+            "starts from": starts[side.mark] or UNKNOWN,
+            "other settings": str(len(changed_settings(runs.sides[0].run, side.run))),
         }
-        for name in SAMPLING:
-            row[heads.get(name, name)] = fmt.setting(side.sampling[name])
-        row["config"] = str(side.run.config.get("name", UNKNOWN))
-        row["folder"] = side.label
-        rows.append(row)
-    return table("Runs and how they were evaluated", rows)
+        lines.append(line)
+    return table("The runs", lines)
 
 
 def differences(runs: Comparison) -> list[Part | None]:
@@ -334,20 +266,13 @@ def differences(runs: Comparison) -> list[Part | None]:
     for before, after in combinations(runs.rows, 2):
         row = {
             "pair": f"{before.name} → {after.name}",
-            "difference [95 %]": fmt.interval(compare(before, after), "+"),
+            "difference [95 %]": fmt.interval(difference(after, before), "+"),
         }
         signs = np.sign(after.accuracies - before.accuracies)
         for name, sign in (("better", 1), ("equal", 0), ("worse", -1)):
             row[name] = fmt.count(np.sum(signs == sign))
         rows.append(row)
-    note = DIFFERENCES
-    if len(rows) > 4:
-        note += (
-            f" Of {len(rows)} pairs without any difference about {0.05 * len(rows):.1f} would "
-            "have an interval without zero."
-        )
-    title = "Paired differences in accuracy, points (second minus first)"
-    return [Note(note), table(title, rows)]
+    return [Note(DIFFERENCES), table("Paired differences in accuracy, points", rows)]
 
 
 def training(runs: Comparison) -> list[Part | None]:
@@ -359,14 +284,13 @@ def training(runs: Comparison) -> list[Part | None]:
 
 
 def settings(runs: Comparison) -> list[Part | None]:
-    """List the settings that differ from the first run's, a table for each other run that
-    differs."""
+    """List the settings that differ from the first run's."""
     first, *others = runs.sides
-    parts: list[Part | None] = []
+    lines = []
     for side in others:
-        rows = []
         for line in changed_settings(first.run, side.run):
             setting, change = line.split(": ", 1)
-            rows.append({"setting": setting, "change": change})
-        parts.append(table(f"{first.mark} ({first.label}) -> {side.mark} ({side.label})", rows))
-    return parts
+            lines.append(
+                {"setting": setting, "run": side.mark, f"change from {first.mark}": change}
+            )
+    return [table("Settings that differ", lines)]

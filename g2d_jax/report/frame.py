@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from etils import epath
 
 from g2d_jax import accounting, stage_result
 from g2d_jax.config.policy_name import PolicyName, is_external, own_stage
 from g2d_jax.report.format import number
-from g2d_jax.report.runs import COLLECT, OFFLINE, ONLINE, SELECT, Run, Settings, read_run, studies
+from g2d_jax.report.runs import OFFLINE, ONLINE, SELECT, Run, Settings, read_run, studies
 from g2d_jax.runtime.storage import PathLike, read_json
 from g2d_jax.stage_result import MEASURES, Evaluated, Evaluation, StageResult, Stop
 from g2d_jax.study import frontier, stats
@@ -28,8 +27,7 @@ from g2d_jax.workdir import PLANS, absolute
 
 
 def policies(*workdirs: PathLike) -> pd.DataFrame:
-    """Read every evaluated policy of runs, of the points of studies, and of tables such as
-    benchmarks/results, as a row each.
+    """Read every evaluated policy of runs and of the points of studies, as a row each.
 
     A row is one policy on one split of problems, of one run and so of one seed. Where several
     stages evaluated it on a split, the last counts. NaN, or an empty text, is not known.
@@ -39,71 +37,64 @@ def policies(*workdirs: PathLike) -> pd.DataFrame:
     seed, policy, split       split: "test" or "dev"
     label                     for readers: the step that a best_checkpoint stage chose
     ancestry                  "sft > warmup@20 > dpo": the first policy, then all that was made of it
+    parent                    the policy that its training started from
+    made                      its stage's folder and step: the same in all points of a study that share it
+    warmup                    folder of the online stage behind it, where that is the only training but the
+                              first policy's and, last, offline training
+    start                     the policy of elsewhere that all began with: "run:…", "hf:…"
     kind                      of the stage that trained it: "sft", "online", "offline"
     loss                      of that stage: "grpo", "dpo", "simpo", …
     learning_rate             of that stage
     online_learning_rate      of the last online stage behind it
     K                         online updates behind it
     s                         updates between two synchronisations of the sampling policy, inf is never
+    ahead                     of that training: 1 where its server sampled ahead, NaN else
+    stop                      why the last online stage behind it ended, of one that may end by itself
     generated, prefilled, scored, trained, tokens, flops, seconds, device_seconds, verifier_cpu_seconds
                               spent to make it (tokens, FLOPs, seconds), supervised fine-tuning left out
+    hours                     that its tokens would take at the rates of a plan, where there are any
     problems, samples         of the evaluation: how many, and sampled answers to each
     accuracy, standard_error  mean over problems in [0, 1]; its error clustered by problem
     low, high                 95 % interval over problems: another seed is not in it
+    gain, gain_low, gain_high accuracy over that of the parent in the same evaluation, paired by problem,
+                              with its interval
     greedy                    accuracy of greedy answers
     pass@K                    chance that one of K answers is right, a column for each K
     reward/TASK               mean reward, a column for each task where there are several, or one without
                               right and wrong
     mean_length, entropy, truncated     tokens; nats a token; share cut at the limit
-    ids, correct              arrays: problem ids [N] ascending; answers [N, samples], 1 right, 0 wrong,
-                              NaN not scored
+    pairs                     that offline training was given
+    rollouts/…, pairs/…       what the rollouts that they were chosen from, and they, could teach
+    before/…, after/…, margins/…    of these pairs, before and after offline training
+    ids, correct, gains       arrays: problem ids [N] ascending; answers [N, samples], 1 right, 0 wrong,
+                              NaN not scored; accuracy over that of the parent [N], None if not known
 
-    Tables have fewer columns. Raises ValueError for a folder that holds none of these, and for
-    damaged records.
+    Raises ValueError for a folder that holds neither, and for damaged records.
     """
-    frames = []
-    for workdir in workdirs:
-        is_table = (absolute(workdir) / TABLES[0]).exists()
-        frames.append(_archived(absolute(workdir)) if is_table else frame_of(runs_of(workdir)))
+    frames = [frame_of(runs_of(workdir)) for workdir in workdirs]
     return pd.concat(frames, ignore_index=True)
 
 
-TABLES = ("policies.parquet", "verdicts.parquet")
-"""Files of studies whose work directories are gone: see benchmarks/claims.py."""
-
-
-def _archived(folder: epath.Path) -> pd.DataFrame:
-    """Read the policies of `TABLES`, with the intervals that the verdicts give."""
-    point = ["study", "arm", "setting", "rate", "seed", "budget", "policy"]
-    read, verdicts = (pd.read_parquet(folder / name) for name in TABLES)
-    costs = ["flops", "generated", "trained", "tokens"]
-    shown = {"var_name": "split", "value_name": "accuracy"}
-    frame = read.melt([*point, *costs], ["dev", "test"], **shown).dropna(subset="accuracy")
-    by_problem = verdicts["correct"] / verdicts["answers"]
-    grouped = by_problem.groupby([verdicts[name].astype(object) for name in (*point, "split")])
-    spread = grouped.agg(standard_error="sem", problems="count")
-    frame = frame.merge(spread, "left", left_on=[*point, "split"], right_index=True)
-    half = frame["problems"].map(stats.t_quantile) * frame["standard_error"]
-    frame["low"] = (frame["accuracy"] - half).clip(0, 1)
-    frame["high"] = (frame["accuracy"] + half).clip(0, 1)
-    frame["rate"] = pd.to_numeric(frame["rate"], errors="coerce")
-    names = {"setting": "settings", "rate": "online_learning_rate", "budget": "K"}
-    return frame.rename(columns=names)
-
-
-def frame_of(runs: Iterable[tuple[Mapping[str, str], Run]]) -> pd.DataFrame:
-    """Return the frame of runs, each with what its point of a study varies; see `policies`."""
+def frame_of(
+    runs: Iterable[tuple[Mapping[str, str], Run]], rates: Rates | None = None
+) -> pd.DataFrame:
+    """Return the frame of runs, each with what its point of a study varies; see `policies`. rates:
+    those of `hours`."""
     rows: dict[tuple[str, ...], dict[str, Any]] = {}
     for point, run in runs:
+        policy_of = functools.cache(functools.partial(Policy, run, rates=rates))
         for _, evaluation in run.evaluated():
             for entry in evaluation.policies:
                 key = (str(run.workdir), evaluation.split, entry.name)
-                row = _row(Policy(run, entry.name), evaluation, entry)
+                row = _row(policy_of(entry.name), evaluation, entry)
                 rows[key] = {"workdir": str(run.workdir), **point, **row}
     if not rows:
-        return pd.DataFrame(columns=["workdir", *NO_POINT, "seed", "policy", "split", "accuracy"])
+        return pd.DataFrame(columns=["workdir", *NO_POINT, *KEPT])
     return pd.DataFrame(list(rows.values()))
 
+
+KEPT = ("seed", "policy", "split", "accuracy", "correct")
+"""Columns that a frame without rows has too."""
 
 NO_POINT = {"study": "", "arm": "", "settings": ""}
 """The columns of a run that belongs to no study."""
@@ -125,36 +116,53 @@ def runs_of(workdir: PathLike, study: str | None = None) -> Iterator[tuple[Mappi
 
 
 def _row(policy: Policy, evaluation: Evaluation, entry: Evaluated) -> dict[str, Any]:
-    ids, correct = answers_of(evaluation, entry)
+    order = np.argsort(np.array(evaluation.ids, dtype=object))
     interval = interval_of(entry)
-    online = policy.sections_of(ONLINE)
+    before = evaluation.by_name.get(policy.parent)
+    gains = None
+    if before is not None:
+        gains = (stats.row_means(entry.correct) - stats.row_means(before.correct))[order]
+    gain = frontier.mean_interval([[math.nan]] if gains is None else [gains], limits=(-1, 1))
+    is_online = policy.kind == ONLINE
+    generation = policy.result.generation if policy.result else {}
     return {
         "seed": policy.run.seed,
         "policy": policy.name,
         "label": entry.label,
         "split": evaluation.split,
         "ancestry": " > ".join(reversed(policy.chain)),
+        "parent": policy.parent,
+        "made": policy.made,
+        "warmup": policy.warmup,
+        "start": policy.start,
         "kind": policy.kind,
         "loss": policy.loss,
         "learning_rate": _learning_rate(policy.section),
-        "online_learning_rate": _learning_rate(online[0] if online else {}),
+        "online_learning_rate": _learning_rate(policy.last_online),
         "K": policy.steps,
-        "s": (policy.sync_every or math.inf) if policy.kind == ONLINE else math.nan,
+        "s": (int(policy.section.get("sync_every", 1)) or math.inf) if is_online else math.nan,
+        "ahead": generation.get("ahead", math.nan) if is_online else math.nan,
+        "stop": policy.stop,
         **policy.costs,
-        "problems": len(ids),
+        "problems": len(order),
         "samples": evaluation.samples,
-        "accuracy": interval.mean,
+        "accuracy": entry.accuracy.mean,
         "standard_error": entry.accuracy.sem_clustered,
         "low": interval.low,
         "high": interval.high,
+        "gain": gain.mean,
+        "gain_low": gain.low,
+        "gain_high": gain.high,
         "greedy": entry.greedy,
         **{f"pass@{k}": entry.pass_at[k] for k in sorted(entry.pass_at, key=int)},
         **{f"reward/{task}": result.reward for task, result in entry.tasks.items()},
         "mean_length": entry.measure("mean_length"),
         "entropy": entry.measure("entropy"),
         "truncated": entry.measure("frac_truncated"),
-        "ids": ids,
-        "correct": correct,
+        **policy.taught,
+        "ids": np.array(evaluation.ids, dtype=object)[order],
+        "correct": entry.correct[order],
+        "gains": gains,
     }
 
 
@@ -165,13 +173,6 @@ def _learning_rate(section: Settings) -> float:
 def interval_of(entry: Evaluated) -> frontier.Interval:
     """Return a policy's accuracy with its 95 % interval over problems, NaN where there is none."""
     return frontier.mean_interval(stats.row_means(entry.correct)[None], limits=(0, 1))
-
-
-def answers_of(evaluation: Evaluation, entry: Evaluated) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids of the problems [N], ascending, and a policy's answers to them [N, S]."""
-    ids = np.array(evaluation.ids, dtype=object)
-    order = np.argsort(ids)
-    return ids[order], entry.correct[order]
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,10 +212,9 @@ class Policy:
         it."""
         return self.chain[self._section(self.name).get("kind") == SELECT :]
 
-    def sections_of(self, kind: str) -> list[Settings]:
-        """List the settings of the stages of a kind in `chain`, the last one first."""
-        sections = map(self._section, self.chain)
-        return [section for section in sections if section.get("kind") == kind]
+    def _of_kind(self, kind: str, policies: Iterable[str]) -> list[str]:
+        """List those of these policies that a stage of a kind made, in their order."""
+        return [policy for policy in policies if self._section(policy).get("kind") == kind]
 
     @property
     def section(self) -> Settings:
@@ -232,18 +232,26 @@ class Policy:
         return self.run.results.get(own_stage(self.trained[0]))
 
     @property
-    def collected(self) -> StageResult | None:
-        """The record of the collect stage whose pairs it was trained on, None without one."""
-        result = self.run.results.get(str(self.section.get("preferences", "")))
-        return result if result is not None and result.kind == COLLECT else None
+    def parent(self) -> str:
+        """The policy its training started from; "" of one that online or offline training did not
+        make."""
+        return self.trained[1] if self.kind in (ONLINE, OFFLINE) else ""
 
     @property
-    def parent(self) -> Policy | None:
-        """The policy its training started from; None of one that online or offline training did not
-        make."""
-        if self.kind not in (ONLINE, OFFLINE):
-            return None
-        return Policy(self.run, self.trained[1], self.rates)
+    def made(self) -> str:
+        """The folder and the step of the stage that made it, its name where none did."""
+        folder = self.run.folders.get(own_stage(self.name))
+        if folder is None:
+            return self.name
+        return f"{folder.name}@{PolicyName.parse(self.name).step or ''}"
+
+    @property
+    def warmup(self) -> str:
+        """The folder of the online stage behind it, "" where there is none, or further training
+        but, last, offline training."""
+        before = self.trained[self.kind == OFFLINE : -1]
+        is_alone = len(self.online) == 1 and not self._of_kind(OFFLINE, before)
+        return self.run.folders[own_stage(self.online[0])].name if is_alone else ""
 
     @property
     def loss(self) -> str:
@@ -254,31 +262,22 @@ class Policy:
         return str(self.section.get("loss", "grpo")) if self.kind == ONLINE else ""
 
     @property
-    def sync_every(self) -> int:
-        """The updates of that training between two synchronisations of the policy that samples; 0
-        is never."""
-        return int(self.section.get("sync_every", 1))
-
-    @property
-    def external_start(self) -> str:
+    def start(self) -> str:
         """The policy of elsewhere ("run:…", "hf:…") that all began with, "" for none."""
         start = self.chain[-1]
         if start in self.run.sections:
             start = str(self._section(start).get("policy", ""))
         return start if is_external(start) else ""
 
-    @property
+    @cached_property
     def online(self) -> list[str]:
         """The policies in `chain` that online training made, the last one first."""
-        return [policy for policy in self.chain if self._section(policy).get("kind") == ONLINE]
+        return self._of_kind(ONLINE, self.chain)
 
     @property
-    def is_single_warmup(self) -> bool:
-        """Whether offline training made it of the cold policy, or of one that online training alone
-        made of that."""
-        kinds = [self._section(policy)["kind"] for policy in self.trained[1:-1]]
-        is_online_alone = {*kinds} <= {SELECT, ONLINE} and kinds.count(ONLINE) <= 1
-        return self.kind == OFFLINE and is_online_alone
+    def last_online(self) -> Settings:
+        """The config of the last online stage behind it, {} for none."""
+        return self._section(self.online[0]) if self.online else {}
 
     @cached_property
     def steps(self) -> float:
@@ -295,12 +294,26 @@ class Policy:
         return float(result.counts.get("steps", math.nan)) if result else math.nan
 
     @property
-    def stop(self) -> Stop | None:
-        """Why the last online stage ended, of one that may end by itself; None of any other."""
-        if not self.online or not number(self._section(self.online[0]), "budget", "amount") > 0:
-            return None
+    def stop(self) -> str:
+        """Why the last online stage ended, of one that may end by itself; "" of any other."""
+        if not number(self.last_online, "budget", "amount") > 0:
+            return ""
         result = self.run.results.get(own_stage(self.online[0]))
-        return result.stop if result else None
+        stop = (result and result.stop) or Stop(rule="")
+        return stop.rule + f" ({stop.measure})" * bool(stop.measure)
+
+    @property
+    def taught(self) -> dict[str, float]:
+        """The measures of the pairs that made it, and of the rollouts they were chosen from."""
+        parts = dict(self.result.measures) if self.result else {}
+        found = {}
+        if collected := self.run.results.get(str(self.section.get("preferences", ""))):
+            found["pairs"] = float(collected.counts.get("pairs", math.nan))
+            parts["rollouts"] = collected.measures.get("informativeness", {})
+            parts["pairs"] = collected.measures.get("pairs", {})
+        for part, measures in parts.items():
+            found |= {f"{part}/{name}": value for name, value in measures.items()}
+        return found
 
     @cached_property
     def costs(self) -> dict[str, float]:
@@ -310,55 +323,15 @@ class Policy:
         "hours": those that its tokens would take elsewhere, where there are `rates`.
         """
         made = (self.name, self.run.sections, self.run.results)
+        hours = {}
         try:
-            costs = accounting.cost_of(*made)
             if self.rates is not None:
-                costs["hours"] = self.rates.hours(accounting.costs_by_stage(*made))
+                hours["hours"] = self.rates.hours(accounting.costs_by_stage(*made))
+            return {**accounting.cost_of(*made), **hours}
         except ValueError:
-            hours = [] if self.rates is None else ["hours"]
-            return dict.fromkeys([*MEASURES, *hours], math.nan)
-        return costs
+            return dict.fromkeys([*MEASURES, *["hours"] * bool(self.rates)], math.nan)
 
     @property
     def flops(self) -> float:
         """The FLOPs of `costs`."""
         return self.costs["flops"]
-
-    def evaluated(self, split: str) -> tuple[str, Evaluation, Evaluated] | None:
-        """Return the last stage that evaluated it on a split, with its result and the policy's."""
-        for stage, evaluation in reversed([*self.run.evaluated(split)]):
-            if self.name in evaluation.by_name:
-                return stage, evaluation, evaluation.by_name[self.name]
-        return None
-
-    @functools.cache  # noqa: B019 (a policy lives as long as its report)
-    def answers(self, split: str) -> pd.DataFrame | None:
-        """Return its answers on a split, problem ids ascending by samples: 1, 0, NaN not scored;
-        None if it was not evaluated there."""
-        found = self.evaluated(split)
-        if found is None:
-            return None
-        ids, correct = answers_of(*found[1:])
-        return pd.DataFrame(correct, index=ids)
-
-    @cached_property
-    def gain(self) -> np.ndarray | None:
-        """The accuracy that its training added on each test problem [N]; None if that is not
-        known."""
-        if self.parent is None:
-            return None
-        before, after = self.parent.answers("test"), self.answers("test")
-        if before is None or after is None or not before.index.equals(after.index):
-            return None
-        return stats.row_means(after.to_numpy()) - stats.row_means(before.to_numpy())
-
-    def measure(self, path: Sequence[str]) -> float:
-        """Read a number of the record of the collect stage behind it (path: "collect", part, name)
-        or of the stage that trained it (kind, part, name), else NaN."""
-        kind, part, name = path
-        result = self.collected if kind == COLLECT else self.result
-        if result is None:
-            return math.nan
-        if part == "counts":
-            return float(result.counts.get(name, math.nan))
-        return result.measure(part, name)

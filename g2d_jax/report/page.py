@@ -41,6 +41,7 @@ BUDGET = 3_000_000
 TITLES = {
     "now": "Now",
     "results": "Result",
+    "rows": "Every policy",
     "differences": "Differences",
     "compute": "Compute",
     "frontier": "Accuracy against compute",

@@ -1,8 +1,7 @@
-"""Compare policies: at equal compute, at equal K, chosen on dev, problem by problem."""
+"""Compare rows of a study: at equal compute, chosen on dev, problem by problem."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,64 +12,50 @@ from g2d_jax.report.rows import Array, Group, Row, Study, flat, mean_change
 from g2d_jax.study import frontier
 
 
-@functools.lru_cache(maxsize=1024)
-def compare(before: Row, after: Row) -> frontier.Interval:
-    """Subtract the accuracy of two rows of one policy each, whatever their seeds, problem by
-    problem.
-
-    Another seed of training is not in the interval: it is of these two policies, and not of how
-    they were trained.
-    """
-    return frontier.mean_interval(after.accuracies - before.accuracies, limits=(-1, 1))
-
-
-def difference(row: Row, other: Row) -> frontier.Interval | None:
-    """Subtract another row's accuracy, paired by seed and problem; None without a seed or the
+def difference(row: Row, other: Row) -> frontier.Interval:
+    """Subtract another row's accuracy, paired by seed and problem; NaN without a seed or the
     problems in common."""
-    return apart(row.by_seed, other.by_seed) if row.ids == other.ids else None
+    return apart(row.by_seed, other.by_seed if row.ids == other.ids else {})
 
 
 def apart(
     own: Mapping[int, Array], other: Mapping[int, Array], level: float = 0.95
-) -> frontier.Interval | None:
-    """Subtract values on the same problems, seed -> [N], of the seeds that both have; None without
+) -> frontier.Interval:
+    """Subtract values on the same problems, seed -> [N], of the seeds that both have; NaN without
     one."""
     common = [seed for seed in own if seed in other]
     return mean_change({seed: own[seed] - other[seed] for seed in common}, level)
 
 
 def over_baseline(
-    row: Row, baseline: Sequence[Row], measure: str, times: float = 1
-) -> dict[int, Array]:
-    """Subtract what the baseline of each seed reaches for so many times the cost, on a straight
-    line between two of its rows that follow each other: seed -> [N], NaN beyond them.
+    row: Row, baseline: Sequence[Row], measure: str, level: float = 0.95
+) -> frontier.Interval:
+    """Subtract what the baseline of each seed reaches for the same cost, on a straight line between
+    two of its rows that follow each other; `OUT_OF_RANGE` where a seed's cost lies beyond them.
 
     baseline: by steps. Left out are seeds of which the baseline has fewer than two rows, or two at
-    one cost, or of which a cost is not known, and all of them where it was tested on other
-    problems.
+    one cost, or of which a cost is not known. NaN without a seed, or on other problems.
     """
     over: dict[int, Array] = {}
-    if not baseline or baseline[0].ids != row.ids:
-        return over
-    for policy, values in zip(row.policies, row.accuracies, strict=True):
-        seed = policy.run.seed
-        cost = times * policy.costs[measure]
-        rows = [other for other in baseline if seed in other.by_seed]
-        costs = [other.policies[other.seeds.index(seed)].costs[measure] for other in rows]
-        if len(costs) < 2 or len(set(costs)) < len(costs):
+    if baseline[0].ids != row.ids:
+        return mean_change(over)
+    for seed, cost in zip(row.seeds, row.policies[measure], strict=True):
+        costs, reached = [], []
+        for other in baseline:
+            if seed in other.by_seed:
+                costs.append(other.policies[measure].iloc[other.seeds.index(seed)])
+                reached.append(other.by_seed[seed])
+        if len({*costs}) < max(2, len(costs)) or not np.isfinite([*costs, cost]).all():
             continue
-        if not np.isfinite([*costs, cost]).all():
-            continue
-        reached = np.stack([other.by_seed[seed] for other in rows])
-        there = frontier.interpolate(np.array(costs), reached, cost)
-        over[seed] = np.full_like(values, np.nan) if there is None else values - there
-    return over
+        there = frontier.interpolate(np.array(costs), np.stack(reached), cost)
+        if there is None:
+            return OUT_OF_RANGE
+        over[seed] = row.by_seed[seed] - there
+    return mean_change(over, level)
 
 
-def is_out_of_range(over: Mapping[int, Array]) -> bool:
-    """Tell from differences of `over_baseline` whether any seed's cost lies beyond its
-    baseline's."""
-    return any(np.isnan(values).all() for values in over.values())
+OUT_OF_RANGE = frontier.mean_interval([[math.nan]])
+"""The difference from a baseline that does not reach a cost: which seeds' does is no accident."""
 
 
 def comparable(rows: Iterable[Row]) -> list[Row]:
@@ -81,12 +66,12 @@ def comparable(rows: Iterable[Row]) -> list[Row]:
     """
     rows = list(rows)
     seeds = set(itertools.chain.from_iterable(row.seeds for row in rows))
-    return [row for row in rows if set(row.seeds) == seeds and not math.isnan(row.dev)]
+    return [row for row in rows if {*row.seeds} == seeds and not math.isnan(row.mean("dev"))]
 
 
 def chosen(rows: Iterable[Row]) -> Row | None:
     """Return the row that is best on dev, the first of equal ones; None if none is `comparable`."""
-    return max(comparable(rows), key=lambda row: row.dev, default=None)
+    return max(comparable(rows), key=lambda row: row.mean("dev"), default=None)
 
 
 def best_at(study: Study, row: Row) -> Group | None:
@@ -100,32 +85,20 @@ def best_at(study: Study, row: Row) -> Group | None:
     if len(baselines) == 1:
         return baselines[0]
     rows = comparable(flat(baselines))
-    cost = row.costs["flops"]
-    at_cost = []
+    best, highest = None, -math.inf
     for group in baselines:
-        points = sorted((other.costs["flops"], other.dev) for other in group if other in rows)
-        if points and points[0][0] <= cost <= points[-1][0]:
+        points = sorted((one.mean("flops"), one.mean("dev")) for one in group if one in rows)
+        if points and points[0][0] <= row.mean("flops") <= points[-1][0]:
             costs, dev = zip(*points, strict=True)
-            at_cost.append((float(np.interp(cost, costs, dev)), group))
-    return max(at_cost, key=lambda candidate: candidate[0], default=(math.nan, None))[1]
+            reached = float(np.interp(row.mean("flops"), costs, dev))
+            if reached > highest:
+                best, highest = group, reached
+    return best
 
 
-def swept_rows(study: Study) -> list[Row]:
-    """Return the rows of all groups that vary K and do not stop by themselves, cheapest first."""
-    rows = flat(group for group in study.swept if not group[0].stops)
-    return sorted(rows, key=lambda row: row.costs["flops"])
-
-
-def reference(study: Study, row: Row) -> Row | None:
-    """Return the row that another is compared with in points, None for none.
-
-    For a warm-up that stopped by itself it is the swept K that is best on dev, for online training
-    the arm whose sampling policy is never refreshed, else the first setting of the same arm at the
-    same K.
-    """
-    if row.stops:
-        return chosen(swept_rows(study))
-    if not row.is_offline:
-        return next((other for other in study.spectrum if other.first.sync_every == 0), None)
-    place = (row.arm, row.k)
-    return next(other for other in flat(study.offline) if (other.arm, other.k) == place)
+def reference(study: Study) -> Row | None:
+    """Return the row that all others are compared with, None for none: of a spectrum the arm whose
+    sampling policy is never refreshed, else the GRPO alone that is best on dev."""
+    if study.spectrum:
+        return next((row for row in study.spectrum if math.isinf(row.first["s"])), None)
+    return chosen(flat(study.baselines))

@@ -1,14 +1,14 @@
-"""Policies beside each other: rows of several seeds, their groups over K, and the studies of them.
+"""The policies of a study beside each other: selections of its frame.
 
-points ─► Policy ─► Row, its seeds ─► a group of rows, its K ─► Study
+points ─► frame_of, a row a policy and seed ─► Row, its seeds ─► a group of rows, its K ─► Study
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,12 +18,10 @@ import pandas as pd
 from etils import epath
 from numpy.typing import NDArray
 
-from g2d_jax import accounting, stage_result
-from g2d_jax.config.policy_name import own_stage
-from g2d_jax.report.frame import Policy
-from g2d_jax.report.runs import EVALUATE, OFFLINE, ONLINE, Run, read_run, studies
+from g2d_jax import accounting
+from g2d_jax.report.frame import frame_of, runs_of
+from g2d_jax.report.runs import EVALUATE, OFFLINE, ONLINE, Run, studies
 from g2d_jax.runtime.storage import PathLike, read_json
-from g2d_jax.stage_result import Evaluated
 from g2d_jax.study import frontier, stats
 from g2d_jax.study.pricing import Rates
 from g2d_jax.workdir import PLANS, absolute
@@ -39,94 +37,61 @@ WARMUP = "warm-up (GRPO goes on)"
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """Policies that differ in their seed alone, on the same problems of a split.
+    """Policies that differ in their seed alone, on the same problems.
 
-    arm, values: those of its group: what its rows have in common, field -> text. k: steps where
-    points of a study vary them. answers: of each policy, as `Policy.answers` has them.
+    group: the name of the rows that differ from it in K alone. policies: rows of the frame, with
+    their accuracy on dev, as of `Study.tested`.
     """
 
     arm: str
-    values: Mapping[str, str]
+    group: str
     name: str
-    policies: Sequence[Policy]
-    answers: Sequence[pd.DataFrame]
-    k: int | None = None
-    split: str = "test"
+    policies: pd.DataFrame
+
+    def mean(self, column: str) -> float:
+        """Average a column over seeds; NaN if one lacks it."""
+        if column not in self.policies:
+            return math.nan
+        return float(self.policies[column].mean(skipna=False))
+
+    def pass_at(self, k: int) -> float:
+        """Average pass@k over seeds."""
+        return float(np.mean([stats.pass_at(correct, k) for correct in self.policies["correct"]]))
 
     @property
-    def setting(self) -> str:
-        """The settings that vary, for readers: "learning rate 0.0001"."""
-        settings = []
-        for name, text in self.values.items():
-            settings.append(f"{name.rpartition('.')[2].replace('_', ' ')} {text}")
-        return ", ".join(settings)
-
-    @property
-    def group(self) -> str:
-        """The name of its group: the arm, and what else varies but K."""
-        return ", ".join(filter(None, [self.arm, self.setting]))
-
-    @property
-    def first(self) -> Policy:
+    def first(self) -> pd.Series[Any]:
         """The policy of the first seed."""
-        return self.policies[0]
+        return self.policies.iloc[0]
 
     @property
     def is_offline(self) -> bool:
         """Whether it ends with offline training; else it is online training that simply goes on."""
-        return any(policy.kind == OFFLINE for policy in self.policies)
+        return bool((self.policies["kind"] == OFFLINE).any())
 
     @property
     def stops(self) -> bool:
         """Whether the warm-up ends by itself."""
-        return any(policy.stop for policy in self.policies)
+        return bool((self.policies["stop"] != "").any())
 
-    @cached_property
+    @property
     def ids(self) -> list[str]:
         """The problems [N], ids ascending."""
-        return list(self.answers[0].index)
+        return list(self.first["ids"])
 
-    @cached_property
-    def correct(self) -> list[Array]:
-        """Each policy's answers [N, samples]."""
-        return [answers.to_numpy() for answers in self.answers]
+    @property
+    def seeds(self) -> list[int]:
+        """The policies' seeds, in their order."""
+        return self.policies["seed"].tolist()
 
     @cached_property
     def accuracies(self) -> Array:
         """Each problem's mean accuracy [seeds, N], NaN without a scored answer."""
-        return np.stack(list(map(stats.row_means, self.correct)))
-
-    @cached_property
-    def seeds(self) -> list[int]:
-        """The policies' seeds, in their order."""
-        return [policy.run.seed for policy in self.policies]
+        return np.stack([*map(stats.row_means, self.policies["correct"])])
 
     @cached_property
     def by_seed(self) -> dict[int, Array]:
         """Seed -> its `accuracies` [N]."""
         return dict(zip(self.seeds, self.accuracies, strict=True))
-
-    def pass_at(self, k: int) -> float:
-        """Average pass@k over seeds."""
-        return float(np.mean([stats.pass_at(correct, k) for correct in self.correct]))
-
-    def mean(self, measure: Callable[[Policy], float]) -> float:
-        """Average a number of each policy over seeds; NaN if one lacks it."""
-        return float(np.mean(list(map(measure, self.policies))))
-
-    def evaluated(self, split: str, read: Callable[[Evaluated], float]) -> float:
-        """Average a number of the evaluation on a split over seeds; NaN if one lacks it."""
-        found = [policy.evaluated(split) for policy in self.policies]
-        return float(np.mean([read(one[2]) if one else math.nan for one in found]))
-
-    def measured(self, path: Sequence[str]) -> float:
-        """Average `Policy.measure` over seeds; NaN if one lacks it."""
-        return self.mean(lambda policy: policy.measure(path))
-
-    @cached_property
-    def steps(self) -> float:
-        """The mean K of the seeds: where a warm-up stops by itself they differ."""
-        return self.mean(lambda policy: policy.steps)
 
     @cached_property
     def accuracy(self) -> frontier.Interval:
@@ -134,48 +99,26 @@ class Row:
         return frontier.mean_interval(self.accuracies, limits=(0, 1))
 
     @cached_property
-    def dev(self) -> float:
-        """The mean accuracy on dev, NaN if a seed was not evaluated there."""
-        return self.evaluated("dev", lambda entry: entry.accuracy.mean)
-
-    @cached_property
     def gains(self) -> dict[int, Array]:
         """Seed -> what its last training added on each test problem [N]; without those of which
         that is not known."""
-        known = [policy for policy in self.policies if policy.gain is not None]
-        gains = {policy.run.seed: policy.gain for policy in known}
+        gains = dict(zip(self.seeds, self.policies["gains"], strict=True))
         return {seed: gain for seed, gain in gains.items() if gain is not None}
 
     @cached_property
-    def gain(self) -> frontier.Interval | None:
-        """The mean of `gains`; None if none is known."""
+    def gain(self) -> frontier.Interval:
+        """The mean of `gains`."""
         return mean_change(self.gains)
-
-    @cached_property
-    def costs(self) -> dict[str, float]:
-        """The means of `Policy.costs` over seeds; NaN where one lacks it."""
-        costs = pd.DataFrame([policy.costs for policy in self.policies])
-        return {str(name): float(value) for name, value in costs.mean(skipna=False).items()}
-
-    @cached_property
-    def warmup_folders(self) -> set[epath.Path]:
-        """The folders of the last stages of online training behind its policies."""
-        return {
-            policy.run.folders[own_stage(policy.online[0])]
-            for policy in self.policies
-            if policy.online
-        }
 
 
 Group = Sequence[Row]
 """Rows that differ in K alone, ascending."""
 
 
-def mean_change(changes: Mapping[int, Array], level: float = 0.95) -> frontier.Interval | None:
-    """Average differences in accuracy, seed -> [N], with their interval; None without a seed."""
-    if not changes:
-        return None
-    return frontier.mean_interval(np.stack([*changes.values()]), level=level, limits=(-1, 1))
+def mean_change(changes: Mapping[int, Array], level: float = 0.95) -> frontier.Interval:
+    """Average differences in accuracy, seed -> [N], with their interval; NaN without a seed."""
+    values = [*changes.values()] or [np.full(1, math.nan)]
+    return frontier.mean_interval(np.stack(values), level=level, limits=(-1, 1))
 
 
 def flat(groups: Iterable[Group]) -> list[Row]:
@@ -183,21 +126,22 @@ def flat(groups: Iterable[Group]) -> list[Row]:
     return list(itertools.chain.from_iterable(groups))
 
 
-def policies_of(rows: Iterable[Row]) -> list[Policy]:
-    """List the policies of rows, in their order."""
-    return list(itertools.chain.from_iterable(row.policies for row in rows))
-
-
 @dataclass(frozen=True)
 class Study:
-    """A study's directory. groups: of its points. left_out: label of a point -> why it is in none.
+    """A study's directory. frame: of all its points. tested: its rows on test by workdir and
+    policy, with the accuracy on dev. groups: of what points are about. left_out: label of a point
+    -> why it is in none.
 
-    warmups: groups of online training alone, as points that end offline evaluated it on their way,
-    where no point is about it. rates: those at which tokens are priced.
+    runs: of all points. warmups: groups of online training alone, as points that end
+    offline evaluated it on their way, where no point is about it. rates: those at which tokens are
+    priced.
     """
 
     workdir: epath.Path
     name: str
+    frame: pd.DataFrame
+    tested: pd.DataFrame
+    runs: Sequence[Run]
     groups: Sequence[Group]
     left_out: Mapping[str, str]
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -210,19 +154,9 @@ class Study:
         return flat(self.groups)
 
     @property
-    def problems(self) -> list[str]:
-        """The ids of the problems of the first row."""
-        return self.rows[0].ids if self.rows else []
-
-    @property
-    def policies(self) -> list[Policy]:
-        """The policies of all finished points that were evaluated on the test split."""
-        return policies_of(self.rows)
-
-    @property
     def mean_length(self) -> float:
         """The mean tokens of a response on the test split, over all policies."""
-        return float(np.mean([row.evaluated("test", _mean_length) for row in self.rows]))
+        return float(np.mean([row.mean("mean_length") for row in self.rows]))
 
     @property
     def offline(self) -> list[Group]:
@@ -235,11 +169,6 @@ class Study:
         return [*(group for group in self.groups if not group[0].is_offline), *self.warmups]
 
     @property
-    def swept(self) -> list[Group]:
-        """The groups that end with offline training at several K."""
-        return [group for group in self.offline if len(group) > 1]
-
-    @property
     def spectrum(self) -> list[Row]:
         """The arms of online training from offline (s = ∞) to s = 1, other losses after the one
         with the most s.
@@ -247,47 +176,30 @@ class Study:
         [] if all have the same s and loss: the study is about something else. The range is that of
         "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495).
         """
-        arms = [row for row in self.rows if row.first.kind == ONLINE]
-        spans: dict[str, set[float]] = {}
-        for row in arms:
-            spans.setdefault(row.first.loss, set()).add(row.first.sync_every or math.inf)
-        if sum(map(len, spans.values())) <= 1:
+        arms = [row for row in self.rows if row.first["kind"] == ONLINE]
+        counts = Counter(loss for loss, _ in {(row.first["loss"], row.first["s"]) for row in arms})
+        if counts.total() <= 1:
             return []
-        losses = sorted(spans, key=lambda loss: (-len(spans[loss]), -max(spans[loss])))
+        losses = [loss for loss, _ in counts.most_common()]
+        return sorted(arms, key=lambda row: (losses.index(row.first["loss"]), -row.first["s"]))
 
-        def place(row: Row) -> tuple[int, float]:
-            return losses.index(row.first.loss), -(row.first.sync_every or math.inf)
-
-        return sorted(arms, key=place)
-
-
-def _mean_length(entry: Evaluated) -> float:
-    return entry.measure("mean_length")
-
-
-def start_of(rows: Sequence[Row]) -> Row | None:
-    """Return the policy that all rows were trained from, where it is one for each seed and was
-    evaluated on test."""
-    starts: dict[int, Policy] = {}
-    for policy in policies_of(rows):
-        start = policy.parent
-        if start is None or _made(start) != _made(starts.setdefault(policy.run.seed, start)):
+    @property
+    def start(self) -> Row | None:
+        """The policy that all of the `spectrum` was trained from, where that is one for each seed
+        and was evaluated on test."""
+        keys: list[tuple[str, str]] = []
+        for row in self.spectrum:
+            keys += zip(row.policies["workdir"], row.policies["parent"], strict=True)
+        starts = _there(self.tested, keys).drop_duplicates("made")
+        if starts.empty or starts["seed"].duplicated().any():
             return None
-    if len({start.name for start in starts.values()}) > 1:
-        return None
-    policies, answers = [], []
-    for start in starts.values():
-        own = start.answers("test")
-        if own is not None and list(own.index) == rows[0].ids:
-            policies.append(start)
-            answers.append(own)
-    return Row(policies[0].name, {}, policies[0].name, policies, answers) if policies else None
+        name = starts["policy"].iloc[0]
+        return Row(name, name, name, starts)
 
 
-def _made(policy: Policy) -> tuple[str, str]:
-    """Tell a policy from those of other runs: its name, and the folder of its stage, "" if it has
-    none."""
-    return policy.name, str(policy.run.folders.get(own_stage(policy.name), ""))
+def _there(rows: pd.DataFrame, keys: Iterable[tuple[str, str]]) -> pd.DataFrame:
+    """Select the rows of these workdirs and policies that there are, once each."""
+    return rows.loc[[key for key in dict.fromkeys(keys) if key in rows.index]]
 
 
 def read_study(workdir: PathLike, name: str, rates: Rates | None = None) -> Study:
@@ -301,30 +213,34 @@ def read_study(workdir: PathLike, name: str, rates: Rates | None = None) -> Stud
     if name not in there:
         raise ValueError(f"{root} holds no study {name!r}; there are: {', '.join(there) or 'none'}")
     plan = read_json(root / PLANS / f"{name}.json")
-    read = functools.cache(stage_result.read_lenient)
-    left_out = {}
-    arms: dict[tuple[str, tuple[tuple[str, str], ...]], dict[int | None, list[Policy]]] = {}
+    points = list(runs_of(root, name))
+    frame = frame_of(points, rates)
+    key = ["workdir", "policy"]
+    rows = frame[frame["split"] == "test"].set_index(key, drop=False)
+    rows["dev"] = frame[frame["split"] == "dev"].set_index(key)["accuracy"]
     varied: dict[str, list[Mapping[str, str]]] = {}
     for point in plan["points"]:
         varied.setdefault(point["arm"], []).append(point["values"])
-    for point in plan["points"]:
-        run = read_run(root / "points" / name / point["label"], read=read)
-        policy = _last_evaluated(run, rates)
-        if policy is None or policy.evaluated("test") is None:
+    left_out = {}
+    about = []
+    for point, (_, run) in zip(plan["points"], points, strict=True):
+        policy = _last_evaluated(run)
+        workdir = str(run.workdir)
+        if (workdir, policy) in rows.index:
+            about.append((workdir, policy, *_place(point, varied[point["arm"]], run)))
+        else:
             left_out[point["label"]] = UNFINISHED if policy is None else UNTESTED
-            continue
-        steps = _steps_fields(point["values"], run)
-        k = int(point["values"][steps[0]]) if steps else None
-        others = []
-        for field_name, text in point["values"].items():
-            if field_name not in steps or not _follows(varied[point["arm"]], steps[0], field_name):
-                others.append((field_name, text))
-        arms.setdefault((point["arm"], tuple(others)), {}).setdefault(k, []).append(policy)
-    groups = [_group(arm, dict(values), by_steps) for (arm, values), by_steps in arms.items()]
-    return Study(root, name, groups, left_out, plan["config"], _warmups(groups), rates)
+    places = pd.DataFrame(about, columns=[*key, "group", "k"]).set_index(key)
+    found = places.join(rows)
+    groups = []
+    for (arm, group), own in found.groupby(["arm", "group"], sort=False):
+        groups.append(_group(arm, group, own, "k"))
+    warmups = _warmups(groups, rows)
+    runs = [run for _, run in points]
+    return Study(root, name, frame, rows, runs, groups, left_out, plan["config"], warmups, rates)
 
 
-def _last_evaluated(run: Run, rates: Rates | None) -> Policy | None:
+def _last_evaluated(run: Run) -> str | None:
     """Return the policy a point is about; None until its evaluations, and all they rest on, are
     finished.
 
@@ -338,94 +254,65 @@ def _last_evaluated(run: Run, rates: Rates | None) -> Policy | None:
             evaluated += section["policies"]
     for policy in evaluated:
         needed.update(accounting.behind(policy, run.sections))
-    if not evaluated or not needed <= run.results.keys():
-        return None
-    return Policy(run, evaluated[-1], rates)
+    return evaluated[-1] if evaluated and needed <= run.results.keys() else None
 
 
-def _follows(points: Sequence[Mapping[str, str]], field_name: str, other: str) -> bool:
-    """Tell whether one field's value decides another's in the points of an arm, as it does of
-    fields that are zipped."""
-    decided: dict[str, set[str]] = {}
-    for values in points:
-        if field_name in values and other in values:
-            decided.setdefault(values[field_name], set()).add(values[other])
-    return all(len(texts) == 1 for texts in decided.values())
+def _place(
+    point: Mapping[str, Any], of_arm: Sequence[Mapping[str, str]], run: Run
+) -> tuple[str, int]:
+    """Name the group of a point, and its k, the steps of the first online stage of which they vary.
+
+    A group is named by its arm, and by the settings of which the arm has several at a k.
+    """
+    values = point["values"]
+    steps = [f"stages.{name}.steps" for name in run.folders if run.kind(name) == ONLINE]
+    k = next((name for name in steps if name in values), "")
+    texts = pd.DataFrame([{"": 0, **own} for own in of_arm])  # 0: without K
+    several = texts.groupby(texts[k].to_numpy()).nunique().max() > 1
+    parts = [point["arm"]]
+    for name in texts.columns[several]:
+        if name in values:
+            parts.append(f"{name.rpartition('.')[2].replace('_', ' ')} {values[name]}")
+    return ", ".join(dict.fromkeys(parts)), int(values.get(k, 0))
 
 
-def _steps_fields(values: Mapping[str, str], run: Run) -> list[str]:
-    """List the fields that are steps of online stages, in the order of the stages: the first is
-    K."""
-    online = [name for name in run.folders if run.kind(name) == ONLINE]
-    fields = [f"stages.{name}.steps" for name in online]
-    return [name for name in fields if name in values]
-
-
-def _group(
-    arm: str, values: Mapping[str, str], by_steps: Mapping[int | None, list[Policy]]
-) -> Group:
+def _group(arm: str, group: str, policies: pd.DataFrame, by: str) -> Group:
     rows = []
-    for k in sorted(by_steps, key=lambda k: -1 if k is None else k):
-        seeds = by_steps[k]
-        answers = _same_problems(seeds)
-        row = Row(arm, values, "", seeds, answers, k)
-        name = row.group + (f", K = {row.steps:g}" if len(by_steps) > 1 else "")
-        rows.append(Row(arm, values, name, seeds, answers, k))
+    for _, seeds in policies.groupby(by):
+        name = group + f", K = {seeds['K'].mean():g}" * (policies[by].nunique() > 1)
+        if seeds["ids"].map(tuple).nunique() > 1:
+            raise ValueError(f"{name}: its seeds were tested on different problems")
+        rows.append(Row(arm, group, name, seeds))
     return rows
 
 
-def _same_problems(seeds: Sequence[Policy]) -> list[pd.DataFrame]:
-    """Return the test answers of policies. Raises ValueError where they are not to the same
-    problems."""
-    found = [policy.answers("test") for policy in seeds]
-    answers = [own for own in found if own is not None]
-    for policy, own in zip(seeds, answers, strict=True):
-        if not own.index.equals(answers[0].index):
-            names = f"{seeds[0].run.workdir.name} and {policy.run.workdir.name}"
-            raise ValueError(f"{names} were tested on different problems")
-    return answers
-
-
-def _goes_on_from(group: Group, other: Group) -> bool:
-    """Whether a policy has the same online training behind it, and was tested on the same
-    problems."""
-    mine = set[epath.Path]().union(*(row.warmup_folders for row in group))
-    others = set[epath.Path]().union(*(row.warmup_folders for row in other))
-    return bool(mine & others) and group[0].ids == other[0].ids
-
-
-def _warmups(groups: Sequence[Group]) -> list[Group]:
+def _warmups(groups: Sequence[Group], rows: pd.DataFrame) -> list[Group]:
     """Make groups of online training alone, of warm-ups that points evaluated, unless a group is
-    about just that."""
-    alone = [group for group in groups if not group[0].is_offline]
+    about just that. K = 0 is the policy that it starts from."""
+    alone = _trajectories(flat(group for group in groups if not group[0].is_offline))
     families: list[list[Group]] = []
     for group in groups:
-        if group[0].stops or not all(one.is_single_warmup for one in policies_of(group)):
+        own = _trajectories(group)
+        if not group[0].is_offline or group[0].stops or not own or own & alone:
             continue
-        if any(_goes_on_from(group, other) for other in alone):
-            continue
-        for family in families:
-            if any(_goes_on_from(group, other) for other in family):
-                family.append(group)
-                break
-        else:
-            families.append([group])
-    warmups = [_warmup(family, several=len(families) > 1) for family in families]
+        family = next((one for one in families if own & _trajectories(flat(one))), [])
+        family.append(group)
+        if family == [group]:
+            families.append(family)
+    warmups = []
+    for family in families:
+        keys = []
+        for policy in pd.concat([row.policies for row in flat(family)]).itertuples():
+            behind = policy.ancestry.split(" > ")[:-1]
+            keys += [(policy.workdir, name) for name in behind]
+        policies = _there(rows, keys).sort_values("seed", kind="stable")
+        name = WARMUP
+        if len(families) > 1:
+            name += f" of {'; '.join(group[0].group for group in family)}"
+        warmups.append(_group(WARMUP, name, policies.drop_duplicates(["K", "seed"]), "K"))
     return [warmup for warmup in warmups if len(warmup) > 1]
 
 
-def _warmup(family: Sequence[Group], *, several: bool) -> Group:
-    """Make a group of online training of groups with one warm-up: K = 0 is the policy that it
-    starts from."""
-    common = set.intersection(*(set(group[0].values.items()) for group in family))
-    values = {name: text for name, text in family[0][0].values.items() if (name, text) in common}
-    arm = WARMUP
-    if several:
-        arm += f" of {', '.join(dict.fromkeys(group[0].arm for group in family))}"
-    by_steps: dict[int | None, dict[int, Policy]] = {}
-    for trained in sorted(policies_of(flat(family)), key=lambda policy: policy.run.seed):
-        for name in trained.chain[1:]:
-            policy = Policy(trained.run, name, trained.rates)
-            if policy.evaluated("test"):
-                by_steps.setdefault(int(policy.steps), {}).setdefault(policy.run.seed, policy)
-    return _group(arm, values, {k: list(by_seed.values()) for k, by_seed in by_steps.items()})
+def _trajectories(rows: Collection[Row]) -> set[str]:
+    """Return the online stages that are alone behind these rows."""
+    return set().union(*(row.policies["warmup"] for row in rows)) - {""}

@@ -2,91 +2,86 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from operator import attrgetter, methodcaller
-
-import numpy as np
-import pandas as pd
 
 from g2d_jax.report import figures
 from g2d_jax.report import format as fmt
 from g2d_jax.report import paired_differences as paired
 from g2d_jax.report.figures import Chart, Point
 from g2d_jax.report.format import UNKNOWN, Written
-from g2d_jax.report.frame import frame_of, runs_of
-from g2d_jax.report.page import Code, Fold, Note, Part, Report, write
-from g2d_jax.report.rows import (
-    UNFINISHED,
-    UNTESTED,
-    Group,
-    Row,
-    Study,
-    flat,
-    mean_change,
-    read_study,
-    start_of,
-)
-from g2d_jax.report.run import MEANINGS, MEASURES
-from g2d_jax.report.runs import COLLECT, ONLINE
-from g2d_jax.report.tables import COSTS, Table, cost_cells, table
-from g2d_jax.report.verdict import command, flops, study_sentence, study_verdict
+from g2d_jax.report.page import Code, Note, Part, Report, write
+from g2d_jax.report.rows import UNFINISHED, UNTESTED, Group, Row, Study, flat, read_study
+from g2d_jax.report.tables import COSTS, Table, table
+from g2d_jax.report.verdict import command, study_sentence, study_verdict
 from g2d_jax.runtime.storage import PathLike, fingerprint
 from g2d_jax.runtime.terminal import counted
-from g2d_jax.stage_result import TOKENS, Evaluated, Stop
+from g2d_jax.stage_result import TOKENS
 from g2d_jax.study import frontier
 from g2d_jax.study.pricing import Rates
 
-FEWEST_SEEDS = 5
-"""With fewer a study says that its intervals are wide, and what they rest on."""
-ONE_SEED = "Intervals are 95 %, over problems only: another seed is not in them."
-OUT_OF_RANGE = "out of range"
-FRONTIERS = (
-    "flops",
-    "generated",
-    "tokens",
-    "trained",
-    "device_seconds",
-    "verifier_cpu_seconds",
+CAUTION = (
+    "Intervals are 95 %, over problems and training seeds. Those of one seed are over problems "
+    "only, and those of fewer than 5 are wide. Gain: over the policy its last training started "
+    "from. Differences are in points, paired by seed and problem. Costs leave out supervised "
+    "fine-tuning, which is the same for all. s: updates between two synchronisations of the "
+    "sampling policy; ∞ is never."
 )
+
+FEW = 8
+"""Rows that are shown first; of more the best of each arm."""
+
+Columns = Mapping[str, Callable[[Row], str]]
+"""Head of a column -> the cell of a row."""
+
+Numbers = Mapping[str, tuple[str, Written]]
+"""Column of the frame -> head of its column here, and its numbers as text."""
+
+ACCURACY = "accuracy % [95 %]"
+SHORT: Columns = {
+    ACCURACY: lambda row: fmt.interval(row.accuracy),
+    "gain": lambda row: fmt.interval(row.gain, "+", len(row.seeds)),
+    "FLOPs": lambda row: fmt.quantity(row.mean("flops")),
+}
+"""What is shown first: what a row reaches, what its last training added, what it cost."""
+
+SPENT = ("generated", "trained", "flops", "seconds")
+DETAILS: Numbers = {
+    "K": ("K", fmt.value),
+    "greedy": ("greedy %", fmt.percent),
+    "entropy": ("entropy, nats", fmt.fixed(3)),
+    "mean_length": ("length", fmt.fixed(1)),
+    "truncated": ("truncated %", fmt.percent),
+    **{name: COSTS[name] for name in SPENT},
+}
+
+MEASURES = ("flops", "generated", "trained", "device_seconds")
 """Costs that accuracy is drawn against, a figure each."""
 
-EVALUATED: Mapping[Callable[[Evaluated], float], tuple[str, Written]] = {
-    attrgetter("greedy"): ("greedy %", fmt.percent),
-    methodcaller("measure", "entropy"): ("entropy, nats", fmt.fixed(3)),
-    methodcaller("measure", "mean_length"): ("length", fmt.fixed(1)),
-    methodcaller("measure", "frac_truncated"): ("truncated %", fmt.percent),
+TAUGHT: Numbers = {
+    "rollouts/pass_rate": ("pass rate %", fmt.percent),
+    "rollouts/frac_mixed": ("mixed %", fmt.percent),
+    "rollouts/entropy": ("entropy", fmt.fixed(3)),
+    "rollouts/distinct_answers": ("distinct", fmt.fixed(2)),
+    "pairs": ("pairs", fmt.count),
+    "pairs/prompts": ("their prompts", fmt.count),
+    "before/gap_mean": ("gap before, nats", fmt.fixed(2)),
+    "after/gap_mean": ("gap after, nats", fmt.fixed(2)),
+    "margins/accuracy": ("margins right %", fmt.percent),
 }
-"""Measure in the evaluation of a policy -> head of its column, and its numbers as text."""
-
-OF_ROLLOUTS = (COLLECT, "informativeness")
-OF_PAIRS = (COLLECT, "pairs")
-TAUGHT: Mapping[tuple[str, ...], tuple[str, Written]] = {
-    **{(*OF_ROLLOUTS, name): column for name, column in MEASURES.items()},
-    ("offline", "before", "gap_mean"): ("gap before, nats", fmt.fixed(2)),
-    ("offline", "after", "gap_mean"): ("gap after, nats", fmt.fixed(2)),
-    ("offline", "before", "frac_ranked"): ("ranked before %", fmt.percent),
-    ("offline", "margins", "margin_mean"): ("implicit margin", fmt.fixed(2)),
-    ("offline", "margins", "accuracy"): ("margins right %", fmt.percent),
-    (COLLECT, "counts", "pairs"): ("pairs", fmt.count),
-    (*OF_PAIRS, "prompts"): ("their prompts", fmt.count),
-    **{
-        (*OF_PAIRS, name): (f"their {MEASURES[name][0]}", MEASURES[name][1])
-        for name in ("pass_rate", "reward_variance", "entropy", "distinct_answers")
-    },
-}
-"""Where a stage's record has a measure, see `Policy.measure` -> head of its column, and its numbers as text."""
 
 TAUGHT_NOTE = (
-    f"Of the rollouts that pairs were chosen from; means over seeds. {MEANINGS} What is theirs is "
-    "of the chosen pairs' prompts, each pair counting as its prompt. Gaps before and after are of "
-    "the pairs' chosen and rejected completions, before and after offline training; the implicit "
-    "margin is beta times what training moved of it. Between temperatures entropy does not compare."
+    "Means over seeds; the CSV has more. Mixed: prompts with right and wrong completions, which can "
+    "give pairs. Distinct: answers to a prompt. Gap: log-probability of the chosen completion less "
+    "that of the rejected one, before and after offline training. Margins right: pairs whose gap "
+    "training widened."
 )
 
-STOP_NOTE = "Why: at a budget, or at the last of its steps."
+LOOK = (
+    "Look for the leftmost point that is as high as GRPO at its best. Bars are 95 % intervals, "
+    "numbers are K."
+)
 
 
 def write_study(
@@ -101,13 +96,12 @@ def write_study(
     be unfinished.
 
     show: is given the result table (title, columns, rows), such as to print it, say: what the study
-    found. rates: those of a
-    recipe on a machine, at which the study's tokens are priced too. Returns the paths of the first
-    three in this order. The same directory gives the same bytes. Raises ValueError if it holds no
-    study of that name or a file is damaged, OSError.
+    found. rates: those of a recipe on a machine, at which the study's tokens are priced too.
+    Returns the paths of the first three in this order. The same directory gives the same bytes.
+    Raises ValueError if it holds no study of that name or a file is damaged, OSError.
     """
     study = read_study(workdir, name, rates)
-    if show is not None and study.policies:
+    if show is not None and study.rows:
         show(*results(study))
         if study.rates is not None:
             show(*priced(study, study.rates))
@@ -119,31 +113,40 @@ def write_study(
 
 def report(study: Study) -> Report:
     """Put together all that a study shows."""
-    accuracies = accuracy_chart("Test accuracy, % (bars: 95 %)", study.spectrum)
-    first, *others = FRONTIERS
-    more: list[Part | None] = [_frontier(study, measure) for measure in others]
-    best = best_of_arms(study)
-    every = results(study)
-    shown: list[Part | None] = [_frontier(study, first), accuracies, best or every]
-    if best:
-        shown.append(Fold("Every row", [every], in_text=True))
+    groups = [*study.offline, *study.baselines]
+    rows = flat(groups)
+    shown = rows if len(rows) <= FEW else best_of_arms(rows)
+    charts = [frontier_chart(groups, measure) for measure in MEASURES]
+    seeds = len({run.seed for run in study.runs})
     return Report(
         kind="study",
         name=study.name,
-        eyebrow=eyebrow(study),
+        eyebrow=f"G2D study · {counted(len(study.runs), 'point')}, {counted(seeds, 'seed')}",
         verdict=study_sentence(study_verdict(study)),
         warnings=list(filter(None, [state(study)])),
         parts={
-            "results": [*shown, Note(caution(study))],
-            "frontier": [*more, details(study)],
+            "results": [charts[0], of_rows("Accuracy, and what it cost", shown, SHORT)],
+            "rows": [Note(CAUTION), results(study)],
+            "frontier": [*charts[1:], details(rows)],
             "priced": _elsewhere(study, study.rates) if study.rates is not None else [],
             "informativeness": [Note(TAUGHT_NOTE), taught(study)],
-            "stopping": [Note(STOP_NOTE), stopping(study)],
+            "stopping": [stopping(study)],
             "points": [left_out("Points left out", "point", study.left_out)],
             "settings": _settings(study),
         },
-        frame=lambda: _own_rows(study),
+        frame=lambda: study.frame,
     )
+
+
+def of_rows(
+    title: str, rows: Iterable[Row], columns: Columns, numbers: Numbers | None = None
+) -> Table:
+    """Make a table with a line for each row, of cells and of means over seeds."""
+    lines = []
+    for row in rows:
+        cells = {head: cell(row) for head, cell in columns.items()}
+        lines.append({"policy": row.name, **cells, **fmt.cells(numbers or {}, row.mean)})
+    return table(title, lines)
 
 
 def left_out(title: str, what: str, reasons: Mapping[str, str]) -> Table:
@@ -151,181 +154,90 @@ def left_out(title: str, what: str, reasons: Mapping[str, str]) -> Table:
     return table(title, [{what: label, "why": why} for label, why in reasons.items()])
 
 
-def accuracy_chart(title: str, rows: Sequence[Row]) -> Chart | None:
-    """Draw every row's accuracy with its interval."""
-    bars = [(row.name, *fmt.percents(row.accuracy)) for row in rows]
-    return figures.intervals("accuracy", title, bars)
-
-
-def eyebrow(study: Study) -> str:
-    """Say how much there is, and until when it was measured."""
-    ends = []
-    for policy in study.policies:
-        for result in policy.run.results.values():
-            ends.append(result.started + result.cost.seconds)
-    measured = fmt.until(ends)
-    seeds = {policy.run.seed for policy in study.policies}
-    size = f"{counted(len(study.policies), 'point')}, {counted(len(seeds), 'seed')}"
-    return " · ".join(filter(None, ["G2D study", size, measured]))
+def best_of_arms(rows: Iterable[Row]) -> list[Row]:
+    """Choose the best row of each arm on dev; without those where nothing can be chosen."""
+    by_arm: dict[str, list[Row]] = {}
+    for row in rows:
+        by_arm.setdefault(row.arm, []).append(row)
+    return list(filter(None, map(paired.chosen, by_arm.values())))
 
 
 def state(study: Study) -> str:
     """Say what is missing, and the command that runs it; "" if nothing is."""
-    reasons = list(study.left_out.values())
+    missing = Counter(study.left_out.values())
     parts = []
-    if unfinished := reasons.count(UNFINISHED):
-        total = len(reasons) + len(study.policies)
+    if unfinished := missing[UNFINISHED]:
         parts.append(
-            f"{unfinished} of {total} points are not finished and left out (listed under Points)."
+            f"{unfinished} of {len(study.runs)} points are not finished and left out (listed under Points). "
+            f"To finish them: {command(study)}"
         )
-        parts.append(f"To finish them: {command(study)}")
-    if untested := reasons.count(UNTESTED):
+    if untested := missing[UNTESTED]:
         parts.append(f"{untested} points were not evaluated on the test split and are left out.")
     if len({frozenset(row.seeds) for row in study.rows}) > 1:
         parts.append("Rows have different seeds: their means are not yet comparable.")
     return " ".join(parts)
 
 
-def caution(study: Study) -> str:
-    """Explain how intervals are made, what those of few seeds rest on, and the columns."""
-    counts = {len(row.seeds) for row in study.rows} or {0}
-    texts = [
-        *_of_intervals(min(counts), max(counts)),
-        "Gain: over the policy its last training started from; differences are in points on "
-        "test, paired by seed and "
-        "problem. Costs leave out supervised fine-tuning, which is the same for all.",
-    ]
-    if study.spectrum:
-        texts.append(
-            "s: updates between two synchronisations of the sampling policy with the trained one; "
-            "1 is online, ∞ (never) is offline."
-        )
-    swept = paired.swept_rows(study)
-    if swept and any(group[0].stops for group in study.groups):
-        median = float(np.median([row.costs["flops"] for row in swept]))
-        spent = sum(row.costs["flops"] * len(row.seeds) for row in swept)
-        texts.append(
-            f"The swept K spent {flops(median)} in the median, {flops(spent)} in all (each seed's "
-            "shared steps counted once for every K)."
-        )
-    return " ".join(texts)
-
-
-def _of_intervals(fewest: int, most: int) -> list[str]:
-    """Say how the intervals of rows with so many seeds are made, and what those of few seeds rest
-    on."""
-    if most <= 1:
-        return [ONE_SEED]
-    many = f"{fewest} to {most}" if fewest < most else f"{most}"
-    texts = [
-        (
-            f"Intervals are 95 %, over problems and {many} seeds: Student's t times the error "
-            "between each of them."
-        )
-    ]
-    if fewest == 1:
-        texts.append("Those of one seed are over problems only: another seed is not in them.")
-    if fewest < FEWEST_SEEDS:
-        texts.append(
-            f"With fewer than {FEWEST_SEEDS} seeds intervals are wide, and rest on accuracies of "
-            "seeds being roughly "
-            "normal, which so few cannot show: no difference of theirs is called significant here."
-        )
-    return texts
-
-
-def row_cells(rows: Sequence[Row]) -> list[dict[str, str]]:
-    """Format each row's name, how it answers, and what it cost, as all reports of several policies
-    have it.
+def details(rows: Sequence[Row]) -> Table:
+    """Show how the policies of rows answer, and what making them cost.
 
     pass@k is of the k answers that all of them have.
     """
-    answered = itertools.chain.from_iterable(row.correct for row in rows)
-    k = min((correct.shape[1] for correct in answered), default=1)
-    measures = ("generated", "trained", "flops", "seconds", "device_seconds")
-    cells = []
-    for row in rows:
-        passed = row.pass_at(k) if k > 1 else math.nan
-        read = partial(row.evaluated, row.split)
-        evaluated = fmt.cells(EVALUATED, read)
-        costs = cost_cells(row.costs, measures)
-        reached = {"policy": row.name, f"pass@{k} %": fmt.percent(passed)}
-        cells.append({**reached, **evaluated, **costs})
-    return cells
+    k = int(min((row.policies["samples"].min() for row in rows), default=1))
+    passed: Columns = {f"pass@{k} %": lambda row: fmt.percent(row.pass_at(k))}
+    return of_rows("Their answers, and what they cost", rows, passed if k > 1 else {}, DETAILS)
 
 
 def results(study: Study) -> Table:
     """Show every row of the study: offline training after K online steps first, then online
     training alone."""
-    arms = study.spectrum
-    start = start_of(arms)
-    rows = [start] if start else []
-    rows += flat(study.offline)
-    rows += arms or flat(study.baselines)
-    best = [paired.chosen(group) for group in study.swept]
-    others = list(map(partial(paired.reference, study), rows))
-    names = {other.name for other in filter(None, others)}
-    over = f"over {names.pop()}" if len(names) == 1 else "over"
-    several = len({len(row.seeds) for row in rows}) > 1
-    lines = []
-    for row, other in zip(rows, others, strict=True):
-        line = {
-            "policy": f"{row.name}{' (best on dev)' * (row in best)}",
-            "K": f"{row.steps:g}",
-            "s": UNKNOWN,
-            "loss": UNKNOWN,
-            "seeds": str(len(row.seeds)) if several else UNKNOWN,
-            "dev %": fmt.percent(row.dev),
-            "accuracy % [95 %]": fmt.interval(row.accuracy),
-            "seed std": fmt.percent(frontier.seed_spread(row.accuracies)),
-            "gain": fmt.interval(row.gain, "+", len(row.seeds)),
-            over: UNKNOWN,
-            "against GRPO at this budget": UNKNOWN,
-            "FLOPs": fmt.quantity(row.costs["flops"]),
-        }
-        if arms and row.first.kind == ONLINE:
-            line["s"] = str(row.first.sync_every or "∞")
-            if row.first.result and row.first.result.generation.get("ahead"):
-                line["s"] += ", ahead"  # up to twice as old
-            line["loss"] = row.first.loss
-        if other is not None and other is not row:
-            apart = paired.difference(row, other)
-            line[over] = fmt.interval(apart, "+", len(row.seeds))
-            line[over] += f", {other.name}" * (over == "over")
-        if row.is_offline:
-            line["against GRPO at this budget"] = _versus(study, row)
-        lines.append(line)
-    return table(f"Accuracy on {fmt.count(len(rows[0].ids) if rows else 0)} test problems", lines)
+    start, arms, other = study.start, study.spectrum, paired.reference(study)
+    rows = [*filter(None, [start]), *flat(study.offline), *(arms or flat(study.baselines))]
+    best = [paired.chosen(group) for group in study.offline if len(group) > 1]
+
+    def refreshed(row: Row) -> str:
+        ahead = ", ahead" * bool(row.first["ahead"] > 0)  # up to twice as old
+        return fmt.value(row.first["s"]).replace("inf", "∞") + ahead if arms else UNKNOWN
+
+    def over(row: Row) -> str:
+        apart = paired.difference(row, other) if other and row is not other else None
+        return fmt.interval(apart, "+", len(row.seeds))
+
+    columns: Columns = {
+        "policy": lambda row: row.name + " (best on dev)" * (row in best),
+        "s": refreshed,
+        "dev %": lambda row: fmt.percent(row.mean("dev")),
+        ACCURACY: SHORT[ACCURACY],
+        "seed std": lambda row: fmt.percent(frontier.seed_spread(row.accuracies)),
+        "gain": SHORT["gain"],
+        f"over {other.name if other else ''}": over,
+        "against GRPO at this budget": partial(_versus, study),
+        "FLOPs": SHORT["FLOPs"],
+    }
+    count = fmt.count(len(rows[0].ids) if rows else 0)
+    return of_rows(f"Accuracy on {count} test problems", rows, columns)
 
 
-def best_of_arms(study: Study) -> Table:
-    """Show of each arm the row that dev chose; no rows where an arm has none, or one only."""
-    by_arm: dict[str, list[Row]] = {}
-    for group in (*study.offline, *study.baselines):
-        by_arm.setdefault(group[0].arm, []).extend(group)
-    rows = []
-    for candidates in by_arm.values():
-        row = paired.chosen(candidates)
-        if row is not None and len(candidates) > 1:
-            rows.append(row)
-    lines = []
-    for row in rows:
-        line = {
-            "policy": row.name,
-            "accuracy % [95 %]": fmt.interval(row.accuracy),
-            "gain": fmt.interval(row.gain, "+", len(row.seeds)),
-        }
-        if row.is_offline:
-            line["against GRPO at this budget"] = _versus(study, row)
-        line["FLOPs"] = fmt.quantity(row.costs["flops"])
-        lines.append(line)
-    return table("The best of each arm, chosen on dev", lines)
+def _versus(study: Study, row: Row) -> str:
+    """Compare a row with the baseline `best_at` what it cost, named if there are several."""
+    if not row.is_offline:
+        return UNKNOWN
+    best = paired.best_at(study, row)
+    if best is None:
+        return OUT_OF_RANGE if paired.comparable(flat(study.baselines)) else UNKNOWN
+    text = _against(best, "flops", row)
+    return text + f", {best[0].group}" * (len(study.baselines) > 1 and "[" in text)
 
 
-def details(study: Study) -> Table:
-    """Show how the policies of every row answer, and what else making them cost."""
-    rows = flat((*study.groups, *study.warmups))
-    return table("Their answers, and what they cost", row_cells(rows))
+OUT_OF_RANGE = "out of range"
+
+
+def _against(baseline: Group, measure: str, row: Row) -> str:
+    """Format what a row has over a baseline that spent as much."""
+    if not row.is_offline:
+        return UNKNOWN
+    over = paired.over_baseline(row, baseline, measure)
+    return OUT_OF_RANGE if over is paired.OUT_OF_RANGE else fmt.interval(over, "+", len(row.seeds))
 
 
 def _elsewhere(study: Study, rates: Rates) -> list[Part | None]:
@@ -336,99 +248,58 @@ def _elsewhere(study: Study, rates: Rates) -> list[Part | None]:
     note = (
         f"This study's own tokens ({scaled}) at the plan's rates for {rates.recipe} on "
         f"{rates.topology}: responses of {rates.response:,.0f} tokens, {rates.reached:.0%} of "
-        "the stated rates, without verifiers, checkpoints and loading. A token has the rate of "
-        "the recipe's stages of the kind that it was spent in, at their batches, or their mean "
-        "over all stages where it has none. It prices what was done here, and is no forecast of "
-        "how many steps that model would need."
+        "the stated rates, without verifiers, checkpoints and loading. It prices what was done "
+        "here, and is no forecast of how many steps that model would need."
     )
     if absent:
         note += f" The recipe has no rate for tokens {absent}: they count as nothing."
-    return [Note(note), priced(study, rates), _frontier(study, "hours")]
+    chart = frontier_chart([*study.offline, *study.baselines], "hours")
+    return [Note(note), priced(study, rates), chart]
 
 
 def priced(study: Study, rates: Rates) -> Table:
     """Show every row of the study at the rates, offline training against each GRPO alone in equal
     time."""
-    lines = []
-    for row in flat((*study.offline, *study.baselines)):
-        hours = row.costs["hours"]
-        line = {
-            "policy": row.name,
-            "accuracy % [95 %]": fmt.interval(row.accuracy),
-            "time": fmt.duration(3600 * hours),
-        }
-        if rates.price is not None:
-            line["price"] = f"{hours * rates.chips * rates.price:,.2f}"
-        if row.is_offline:
-            for other in study.baselines:
-                line[f"against {other[0].group} in equal time"] = _against(row, other, "hours")
-        lines.append(line)
-    return table(f"This study's tokens as those of {rates.recipe} on {rates.topology}", lines)
+    an_hour = rates.chips * (rates.price or 0)
+    columns: dict[str, Callable[[Row], str]] = {
+        ACCURACY: SHORT[ACCURACY],
+        "time": lambda row: fmt.duration(3600 * row.mean("hours")),
+        "price": lambda row: f"{row.mean('hours') * an_hour:,.2f}" if an_hour else UNKNOWN,
+    }
+    for other in study.baselines:
+        columns[f"against {other[0].group} in equal time"] = partial(_against, other, "hours")
+    title = f"This study's tokens as those of {rates.recipe} on {rates.topology}"
+    return of_rows(title, flat((*study.offline, *study.baselines)), columns)
 
 
-def _versus(study: Study, row: Row) -> str:
-    """Compare a row with the baseline `best_at` what it cost, named if there are several."""
-    best = paired.best_at(study, row)
-    if best is None:
-        on_dev = [other for other in flat(study.baselines) if not math.isnan(other.dev)]
-        return OUT_OF_RANGE if on_dev else UNKNOWN
-    text = _against(row, best, "flops")
-    named = len(study.baselines) > 1 and text not in (UNKNOWN, OUT_OF_RANGE)
-    return text + f", {best[0].setting or best[0].group}" * named
-
-
-def _against(row: Row, baseline: Group, measure: str) -> str:
-    """Format what a row has over a baseline that spent as much."""
-    over = paired.over_baseline(row, baseline, measure)
-    if paired.is_out_of_range(over):
-        return OUT_OF_RANGE
-    return fmt.interval(mean_change(over), "+", len(row.seeds))
-
-
-def _frontier(study: Study, measure: str) -> Chart | None:
-    note = (
-        "Means over seeds, bars are 95 % intervals over problems and seeds, numbers at the points "
-        "are K."
-    )
-    return frontier_chart((*study.offline, *study.baselines), measure, note)
-
-
-def frontier_chart(groups: Sequence[Group], measure: str, note: str) -> Chart | None:
+def frontier_chart(groups: Sequence[Group], measure: str, note: str = LOOK) -> Chart | None:
     """Draw accuracy against one cost; None where it is known of no point or zero for all.
 
-    A line for each group, its points labelled with K, settings at one K with the setting.
+    A line for each group, its points labelled with K; what an arm has at one K alone with the
+    setting.
     """
     name, written = COSTS[measure]
     series: dict[str, list[Point]] = {}
     joined = set()
-    is_known = False
     for group in groups:
-        line = group[0].group
-        setting = ""
+        arm, line = group[0].arm, group[0].group
+        setting = line.removeprefix(arm).lstrip(", ")
         if len(group) > 1:
             joined.add(line)
-        elif group[0].values:
-            line = group[0].arm
-            setting = ", ".join(group[0].values.values())
+        else:
+            line = arm
         for row in group:
-            spent = row.costs.get(measure, math.nan)
-            is_known |= spent > 0
-            point = Point(spent, *fmt.percents(row.accuracy), setting or f"{row.steps:g}")
+            label = f"{row.mean('K'):g}" if len(group) > 1 else setting
+            point = Point(row.mean(measure), *fmt.percents(row.accuracy), label)
             series.setdefault(line, []).append(point)
-    if not is_known:
+    if not any(row.mean(measure) > 0 for row in flat(groups)):
         return None
-    name += {"generated": " tokens", "trained": " tokens", "verifier_cpu_seconds": " time"}.get(
-        measure, ""
-    )
-    split = groups[0][0].split
-    title = f"{split.capitalize()} accuracy, %, against {name}"
-    y_title = f"{split} accuracy, %"
     return figures.points(
         measure,
-        title,
+        f"Accuracy, %, against {name}{' tokens' * (measure in TOKENS)}",
         series,
         x_title=name,
-        y_title=y_title,
+        y_title="accuracy, %",
         written=written,
         joined=joined,
         note=note,
@@ -437,37 +308,28 @@ def frontier_chart(groups: Sequence[Group], measure: str, note: str) -> Chart | 
 
 def taught(study: Study) -> Table:
     """Show what the rollouts behind every row that ends offline could teach."""
-    rows = []
-    for row in flat(study.offline):
-        cells = fmt.cells(TAUGHT, row.measured)
-        rows.append({"policy": row.name, **cells})
-    return table("Rollouts and pairs that offline training was given", rows)
+    title = "Rollouts and pairs that offline training was given"
+    return of_rows(title, flat(study.offline), {}, TAUGHT)
 
 
 def stopping(study: Study) -> Table:
     """Show why each warm-up that may end by itself did, seed by seed."""
     lines = []
-    for row in flat(group for group in study.groups if group[0].stops):
-        for policy in row.policies:
-            stop = policy.stop or Stop()
-            why = stop.rule + f" ({stop.measure})" * bool(stop.measure)
-            seed = str(policy.run.seed)
-            lines.append({"policy": row.name, "seed": seed, "K": f"{policy.steps:g}", "why": why})
-    return table("Where each warm-up ended", lines)
+    for row in study.rows:
+        for policy in row.policies.itertuples():
+            if policy.stop:
+                line = {"policy": row.name, "seed": str(policy.seed), "K": f"{policy.K:g}"}
+                lines.append({**line, "why": policy.stop})
+    return table("Where each warm-up ended: at a budget, or at the last of its steps", lines)
 
 
 def _settings(study: Study) -> list[Part | None]:
     """Show the study's config, and the environments its stages were made in, but for the
     command."""
     distinct = {}
-    for policy in study.policies:
-        for stage in policy.run.folders:
-            environment = {**policy.run.environment_of(stage), "command": ""}
+    for run in study.runs:
+        for stage in run.folders:
+            environment = {**run.environment_of(stage), "command": ""}
             distinct[fingerprint(environment)] = environment
     codes = [Code("Environment (environment.json)", distinct[key]) for key in sorted(distinct)]
     return [Code("Configuration of the study", study.config), *codes]
-
-
-def _own_rows(study: Study) -> pd.DataFrame:
-    """Return the frame of the study's own points."""
-    return frame_of(runs_of(study.workdir, study.name))

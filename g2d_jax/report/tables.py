@@ -110,7 +110,7 @@ _FORMULA = "=+-@\uff1d\uff0b\uff0d\uff20"
 def sheet(frame: pd.DataFrame) -> str:
     """Write a frame as CSV, whose texts no spreadsheet takes for formulas, without its arrays; of
     folders the last part."""
-    shown = frame.drop(columns=["ids", "correct"], errors="ignore")
+    shown = frame.drop(columns=["ids", "correct", "gains"], errors="ignore")
     if "workdir" in shown:
         shown["workdir"] = shown["workdir"].map(os.path.basename)
     shown.columns = list(map(guarded, map(str, shown.columns)))

@@ -8,7 +8,7 @@ inconclusive, and a study that cannot decide names the command that adds to it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,11 +18,11 @@ from g2d_jax.config.policy_name import own_stage
 from g2d_jax.report import format as fmt
 from g2d_jax.report import paired_differences as paired
 from g2d_jax.report.frame import Policy
-from g2d_jax.report.rows import Row, Study, flat, policies_of
-from g2d_jax.report.runs import COLLECT, OFFLINE, ONLINE, Run, Settings
+from g2d_jax.report.rows import Row, Study, flat
+from g2d_jax.report.runs import COLLECT, OFFLINE, ONLINE, Run
 from g2d_jax.report.tables import count_problems, has_accuracy, ranked
 from g2d_jax.runtime.terminal import counted
-from g2d_jax.stage_result import NOT_COMPARED, Change, Evaluated, Evaluation
+from g2d_jax.stage_result import NOT_COMPARED, Evaluation
 from g2d_jax.study.frontier import Interval
 from g2d_jax.study.stats import Paired, t_quantile
 
@@ -32,13 +32,6 @@ much accuracy."""
 
 _SENTENCES = jinja2.Environment(autoescape=False, undefined=jinja2.StrictUndefined)
 """Sentences are plain text: the page escapes them."""
-
-
-def interval_of(pair: Paired) -> Interval:
-    """Return a paired difference with its 95 % interval over problems, of one seed."""
-    half = t_quantile(pair.problems) * pair.sem
-    low, high = pair.difference - half, pair.difference + half
-    return Interval(pair.difference, low, high, 1, pair.problems)
 
 
 # A run
@@ -79,15 +72,14 @@ class RunVerdict:
 _RUN = _SENTENCES.from_string(
     "{{ v.made_by }}: {{ score }} {{ '% of' if v.is_accuracy else 'mean reward on' }} "
     "{{ v.problems }}{{ for_flops(v.flops) }}"
-    "{% if known(v.gain) %}; "
-    "{% if not v.gain.conclusive %}the change from {{ v.before }} is inconclusive "
-    "({{ size(v.gain) }})"
+    "{% if v.before %}; "
+    "{% if not v.gain.conclusive %}no significant change from {{ v.before }} ({{ size(v.gain) }})"
     "{% elif v.gain.mean < 0 %}worse than {{ v.before }} by {{ size(v.gain) }}"
-    "{% elif known(v.share) %}{{ percent(v.share) }} % of the gain over {{ v.before }} "
+    "{% elif v.share >= 0 %}{{ '%.0f' % (100 * v.share) }} % of the gain over {{ v.before }} "
     "({{ size(v.gain) }}) came from {{ v.loss }}"
     "{% else %}better than {{ v.before }} by {{ size(v.gain) }}"
-    "{% if known(v.added) %}; the change by {{ v.loss }} is "
-    "{{ 'a loss' if v.added.conclusive else 'inconclusive' }} ({{ size(v.added) }}){% endif %}"
+    "{% if v.loss %}; {{ v.loss }} made {{ 'it worse' if v.added.conclusive else "
+    "'no significant change' }} ({{ size(v.added) }}){% endif %}"
     "{% endif %}{% endif %}."
 )
 
@@ -100,18 +92,24 @@ def run_verdict(run: Run) -> RunVerdict | None:
         return None
     first, last = evaluation.policies[0], evaluation.policies[-1]
     task = None if has_accuracy(evaluation) else ranked(evaluation)[0]
-    score, error = _score(last, task)
+    score, error = last.accuracy.mean, last.accuracy.sem_clustered
+    if task is not None:
+        score, error = last.tasks[task].reward, last.tasks[task].sem
     if math.isnan(score):
         return None
     policy = Policy(run, last.name)
-    before, loss = "", ""
-    added = NOT_COMPARED
+    before = loss = ""
     if first is not last and first.name in policy.chain:
         before = fmt.policy_name(first.name, first.label)
-    if policy.kind == OFFLINE and policy.parent is not None and policy.parent.name != first.name:
-        loss = loss_name(policy.section)
-        added = _difference(evaluation.change(policy.parent.name, last.name), task)
-    gain = _difference(evaluation.change(first.name if before else "", last.name), task)
+    if policy.kind == OFFLINE and policy.parent != first.name:
+        loss = LOSSES.get(policy.loss, "DPO")
+
+    def change(other: str) -> Interval:
+        """Return what it has over another policy, with the interval over problems."""
+        found = evaluation.change(other, last.name)
+        pair = found.sampled if task is None else found.tasks.get(task, NOT_COMPARED)
+        return _interval(pair)
+
     return RunVerdict(
         made_by=_made_by(policy),
         is_accuracy=task is None,
@@ -120,49 +118,36 @@ def run_verdict(run: Run) -> RunVerdict | None:
         problems=count_problems(evaluation, "problems"),
         flops=policy.flops,
         before=before,
-        gain=interval_of(gain),
+        gain=change(first.name if before else ""),
         loss=loss,
-        added=interval_of(added),
+        added=change(policy.parent if loss else ""),
     )
 
 
-def _difference(change: Change, task: str | None) -> Paired:
-    return change.sampled if task is None else change.tasks.get(task, NOT_COMPARED)
-
-
-def _score(entry: Evaluated, task: str | None) -> tuple[float, float]:
-    if task is None:
-        return entry.accuracy.mean, entry.accuracy.sem_clustered
-    return entry.tasks[task].reward, entry.tasks[task].sem
+def _interval(pair: Paired) -> Interval:
+    half = t_quantile(pair.problems) * pair.sem
+    low, high = pair.difference - half, pair.difference + half
+    return Interval(pair.difference, low, high, 1, pair.problems)
 
 
 def run_sentence(verdict: RunVerdict | None) -> str:
     """Write a run's verdict, "" for none."""
     if verdict is None:
         return ""
-    is_accuracy = verdict.is_accuracy
-    written = fmt.spread if is_accuracy else fmt.measured
+    written = fmt.spread if verdict.is_accuracy else fmt.measured
 
     def size(change: Interval) -> str:
-        points = fmt.interval(change, "+") + " points"
-        if is_accuracy:
-            return points
-        ends = [fmt.measured(end, math.nan, sign="+") for end in (change.low, change.high)]
-        return f"{fmt.measured(change.mean, math.nan, sign='+')} [{', '.join(ends)}]"
+        if verdict.is_accuracy:
+            return fmt.interval(change, "+") + " points"
+        ends = (change.mean, change.low, change.high)
+        return "{} [{}, {}]".format(*(fmt.measured(end, math.nan, sign="+") for end in ends))
 
-    return _RUN.render(
-        v=verdict,
-        score=written(verdict.score, verdict.error),
-        size=size,
-        known=_known,
-        percent=lambda share: f"{100 * share:.0f}",
-        for_flops=for_flops,
-    )
+    score = written(verdict.score, verdict.error)
+    return _RUN.render(v=verdict, score=score, size=size, for_flops=for_flops)
 
 
-def _known(value: Any) -> bool:
-    """Whether a number, or an interval, is known."""
-    return not math.isnan(value.mean if isinstance(value, Interval) else value)
+LOSSES = {"simpo": "SimPO", "ipo": "IPO"}
+"""Losses of offline training that are not DPO's -> their names."""
 
 
 def _made_by(policy: Policy) -> str:
@@ -170,45 +155,25 @@ def _made_by(policy: Policy) -> str:
     phases: list[list[Any]] = []
     for name in reversed(policy.chain):
         section = policy.run.sections.get(own_stage(name), {})
-        if section.get("kind") == ONLINE:
-            how = f"{_how_online(section)} update"
+        if section.get("kind") == OFFLINE:
+            pairs = policy.run.sections.get(str(section.get("preferences", "")), {})
+            of = "pairs from a file"
+            if pairs.get("kind") == COLLECT:
+                own = pairs.get("policy") == section.get("policy")
+                of = "its rollouts" if own else f"rollouts of {pairs.get('policy')}"
+            loss = LOSSES.get(str(section.get("loss_type")), "DPO")
+            phases.append([f"{loss} on {of}", math.nan])
+        elif section.get("kind") == ONLINE:
+            every = section.get("sync_every", 1)
+            # Several updates on one batch are still online: they are how it is learnt from.
+            how = "online" if every <= section.get("num_iterations", 1) else "semi-online"
+            how = f"{how if every else 'offline'} update"
             if not phases or phases[-1][0] != how:
                 phases.append([how, 0.0])
             phases[-1][1] += policy.steps_of(name)
-        elif section.get("kind") == OFFLINE:
-            phases.append([loss_name(section) + _pairs_of(policy.run, section), None])
-    names = []
-    for how, steps in phases:
-        is_known = steps is not None and not math.isnan(steps)
-        names.append(counted(steps, how) if is_known else how)
+    names = [how if math.isnan(steps) else counted(steps, how) for how, steps in phases]
     made = ", then ".join(names) or f"The policy {policy.name}"
-    return f"{made}, from {policy.external_start}" if policy.external_start else made
-
-
-def _how_online(section: Settings) -> str:
-    """Say whose rollouts online training learns from: of the policy itself, or of one that is
-    refreshed now and then, or never."""
-    every = section.get("sync_every", 1)
-    if every == 0:
-        return "offline"
-    # Several updates on one batch are still online: they are how it is learnt from.
-    return "online" if every <= section.get("num_iterations", 1) else "semi-online"
-
-
-def loss_name(section: Settings) -> str:
-    """Name the loss of offline training."""
-    return {"simpo": "SimPO", "ipo": "IPO"}.get(str(section.get("loss_type")), "DPO")
-
-
-def _pairs_of(run: Run, section: Settings) -> str:
-    """Say whose rollouts the pairs of offline training are, "" of the policy that it starts
-    from."""
-    pairs = run.sections.get(str(section.get("preferences", "")), {})
-    if pairs.get("kind") != COLLECT:
-        return " on pairs from a file"
-    if pairs.get("policy") == section.get("policy"):
-        return " on its rollouts"
-    return f" on rollouts of {pairs.get('policy')}"
+    return f"{made}, from {policy.start}" if policy.start else made
 
 
 # A study
@@ -227,53 +192,45 @@ class StudyVerdict:
     beyond `MARGIN`, `row` is the nearest; "inconclusive": the intervals do not tell, `row` is the
     nearest; "dearer": every K costs more than the best GRPO, `row` is the highest. Of a study that
     does not have both GRPO and K: "chosen": `row` is the best on dev; "undecided": nothing can be
-    chosen; "unfinished": no point is tested.
-    best: GRPO's best, as dev chose it. difference: of `row` from it, in accuracy. share,
-    alone_share: the cost of `row`, and of the cheapest GRPO that comes near, over that of the best.
-    measure: "flops" or "hours". problems, seeds: of the comparison. tried: K that count, of all.
-    command: which goes on with the study.
+    chosen, `row` is the best on test; "unfinished": no point is tested.
+    best: GRPO's best, as dev chose it; of "chosen" what all rows are compared with. alone: the
+    cheapest GRPO that comes near. difference: of `row` from `best`, in accuracy. measure: of costs,
+    "flops" or "hours". command: which goes on with the study.
     """
 
     finding: Finding
-    problems: int
     command: str
     row: Row | None = None
     best: Row | None = None
     alone: Row | None = None
     difference: Interval | None = None
-    share: float = math.nan
-    alone_share: float = math.nan
     measure: str = "flops"
-    seeds: int = 0
-    tried: tuple[int, int] = (0, 0)
+
+    def share(self, row: Row) -> float:
+        """Return a row's cost over that of the best GRPO."""
+        cost = self.best.mean(self.measure) if self.best else math.nan
+        return row.mean(self.measure) / cost if cost else math.inf
 
 
-_STUDY = _SENTENCES.from_string(
-    "{% if v.finding == 'unfinished' %}"
-    "No point of this study is finished and tested yet. To continue: {{ v.command }}"
-    "{% elif v.finding == 'undecided' %}"
-    "On {{ v.problems }} test problems nothing can be chosen: no row has all seeds and was "
-    'evaluated on dev (an evaluate stage with split="dev"). To continue: {{ v.command }}'
-    "{% elif v.finding == 'chosen' %}"
-    "On {{ v.problems }} test problems {{ v.row.name }}, chosen on dev, answers "
-    "{{ interval(v.row.accuracy) }} % correctly{{ for_flops(v.row.costs.flops) }}."
-    "{% else %}"
-    "On {{ v.problems }} test problems, with {{ counted(v.seeds, 'seed') }}"
-    "{% if v.tried[0] < v.tried[1] %} and {{ v.tried[0] }} of {{ v.tried[1] }} K{% endif %}: "
-    "{% if v.finding == 'enough' %}{{ trained }} is within {{ margin }} of {{ best }} for "
-    "{{ percent(v.share) }} % of its {{ unit }} ({{ difference }}); GRPO alone needs "
-    "{{ percent(v.alone_share) }} %."
-    "{% elif v.finding == 'alone' %}GRPO alone ({{ v.alone.name }}) is within {{ margin }} of "
-    "{{ best }} for {{ percent(v.alone_share) }} % of its {{ unit }}; {{ trained }} needs "
-    "{{ percent(v.share) }} % ({{ difference }})."
-    "{% elif v.finding == 'none' %}no K tried is within {{ margin }} of {{ best }} for less. The "
-    "nearest is {{ trained }} ({{ difference }})."
-    "{% elif v.finding == 'dearer' %}every K tried costs more than {{ best }}. The highest is "
-    "{{ trained }} ({{ difference }}), for {{ price }}."
-    "{% else %}inconclusive whether any K is within {{ margin }} of {{ best }} for less. The "
-    "nearest is {{ trained }} ({{ difference }}). More seeds (--seeds) may decide; run: "
-    "{{ v.command }}{% endif %}{% endif %}"
-)
+_STUDY: Mapping[Finding, str] = {
+    "unfinished": "No point of this study is finished and tested yet. To continue: {{ v.command }}",
+    "undecided": "{{ v.row.name }} is the most accurate ({{ at(v.row) }}), but to choose one needs "
+    "the dev split: {% if v.row.mean('dev') >= 0 %}finish all seeds with "
+    "{{ v.command }}{% else %}add an evaluate stage with split='dev'.{% endif %}",
+    "chosen": "{{ v.row.name }}, chosen on dev, answers {{ interval(v.row.accuracy) }} % of "
+    "{{ v.row.ids | length }} test problems correctly{{ for_flops(v.row.mean('flops')) }}"
+    "{% if v.best != v.row %}, a difference of {{ interval(v.difference, '+') }} points from "
+    "{{ v.best.name }}{% endif %}.",
+    "enough": "{{ v.row.name }} is enough: it comes within {{ margin }} of {{ best }} for "
+    "{{ share(v.row) }} of its {{ unit }}. {{ reached }} GRPO alone needs {{ share(v.alone) }}.",
+    "alone": "GRPO alone is enough: {{ v.alone.name }} comes within {{ margin }} of {{ best }} for "
+    "{{ share(v.alone) }} of its {{ unit }}, {{ v.row.name }} for {{ share(v.row) }}. {{ reached }}",
+    "none": "No K tried is enough: none comes within {{ margin }} of {{ best }} for less. {{ reached }}",
+    "dearer": "Every K tried costs more than {{ best }}. {{ reached }}",
+    "inconclusive": "More seeds must tell whether a K comes within {{ margin }} of {{ best }} for "
+    "less. {{ reached }} Add --seeds to: {{ v.command }}",
+}
+"""What was found -> its sentence."""
 
 
 def study_verdict(study: Study) -> StudyVerdict:
@@ -282,15 +239,16 @@ def study_verdict(study: Study) -> StudyVerdict:
     GRPO's best, and each K's setting, are those that dev chose; a K counts that has the seeds of
     GRPO's best. Within: the 95 % interval of the difference lies above -`MARGIN`.
     """
-    return _near_best(study) or _chosen(study)
-
-
-def _chosen(study: Study) -> StudyVerdict:
-    about = len(study.problems), command(study)
-    if not study.policies:
-        return StudyVerdict("unfinished", *about)
-    row = paired.chosen(study.rows)
-    return StudyVerdict("chosen" if row else "undecided", *about, row=row)
+    if (found := _near_best(study)) is not None:
+        return found
+    if not study.rows:
+        return StudyVerdict("unfinished", command(study))
+    if (row := paired.chosen(study.rows)) is not None:
+        other = paired.reference(study) or row
+        apart = paired.difference(row, other)
+        return StudyVerdict("chosen", command(study), row, other, difference=apart)
+    row = max(study.rows, key=lambda row: row.accuracy.mean)
+    return StudyVerdict("undecided", command(study), row)
 
 
 def _near_best(study: Study) -> StudyVerdict | None:
@@ -301,82 +259,64 @@ def _near_best(study: Study) -> StudyVerdict | None:
     by_k: dict[float, list[Row]] = {}
     for one in flat(study.offline):
         if not one.stops:
-            by_k.setdefault(one.steps, []).append(one)
+            by_k.setdefault(one.mean("K"), []).append(one)
     if best is None or len(grpo) < 2 or len(by_k) < 2 or study.spectrum:
         return None
     measure = "flops" if study.rates is None else "hours"
-    apart: dict[Row, Interval] = {}
-    tried = 0
     # An interval of fewer seeds is narrower, or of problems only.
-    chosen = [one for one in map(paired.chosen, by_k.values()) if one is not None]
-    settings = [one for one in chosen if set(best.seeds) <= set(one.seeds)]
-    for one in (*grpo, *settings):
-        difference = paired.difference(one, best)
-        if difference is not None:
-            apart[one] = difference
-            tried += one in settings
-    cost = {row: row.costs[measure] for row in apart}
-    if not tried or any(map(math.isnan, cost.values())):
+    settings = []
+    for rows in by_k.values():
+        row = paired.chosen(rows)
+        if row is not None and {*best.seeds} <= {*row.seeds} and row.ids == best.ids:
+            settings.append(row)
+    cost = {row: row.mean(measure) for row in (*grpo, *settings)}
+    if not settings or any(map(math.isnan, cost.values())):
         return None
+    apart = {row: paired.difference(row, best) for row in cost}
 
     def cheapest(rows: Sequence[Row]) -> Row | None:
         near = [row for row in rows if apart[row].low >= -MARGIN]
         return min(near, key=cost.__getitem__, default=None)
 
-    cheaper = [row for row in settings if row in apart and cost[row] < cost[best]]
-    # the best itself is near
-    alone = cheapest([row for row in grpo if row in apart]) or best
+    cheaper = [row for row in settings if cost[row] < cost[best]]
+    alone = cheapest(grpo) or best  # the best itself is near
     row = cheapest(cheaper)
     finding: Finding = "enough"
     if row is not None and cost[alone] < cost[row]:
         finding = "alone"
     if row is None:
-        others = cheaper or [row for row in settings if row in apart]
-        row = max(others, key=lambda other: apart[other].mean)
-        finding = "dearer"
-        if cheaper:
-            is_worse = all(apart[row].high < -MARGIN for row in cheaper)
-            finding = "none" if is_worse else "inconclusive"
-    return StudyVerdict(
-        finding,
-        len(best.ids),
-        command(study),
-        row=row,
-        best=best,
-        alone=alone,
-        difference=apart[row],
-        share=cost[row] / cost[best] if cost[best] else math.inf,
-        alone_share=cost[alone] / cost[best] if cost[best] else math.inf,
-        measure=measure,
-        seeds=len(best.seeds),
-        tried=(tried, len(by_k)),
-    )
+        row = max(cheaper or settings, key=lambda other: apart[other].mean)
+        is_worse = all(apart[other].high < -MARGIN for other in cheaper)
+        finding = ("none" if is_worse else "inconclusive") if cheaper else "dearer"
+    return StudyVerdict(finding, command(study), row, best, alone, apart[row], measure)
 
 
 def study_sentence(verdict: StudyVerdict) -> str:
     """Write a study's verdict."""
+    by_flops = verdict.measure == "flops"
+
+    def at(row: Row) -> str:
+        cost = row.mean(verdict.measure)
+        spent = for_flops(cost) if by_flops else f" for {fmt.duration(3600 * cost)}"
+        return f"{fmt.percent(row.accuracy.mean)} %{spent}"
+
     row, best = verdict.row, verdict.best
-    reached = trained = price = ""
-
-    def priced(row: Row) -> str:
-        spent = row.costs[verdict.measure]
-        return flops(spent) if verdict.measure == "flops" else fmt.duration(3600 * spent)
-
-    if row is not None and best is not None:
-        accuracy, price = fmt.percent(best.accuracy.mean), priced(row)
-        reached = f"the best GRPO ({best.name}: {accuracy} %, {priced(best)})"
-        trained = f"{row.name} ({fmt.percent(row.accuracy.mean)} %)"
-    return _STUDY.render(
+    reached = ""
+    if row is not None:
+        reached = (
+            f"{row.name} reaches {at(row)}, a difference of "
+            f"{fmt.interval(verdict.difference, '+')} points on "
+            f"{counted(len(row.ids), 'test problem')} with {counted(len(row.seeds), 'seed')}."
+        )
+    return _SENTENCES.from_string(_STUDY[verdict.finding]).render(
         v=verdict,
-        best=reached,
-        trained=trained,
-        price=price,
+        at=at,
+        best=f"the best GRPO alone ({best.name}: {at(best)})" if best else "",
+        reached=reached,
         margin=f"{100 * MARGIN:.0f} points",
-        unit={"flops": "FLOPs", "hours": "time"}[verdict.measure],
-        difference=f"{fmt.interval(verdict.difference, '+')} points",
+        unit="FLOPs" if by_flops else "time",
+        share=lambda row: f"{100 * verdict.share(row):.0f} %",
         interval=fmt.interval,
-        counted=counted,
-        percent=lambda share: f"{100 * share:.0f}",
         for_flops=for_flops,
     )
 
@@ -398,9 +338,9 @@ def command(study: Study) -> str:
 
     It goes on with what is not finished.
     """
-    for policy in policies_of(study.rows):
-        for stage in reversed([*policy.run.folders]):
-            words = list(policy.run.environment_of(stage).get("command", ()))[1:]
+    for run in study.runs:
+        for stage in reversed([*run.folders]):
+            words = list(run.environment_of(stage).get("command", ()))[1:]
             if words[:1] == ["sweep"]:
                 return " ".join(["g2d", *map(str, words)])
     return f"g2d sweep --config CONFIG --workdir {study.workdir}"
@@ -409,38 +349,21 @@ def command(study: Study) -> str:
 # Runs side by side
 
 
-@dataclass(frozen=True)
-class ComparisonVerdict:
-    """The best of the runs' last policies, the next one, and how far they are apart on the common
-    problems.
+def comparison_sentence(last: Sequence[Row]) -> str:
+    """Say how far the best of the runs' last policies, a row each, is from the next one on the
+    common problems.
 
     Never that one way of training is better: each policy is of one seed.
     """
-
-    best: Row
-    second: Row
-    difference: Interval
-
-
-_COMPARISON = _SENTENCES.from_string(
-    "{{ v.best.name }} answers {{ percent(v.best.accuracy.mean) }} % of {{ over }} correctly"
-    "{{ for_flops(v.best.costs.flops) }}, {{ v.second.name }} "
-    "{{ percent(v.second.accuracy.mean) }} %{{ for_flops(v.second.costs.flops) }}: a difference of "
-    "{{ interval(v.difference, '+') }} points (95 %, over problems; another seed is not in it)."
-)
-
-
-def comparison_verdict(last: Sequence[Row]) -> ComparisonVerdict:
-    """Judge the last policies of runs, a row each."""
     best, second = sorted(last, key=lambda row: -row.accuracy.mean)[:2]
-    return ComparisonVerdict(best, second, paired.compare(second, best))
-
-
-def comparison_sentence(verdict: ComparisonVerdict) -> str:
-    """Write the verdict of runs side by side."""
-    over = counted(len(verdict.best.ids), "common problem")
-    return _COMPARISON.render(
-        v=verdict, over=over, percent=fmt.percent, interval=fmt.interval, for_flops=for_flops
+    said = []
+    for row in (best, second):
+        cost = for_flops(row.mean("flops"))
+        said.append(f"{row.name} {fmt.percent(row.accuracy.mean)} %{cost}")
+    return (
+        f"On {counted(len(best.ids), 'common problem')}: {', '.join(said)}. The difference is "
+        f"{fmt.interval(paired.difference(best, second), '+')} points. It reflects the choice of "
+        "problems only: another seed of training is not in it."
     )
 
 

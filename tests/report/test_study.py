@@ -12,9 +12,9 @@ from reports import Page, cost, evaluation, finish
 
 from g2d_jax.report import paired_differences as paired
 from g2d_jax.report.page import html
-from g2d_jax.report.rows import mean_change, read_study, start_of
+from g2d_jax.report.rows import read_study
 from g2d_jax.report.runs import studies
-from g2d_jax.report.study import caution, priced, report, results, state, write_study
+from g2d_jax.report.study import details, priced, report, results, state, write_study
 from g2d_jax.report.verdict import study_verdict
 from g2d_jax.runtime.storage import write_json
 from g2d_jax.stage_result import Stop
@@ -220,7 +220,7 @@ def study(root: Path):
 def advantage(row, baseline):
     """What a row has over a baseline for equal FLOPs; None beyond its costs."""
     over = paired.over_baseline(row, baseline, "flops")
-    return None if paired.is_out_of_range(over) else mean_change(over)
+    return None if over is paired.OUT_OF_RANGE else over
 
 
 def group(study, name: str):
@@ -239,15 +239,15 @@ def test_points_are_read_with_their_cost_and_answers(root, study):
         "grpo, learning rate 0.2",
     ]
     g2d = group(study, "g2d")
-    assert [row.k for row in g2d] == [0, 2, 4] and [row.steps for row in g2d] == [0, 2, 4]
+    assert [row.mean("K") for row in g2d] == [0, 2, 4]
     # the warm-up up to K, and 20 + 30
-    assert [row.costs["flops"] for row in g2d] == [
+    assert [row.mean("flops") for row in g2d] == [
         50.0,
         150.0,
         250.0,
     ]
     assert [row.accuracy.mean for row in g2d] == [0.25, 0.875, 1.0]
-    assert [row.dev for row in g2d] == pytest.approx([0.2, 0.7, 0.6])
+    assert [row.mean("dev") for row in g2d] == pytest.approx([0.2, 0.7, 0.6])
     assert [row.gain.mean for row in g2d] == [0.25, 0.625, 0.5]
     assert study.left_out == {"g2d,steps=4,s2": "not finished"}
     with pytest.raises(ValueError, match="holds no study 'other'; there are: fake"):
@@ -267,23 +267,21 @@ def test_an_advantage_is_taken_between_the_baselines_points_and_never_beyond(stu
 
 def test_k_and_the_baseline_are_chosen_on_dev_and_the_headline_answers(study):
     rows = group(study, "g2d")
-    assert paired.chosen(rows).k == 2  # though K = 4 is better on test
+    assert paired.chosen(rows).mean("K") == 2  # though K = 4 is better on test
     assert paired.best_at(study, rows[1])[0].group == "grpo, learning rate 0.2"
-    assert [row.k for row in paired.swept_rows(study)] == [0, 2, 4]
     table = lines(results(study))
     best = table["g2d, K = 2 (best on dev)"]
     assert best["dev %"] == "70.0" and best["seed std"] == "17.7" and best["FLOPs"] == "150"
     assert best["accuracy % [95 %]"].startswith("87.5 [") and best["gain"].startswith("+62.5 [")
-    assert best[VERSUS].startswith("+62.5 [") and best[VERSUS].endswith("], learning rate 0.2")
-    assert table["own"]["over"].startswith("-25.0 [") and table["own"]["over"].endswith(
-        "], g2d, K = 2"
+    assert best[VERSUS].startswith("+62.5 [") and best[VERSUS].endswith(
+        "], grpo, learning rate 0.2"
     )
-    # over the first setting of the arm
-    assert table[f"ways, select {HOSTILE}"]["over"].startswith("+37.5 [")
+    # the best GRPO on dev
+    assert table["own"]["over grpo, learning rate 0.2, K = 0"].startswith("+62.5 [")
     assert table["grpo, learning rate 0.1, K = 4"]["accuracy % [95 %]"].startswith("50.0 [")
     found = study_verdict(study)
-    assert (found.finding, found.row.k) == ("dearer", 4)  # the policy before any training
-    assert (found.best.group, found.best.k) == ("grpo, learning rate 0.2", 0)
+    assert (found.finding, found.row.mean("K")) == ("dearer", 4)  # the policy before any training
+    assert (found.best.group, found.best.mean("K")) == ("grpo, learning rate 0.2", 0)
 
 
 def test_tokens_are_priced_at_the_rates_of_another_model(root, study):
@@ -296,7 +294,7 @@ def test_tokens_are_priced_at_the_rates_of_another_model(root, study):
     for scale, price in ((1.0, None), (2.0, 3.0)):
         other = read_study(root, "fake", dataclasses.replace(rates, scale=scale, price=price))
         rows = [row for one in other.offline if one[0].group == "g2d" for row in one]
-        assert [row.costs["hours"] for row in rows] == [scale * hours for hours in (0.5, 1.5, 2.5)]
+        assert [row.mean("hours") for row in rows] == [scale * hours for hours in (0.5, 1.5, 2.5)]
         line = lines(priced(other, other.rates))["g2d, K = 2"]
         assert (line["time"], line.get("price")) == (
             ("1 h 30 min", None) if price is None else ("3 h 00 min", "144.00")
@@ -305,7 +303,7 @@ def test_tokens_are_priced_at_the_rates_of_another_model(root, study):
         flops = lines(results(study))["g2d, K = 2 (best on dev)"][VERSUS]
         equal = line["against grpo, learning rate 0.2 in equal time"]
         assert (
-            f"{equal}, learning rate 0.2" == flops
+            f"{equal}, grpo, learning rate 0.2" == flops
             and line["against grpo, learning rate 0.1 in equal time"] != "–"
         )
         page = Page(html(report(other)))
@@ -341,14 +339,17 @@ def test_what_was_not_evaluated_on_dev_is_named_with_what_to_run(tmp_path):
         "g2d sweep --config mine:x --workdir runs/fake",
     )
     (alone,) = study.baselines  # the warm-ups that the points evaluated on their way
-    assert alone[0].group == "warm-up (GRPO goes on)" and [row.k for row in alone] == [0, 2, 4]
-    assert [row.costs["flops"] for row in alone] == [0.0, 100.0, 200.0]
+    assert alone[0].group == "warm-up (GRPO goes on)" and [row.mean("K") for row in alone] == [
+        0,
+        2,
+        4,
+    ]
+    assert [row.mean("flops") for row in alone] == [0.0, 100.0, 200.0]
     assert [row.accuracy.mean for row in alone] == [0.0, 0.25, 0.5]
     # 0.875 - 0.375
     assert advantage(group(study, "g2d")[1], alone).mean == pytest.approx(0.5)
     assert (
-        lines(results(study))["g2d, K = 2"][VERSUS].startswith("+50.0 [")
-        and len(study.policies) == 6
+        lines(results(study))["g2d, K = 2"][VERSUS].startswith("+50.0 [") and len(study.runs) == 6
     )
 
 
@@ -365,7 +366,7 @@ def test_a_row_that_lacks_seeds_is_never_chosen_and_as_many_seeds_are_not_the_sa
                 fake.k(k, seed, dev={0: 0.2, 2: 0.5, 4: 0.9}[k])
     study = fake.study()
     rows = group(study, "g2d")
-    assert paired.chosen(rows).k == 2  # the 0.9 of K = 4 is one seed's
+    assert paired.chosen(rows).mean("K") == 2  # the 0.9 of K = 4 is one seed's
     # as are those of the faster one
     assert paired.best_at(study, rows[1])[0].group == "grpo, learning rate 0.1"
     assert state(study) == "Rows have different seeds: their means are not yet comparable."
@@ -390,7 +391,7 @@ def test_a_baselines_learning_rate_is_chosen_for_each_budget(tmp_path):
     # at 50, 150 and 250 FLOPs
     best = [paired.best_at(study, row) for row in group(study, "g2d")]
     # on dev 0.25 and 0.15 at 50 FLOPs, 0.45 and 0.55 at 150; neither has spent 250
-    assert [baseline and baseline[0].values[RATE] for baseline in best] == ["0.1", "0.2", None]
+    assert [baseline and baseline[0].group[-3:] for baseline in best] == ["0.1", "0.2", None]
     cells = [row[VERSUS] for name, row in lines(results(study)).items() if name.startswith("g2d")]
     assert [cell.rpartition(", ")[2] for cell in cells] == [
         "learning rate 0.1",
@@ -406,10 +407,10 @@ def test_a_point_of_no_steps_does_not_wait_for_its_warm_up(tmp_path):
             "g2d", 0, {STEPS: str(k)}, f"warmup@{k}" if k else "init", "none", ENDS[k][0], dev=0.5
         )
     study = fake.study()
-    assert [policy.run.workdir.name for policy in study.policies] == ["g2d,steps=0,s0"]
+    assert [row.name for row in study.rows] == ["g2d"]
     assert study.left_out == {"g2d,steps=2,s0": "not finished"}
     assert state(study).endswith("To finish them: g2d sweep --config mine:x --workdir runs/fake")
-    nothing = dataclasses.replace(study, groups=[], warmups=[])
+    nothing = dataclasses.replace(study, groups=[])
     assert study_verdict(nothing).finding == "unfinished"
 
 
@@ -441,36 +442,6 @@ def test_the_files_have_the_same_bytes_every_time(root, study):
     assert not any(cell.startswith(("=", "+", "@")) for row in rows for cell in row.values())
 
 
-@pytest.mark.parametrize(
-    ("seeds", "says", "not_said"),
-    [
-        ([1, 1], ["over problems only: another seed is not in them"], ["Student", "fewer"]),
-        (
-            [3, 3],
-            ["over problems and 3 seeds", "With fewer than 5 seeds intervals are wide"],
-            ["only", "too few"],
-        ),
-        (
-            [1, 5],
-            [
-                "over problems and 1 to 5 seeds",
-                "Those of one seed are over problems only",
-                "With fewer",
-            ],
-            [],
-        ),
-        ([5, 5], ["over problems and 5 seeds"], ["fewer", "only"]),
-    ],
-)
-def test_a_study_says_what_its_intervals_are_over(tmp_path, seeds, says, not_said):
-    fake = Fake(tmp_path)
-    for arm, count in zip(("offline", "s1"), seeds, strict=True):
-        for seed in range(count):
-            fake.arm(arm, seed, online("dpo", int(arm == "s1")), [1, 1, 0, seed % 2])
-    said = caution(fake.study())
-    assert all(words in said for words in says) and not any(words in said for words in not_said)
-
-
 def online(loss: str, sync_every: int) -> dict:
     return {"steps": 20, "loss": loss, "sync_every": sync_every}
 
@@ -489,14 +460,14 @@ def test_arms_that_miss_seeds_or_begin_with_different_policies(tmp_path):
     fake.arm("s1", 0, online("dpo", 1), [1, 1, 1, 0], steps=18)
     fake.arm("s1", 1, online("dpo", 1), [1, 1, 1, 1], policies=("train",))
     found = lines(results(fake.study()))
-    assert (found["s1"]["seeds"], found["offline"]["seeds"], found["s1"]["K"]) == ("2", "1", "19")
+    assert lines(details(fake.study().rows))["s1"]["K"] == "19"
     assert found["s1"]["over offline"].startswith("+25.0 [") and found["s1"][
         "over offline"
     ].endswith("(1 of 2 seeds)")
     assert found["s1"]["gain"].endswith("(1 of 2 seeds)")
     for i, sync_every in enumerate((10, 1)):
         fake.arm(f"other{sync_every}", i, online("dpo", sync_every), [1, 1, 0, 0], sft=f"own{i}")
-    assert start_of(fake.study().spectrum) is None  # two cold policies
+    assert fake.study().start is None  # two cold policies
 
 
 def test_values_of_one_arm_are_arms_and_other_studies_are_no_spectrum(tmp_path):
@@ -520,7 +491,7 @@ def test_points_of_one_setting_were_tested_on_the_same_problems(tmp_path):
     fake = Fake(tmp_path)
     for seed, right in ((0, [1, 0]), (1, [1, 0, 1])):
         fake.arm("s1", seed, online("dpo", 1), right, policies=("train",))
-    with pytest.raises(ValueError, match="s1,s0 and s1,s1 were tested on different problems"):
+    with pytest.raises(ValueError, match="s1: its seeds were tested on different problems"):
         fake.study()
 
 

@@ -229,25 +229,29 @@ def test_a_study_finds_the_cheapest_that_comes_near_the_best(
 ) -> None:
     at = {10: ([g2d[0][0]] * 3, g2d[0][1]), 20: ([g2d[1][0]] * 3, g2d[1][1])}
     found = study(tmp_path, at, GRPO)
-    assert (found.finding, found.row.k, found.best.k, found.alone.k) == (finding, k, 80, 40)
+    assert (found.finding, [row.mean("K") for row in (found.row, found.best, found.alone)]) == (
+        finding,
+        [k, 80, 40],
+    )
     assert found.difference.mean == pytest.approx(difference)
-    assert (found.share, found.alone_share) == pytest.approx((share, 0.8))
-    assert (found.problems, found.seeds, found.tried) == (400, 3, (2, 2))
+    assert (found.share(found.row), found.share(found.alone)) == pytest.approx((share, 0.8))
+    assert (len(found.row.ids), len(found.row.seeds)) == (400, 3)
 
 
 def test_the_sentence_of_a_study_has_its_numbers(tmp_path: Path) -> None:
     at: G2D = {10: ([0.6] * 3, 20.0), 20: ([0.795] * 3, 40.0)}
     assert study_sentence(study(tmp_path, at, GRPO)) == (
-        "On 400 test problems, with 3 seeds: g2d, K = 20 (79.5 %) is within 2 points of the best "
-        "GRPO (grpo, K = 80: 80.0 %, 100 FLOPs) for 40 % of its FLOPs (-0.5 [-1.2, +0.2] points); "
-        "GRPO alone needs 80 %."
+        "g2d, K = 20 is enough: it comes within 2 points of the best GRPO alone (grpo, K = 80: "
+        "80.0 % for 100 FLOPs) for 40 % of its FLOPs. g2d, K = 20 reaches 79.5 % for 40 FLOPs, a "
+        "difference of -0.5 [-1.2, +0.2] points on 400 test problems with 3 seeds. GRPO alone "
+        "needs 80 %."
     )
 
 
 def test_a_study_that_is_inconclusive_says_what_to_run(tmp_path: Path) -> None:
     found = study(tmp_path, {10: ([0.6] * 3, 20.0), 20: ([0.9, 0.7, 0.8], 40.0)}, GRPO)
-    assert (found.finding, found.row.k) == ("inconclusive", 20)
-    assert study_sentence(found).endswith(f"run: g2d sweep --config CONFIG --workdir {tmp_path}")
+    assert (found.finding, found.row.mean("K")) == ("inconclusive", 20)
+    assert study_sentence(found).endswith(f"to: g2d sweep --config CONFIG --workdir {tmp_path}")
 
 
 def test_a_study_of_one_seed_has_one_and_one_of_one_arm_names_the_best_on_dev(
@@ -255,7 +259,7 @@ def test_a_study_of_one_seed_has_one_and_one_of_one_arm_names_the_best_on_dev(
 ) -> None:
     grpo: G2D = {k: (accuracies[:1], flops) for k, (accuracies, flops) in GRPO.items()}
     found = study(tmp_path / "both", {10: ([0.6], 20.0), 20: ([0.9], 40.0)}, grpo)
-    assert (found.finding, found.seeds) == ("enough", 1) and found.difference.low > 0
+    assert (found.finding, found.row.seeds) == ("enough", [0]) and found.difference.low > 0
     found = study(tmp_path / "g2d", {10: ([0.6], 20.0), 20: ([0.7], 40.0)}, {})
-    assert (found.finding, found.row.k) == ("chosen", 20)
+    assert (found.finding, found.row.mean("K")) == ("chosen", 20)
     assert study(tmp_path / "grpo", {}, GRPO).finding == "chosen"
