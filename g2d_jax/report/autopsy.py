@@ -26,8 +26,7 @@ from g2d_jax.records import AnswerRule, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.report import format as fmt
 from g2d_jax.report.figures import curves
 from g2d_jax.report.page import Note, Report, output_folder, write
-from g2d_jax.report.run import MEASURES
-from g2d_jax.report.tables import table
+from g2d_jax.report.tables import MEASURES, table
 from g2d_jax.rewards.extract import final_answer
 from g2d_jax.runtime.storage import PathLike, write_bytes
 from g2d_jax.study import informativeness
@@ -331,7 +330,7 @@ def report(autopsy: Autopsy, name: str) -> Report:
         warnings.append(f"Rows left out: {autopsy.left_out}")
     parts = [
         table(f"Informativeness by step (length in {autopsy.unit})", _rows(autopsy)),
-        curves("steps", "What was sampled at each step", {"": lines}),
+        curves("steps", "What was sampled at each step", lines),
         Note(LEGEND),
         Note(RULE.format(what=what)),
         Note(f"{why} They have {fmt.count(figures['pairs'])} pairs of {len(chosen)} prompts."),

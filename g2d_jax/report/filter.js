@@ -1,10 +1,8 @@
 // Hides, shows and orders what is on the page already, and never makes markup. The page's Content-Security-Policy allows
-// exactly these bytes, by their hash; nothing is ever put into them. Without them all is visible in the order of the page,
-// and only the controls are missing.
+// exactly these bytes, by their hash. Without them all is there in the order of the page, and only the controls are missing.
 "use strict";
 const change = row => Number(row.dataset.change);
-const lengths = row => Array.from(row.querySelectorAll("[data-tokens]")).filter(sample => !sample.hidden)
-  .map(sample => Number(sample.dataset.tokens));
+const lengths = row => Array.from(row.querySelectorAll("[data-tokens]:not([hidden])"), e => Number(e.dataset.tokens));
 // What rows are sorted by, ascending; what is not known (NaN) comes last, and equal ones stay in the order of the page.
 const keys = {
   changed: row => -Math.abs(change(row)),
@@ -21,13 +19,10 @@ for (const root of document.querySelectorAll("[data-listing]")) {
   const control = name => root.querySelector("[data-control=" + name + "]");
   const value = name => control(name) ? control(name).value : "";
   const arrange = () => {
-    const key = keys[value("sort")];
-    let sorted = rows;
-    if (key) {
-      const numbers = new Map(rows.map(row => [row, key(row)]));
-      const number = row => Number.isNaN(numbers.get(row)) ? Infinity : numbers.get(row);
-      sorted = rows.slice().sort((a, b) => number(a) - number(b) || 0);
-    }
+    const key = keys[value("sort")] || (() => 0);
+    const numbers = new Map(rows.map(row => [row, key(row)]));
+    const number = row => Number.isNaN(numbers.get(row)) ? Infinity : numbers.get(row);
+    const sorted = rows.slice().sort((a, b) => number(a) - number(b) || 0);
     if (sorted.some((row, i) => list.children[i] !== row)) {
       list.append(...sorted);
       list.scrollTop = 0;
@@ -39,10 +34,11 @@ for (const root of document.querySelectorAll("[data-listing]")) {
     rows.forEach((row, i) => {
       let left = 0;
       for (const cell of row.querySelectorAll("[data-policy]")) {
-        const samples = Array.from(cell.querySelectorAll("[data-verdict]"));
-        for (const sample of samples)
+        let here = 0;
+        for (const sample of cell.querySelectorAll("[data-verdict]")) {
           sample.hidden = (verdict && sample.dataset.verdict !== verdict) || (policy && cell.dataset.policy !== policy);
-        const here = samples.filter(sample => !sample.hidden).length;
+          here += !sample.hidden;
+        }
         cell.hidden = here === 0;
         left += here;
       }
@@ -55,14 +51,13 @@ for (const root of document.querySelectorAll("[data-listing]")) {
   };
   const filters = ["verdict", "policy", "words"];
   const show = () => {
-    const row = rows.find(row => row.id && "#" + row.id === location.hash);
-    if (!row) return;
-    if (row.hidden) {
+    const target = document.getElementById(location.hash.slice(1));
+    if (rows.includes(target) && target.hidden) {
       for (const name of filters) if (control(name)) control(name).value = "";
       update();
     }
-    for (let around = row; around; around = around.parentElement) if ("open" in around) around.open = true;
-    row.scrollIntoView({ behavior: "instant" });
+    for (let around = target; around; around = around.parentElement) if ("open" in around) around.open = true;
+    if (target) target.scrollIntoView();
   };
   for (const name of [...filters, "sort", "beside"])
     if (control(name)) control(name).addEventListener("input", update);

@@ -125,7 +125,7 @@ class _Follower:
         """Write the page of a run that ended badly."""
         with self._only_warned():
             run = read_run(self._session.workdir, lenient=True, has_ended=True)
-            self._write(summary(run, every_metric=False))
+            self._write(summary(run))
 
     def _write(self, report: Report) -> None:
         storage.write_bytes(self._session.workdir / PAGE, html(report).encode())
@@ -147,7 +147,7 @@ def page_of(session: Session) -> Report:
     """Put together what there is to see of a run under way: its stages, the last completions, the
     evaluations and curves so far."""
     run = read_run(session.workdir, lenient=True)
-    short = summary(run, every_metric=False)
+    short = summary(run)
     states = stage_states(session.workdir, session.config, "this process")
     at = next((stage for stage in states if stage.state.startswith("running")), None)
     headline = f"Under way: {at.name} is {at.state}." if at else "Under way."

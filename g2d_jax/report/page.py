@@ -11,11 +11,9 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -41,16 +39,17 @@ BUDGET = 3_000_000
 TITLES = {
     "now": "Now",
     "results": "Result",
+    "answers": "Answers in detail",
     "differences": "Differences",
-    "compute": "Compute",
     "frontier": "Accuracy against compute",
     "priced": "What its tokens would take elsewhere",
     "curves": "Training",
     "informativeness": "Informativeness",
     "pairs": "Preference pairs",
     "stopping": "K that chose itself",
-    "browser": "Browser",
+    "browser": "Answers to read",
     "problems": "Problems",
+    "compute": "Cost",
     "points": "Points left out",
     "left-out": "Policies left out",
     "steps": "Steps",
@@ -144,7 +143,7 @@ class Report(NamedTuple):
     @property
     def shown_parts(self) -> list[Part]:
         """The parts of all sections, in their order."""
-        return list(itertools.chain.from_iterable(map(attrgetter("parts"), self.sections)))
+        return [part for section in self.sections for part in section.parts]
 
     def __repr__(self) -> str:
         """Name the report and its sections: all of it would be hundreds of kB of text."""
@@ -154,12 +153,6 @@ class Report(NamedTuple):
     def _repr_html_(self) -> str:
         """Write the page in a frame of its own, in which nothing can run, for a notebook."""
         return f'<iframe srcdoc="{escape(html(self))}" sandbox width="100%" height="600"></iframe>'
-
-
-def _kind(part: Part) -> str:
-    """Return the name that templates know it by: "note", "table", "chart", "listing", "code",
-    "fold"."""
-    return type(part).__name__.lower()
 
 
 @functools.cache
@@ -172,16 +165,12 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update(
-        shown=shown, visible=visible, on_one_line=on_one_line, shorten=shorten
-    )
-    environment.filters.update(fitting=_fitting, grouped=_grouped, kind=_kind)
+    for function in (shown, visible, on_one_line, shorten, _fitting):
+        environment.filters[function.__name__] = function
+    environment.tests["of"] = isinstance  # type: ignore[assignment]
+    environment.globals |= {"zip": zip, "Note": Note, "Table": Table}
+    environment.globals |= {"Chart": Chart, "Code": Code, "Fold": Fold}
     return environment
-
-
-def _grouped(parts: Sequence[Part]) -> list[tuple[str, list[Part]]]:
-    """Group neighbours of one kind: figures stand in a grid."""
-    return [(kind, list(group)) for kind, group in itertools.groupby(parts, key=_kind)]
 
 
 def _fitting(listing: Listing) -> list[Markup]:
@@ -216,7 +205,6 @@ def html(report: Report) -> str:
         .get_template("page.html.j2")
         .render(
             report=report,
-            sections=report.sections,
             style=Markup(STYLE),
             scripts=list(map(Markup, scripts)),
             policy=Markup(policy),

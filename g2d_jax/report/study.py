@@ -29,9 +29,8 @@ from g2d_jax.report.rows import (
     read_study,
     start_of,
 )
-from g2d_jax.report.run import MEANINGS, MEASURES
 from g2d_jax.report.runs import COLLECT, ONLINE
-from g2d_jax.report.tables import COSTS, Table, cost_cells, table
+from g2d_jax.report.tables import COSTS, MEASURES, Table, cost_cells, table
 from g2d_jax.report.verdict import command, flops, study_sentence, study_verdict
 from g2d_jax.runtime.storage import PathLike, fingerprint
 from g2d_jax.runtime.terminal import counted
@@ -80,7 +79,7 @@ TAUGHT: Mapping[tuple[str, ...], tuple[str, Written]] = {
 """Where a stage's record has a measure, see `Policy.measure` -> head of its column, and its numbers as text."""
 
 TAUGHT_NOTE = (
-    f"Of the rollouts that pairs were chosen from; means over seeds. {MEANINGS} What is theirs is "
+    "Of the rollouts that pairs were chosen from; means over seeds. What is theirs is "
     "of the chosen pairs' prompts, each pair counting as its prompt. Gaps before and after are of "
     "the pairs' chosen and rejected completions, before and after offline training; the implicit "
     "margin is beta times what training moved of it. Between temperatures entropy does not compare."
@@ -421,14 +420,12 @@ def frontier_chart(groups: Sequence[Group], measure: str, note: str) -> Chart | 
         measure, ""
     )
     split = groups[0][0].split
-    title = f"{split.capitalize()} accuracy, %, against {name}"
-    y_title = f"{split} accuracy, %"
+    title = f"{split.capitalize()} accuracy, %"
     return figures.points(
         measure,
         title,
         series,
         x_title=name,
-        y_title=y_title,
         written=written,
         joined=joined,
         note=note,

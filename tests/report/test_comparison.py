@@ -310,7 +310,7 @@ def test_problems_where_runs_differ_most(tmp_path):
         [row["sample"] for row in answers["d"]] == [0, 1] and list(answers) == ["d"] and count == 5
     )
     page = Page(html(report(comparison)))
-    assert page.links == ["#results", "#differences", "#frontier", "#problems"]
+    assert page.sections == ["results", "differences", "frontier", "problems"]
     assert (
         "2 of 5 common problems: those on which" in page.text
         and page.source.count("<details data-row") == 2
