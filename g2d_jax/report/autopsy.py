@@ -321,7 +321,7 @@ def report(autopsy: Autopsy, name: str) -> Report:
     why = (BENT if autopsy.flat else VARIED).format(span=span(*autopsy.chosen), most=most)
     lines = {}
     for series, key in ((what, measure), ("share of mixed prompts", "frac_mixed")):
-        lines[series] = (steps, autopsy.by_step(key))
+        lines[series] = list(zip(steps, autopsy.by_step(key), strict=True))
     warnings = []
     if autopsy.repeated:
         repeated = ", ".join(map(str, autopsy.repeated))

@@ -3,10 +3,11 @@ other."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Mapping
 
 from g2d_jax.report import figures
-from g2d_jax.report.figures import Chart
+from g2d_jax.report.figures import Chart, Lines
 
 CURVES: Mapping[str, tuple[Mapping[str, str], str]] = {
     "reward": ({"reward": "all"}, "It should rise."),
@@ -35,9 +36,9 @@ CURVES: Mapping[str, tuple[Mapping[str, str], str]] = {
     ),
     "implicit rewards": (
         {
+            "rewards/margins": "margin",
             "rewards/chosen": "chosen",
             "rewards/rejected": "rejected",
-            "rewards/margins": "margin",
         },
         "The margin should rise without chosen falling far.",
     ),
@@ -45,21 +46,9 @@ CURVES: Mapping[str, tuple[Mapping[str, str], str]] = {
 }
 """What a figure shows -> its metrics and what their lines are called, and what to look for."""
 
-COMPARED = (
-    "reward",
-    "loss",
-    "kl",
-    "entropy",
-    "completions/mean_length",
-    "rewards/margins",
-)
-"""Metrics of which the curves of several runs are drawn over each other."""
-
-Logged = Mapping[str, Mapping[tuple[str, str], Sequence[tuple[float, float]]]]
+Logged = dict[str, dict[tuple[str, str], list[tuple[float, float]]]]
 """Stage -> (kind of log, metric) -> points (step, value) ascending, of what was logged more than
 once."""
-
-Xy = tuple[Sequence[float], Sequence[float]]
 
 
 def training(logged: Logged) -> list[Chart]:
@@ -72,18 +61,19 @@ def training(logged: Logged) -> list[Chart]:
     for stage, metrics in logged.items():
         is_judged = {("train", "reward"), ("train", "rewards/margins")} & metrics.keys()
         for title, (names, note) in CURVES.items():
-            lines: dict[str, Xy] = {}
+            lines = {}
             for kind, metric in metrics:
                 name = names.get(metric) or _part(metric, title)
                 if name and not (metric == "loss" and is_judged):
                     label = name + ("" if kind == "train" else f" ({kind})")
-                    lines[label] = _xy(metrics[kind, metric])
-            charts.append(
-                figures.curves(
-                    f"{stage}-{title.partition(',')[0]}", f"{stage}: {title}", lines, note=note
-                )
-            )
+                    lines[label] = metrics[kind, metric]
+            charts.append(_chart(stage, title, lines, note))
     return list(filter(None, charts))
+
+
+def _chart(stage: str, title: str, lines: Lines, note: str) -> Chart | None:
+    name = title.partition(",")[0]
+    return figures.curves(f"{stage}-{name}", f"{stage}: {title}", lines, note=note)
 
 
 def _part(metric: str, title: str) -> str:
@@ -94,26 +84,17 @@ def _part(metric: str, title: str) -> str:
     return rest if family == title == "reward" else ""
 
 
-def _xy(points: Sequence[tuple[float, float]]) -> Xy:
-    xs, ys = zip(*points, strict=True)
-    return xs, ys
-
-
 def compared(runs: Mapping[str, Logged]) -> list[Chart]:
-    """Draw each metric of `COMPARED` of stages that two runs or more have under one name, a line a
-    run.
+    """Draw the first metric of each of `CURVES` of stages that two runs or more have under one
+    name, a line a run.
 
     runs: name of a run -> what it logged. A run has one colour in all figures.
     """
     charts = []
-    stages = dict.fromkeys(stage for logged in runs.values() for stage in logged)
-    for metric in COMPARED:
-        title = next(title for title, (names, _) in CURVES.items() if metric in names)
-        for stage in stages:
-            lines: dict[str, Xy] = {}
-            for run, logged in runs.items():
-                points = logged.get(stage, {}).get(("train", metric))
-                lines[run] = _xy(points) if points else ((), ())
-            if sum(bool(xs) for xs, _ in lines.values()) > 1:
-                charts.append(figures.curves(f"{stage}-{metric}", f"{stage}: {title}", lines))
+    for stage in dict.fromkeys(itertools.chain.from_iterable(runs.values())):
+        for title, (names, note) in CURVES.items():
+            logged = ("train", next(iter(names)))
+            lines = {run: stages.get(stage, {}).get(logged, []) for run, stages in runs.items()}
+            if sum(map(bool, lines.values())) > 1:
+                charts.append(_chart(stage, title, lines, note))
     return list(filter(None, charts))

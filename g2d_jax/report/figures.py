@@ -17,49 +17,37 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
-from numpy.typing import ArrayLike, NDArray
 
 from g2d_jax.report import format as fmt
 from g2d_jax.report.markup import visible
 
 MAX_POINTS = 100
-"""Points of a line; more are averaged in as many buckets, with a band from smallest to largest."""
+"""Points of a line; more are averaged in as many buckets."""
 
-SIZE = (3.8, 2.3)
-"""Inches of a figure."""
-
-LETTERS = 56
+LETTERS = 52
 """Letters that fit a line as wide as a figure."""
 
 SPAN = 10.0
 """Percentage points that an axis of accuracies spans at least."""
 
-# Distinguishable for the colour-blind (after Okabe and Ito 2008); dashes and markers differ too.
-COLOURS = {
-    "#0b62a8": "s0",
-    "#c8500a": "s1",
-    "#0a7d5c": "s2",
-    "#8b3f86": "s3",
-    "#8a6d00": "s4",
-    "#4f5b66": "s5",
-}
-_VARIABLES = {colour: f"var(--{name})" for colour, name in COLOURS.items()}
-_VARIABLES |= {"#5c646c": "var(--soft)", "#e3e0da": "var(--line)", "#ffffff": "var(--card)"}
-_DROPPED = {"svg": ("width", "height"), "g": ("id",)}
-_DASHES = ("-", (0, (4, 2)), (0, (1, 2)), (0, (5, 2, 1, 2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
-_MARKERS = "osD^vP"
 _STYLE = Path(__file__).with_name("figures.mplstyle")
+_COLOURS = "#0b62a8 #c8500a #0a7d5c #8b3f86 #8a6d00 #4f5b66 #5c646c #e3e0da"
+_VARIABLES = dict(
+    zip(_COLOURS.split(), ["s0", "s1", "s2", "s3", "s4", "s5", "soft", "line"], strict=True)
+)
+"""Colours of the style -> the page's names for them."""
 
 
 class Point(NamedTuple):
@@ -86,37 +74,34 @@ class Chart:
     def file(self, form: Literal["svg", "pdf"]) -> bytes:
         """Write a file, without the date."""
         buffer = io.BytesIO()
-        # not savefig, which draws everything twice
         with styled():
-            if form == "svg":
+            if form == "svg":  # by savefig it would be drawn twice
                 FigureCanvasSVG(self.figure).print_svg(buffer, metadata={"Date": None})
             else:
-                FigureCanvasPdf(self.figure).print_pdf(buffer, metadata={"CreationDate": None})
+                self.figure.savefig(buffer, format=form, metadata={"CreationDate": None})
         return buffer.getvalue()
 
     @cached_property
     def inline(self) -> Markup:
         """The SVG as part of a page: no style attributes and no styles, which its policy
         forbids."""
-        root = ET.fromstring(self.file("svg"))
-        for parent in list(root.iter()):
-            for child in list(parent):
-                if child.tag.endswith(("}metadata", "}style")):
-                    parent.remove(child)
+        source = re.sub(rb"<(metadata|style).*?</\1>", b"", self.file("svg"), flags=re.DOTALL)
+        root = ET.fromstring(source)
         for node in root.iter():
             node.tag = node.tag.rpartition("}")[2]
-            attributes = {name.rpartition("}")[2]: value for name, value in node.attrib.items()}
-            for part in filter(None, attributes.pop("style", "").split("; ")):
-                name, value = part.split(": ", 1)
-                attributes[name] = value
-            for name in ("font-family", "version", *_DROPPED.get(node.tag, ())):
-                attributes.pop(name, None)
-            for name, value in attributes.items():
-                shorter = re.sub(r"(\.\d)\d+", r"\1", " ".join(value.split()))
-                attributes[name] = _VARIABLES.get(value, shorter)
-            node.attrib = attributes
+            own = {name.rpartition("}")[2]: value for name, value in node.items()}
+            own |= dict(re.findall(r"([\w-]+): ([^;]+)", own.pop("style", "")))
+            for name in ("font-family", "id" if node.tag == "g" else "version"):
+                own.pop(name, None)
+            node.attrib = {name: _shorter(value) for name, value in own.items()}
         root.attrib |= {"role": "img", "aria-label": visible(f"{self.title}: {self.words}")}
         return Markup(re.sub(r">\s+<", "><", ET.tostring(root, encoding="unicode")))
+
+
+def _shorter(value: str) -> str:
+    """Write an attribute with one digit after each point, and colours by the page's names."""
+    named = _VARIABLES.get(value)
+    return f"var(--{named})" if named else re.sub(r"(\.\d)\d+", r"\1", " ".join(value.split()))
 
 
 @contextlib.contextmanager
@@ -133,14 +118,14 @@ def styled() -> Iterator[None]:
 def _axes(x_title: str = "") -> Iterator[tuple[Figure, Axes]]:
     """Yield a figure and its axes; at the end of the block add a legend and place all parts."""
     with styled():
-        figure = Figure(SIZE, layout="constrained")
+        figure = Figure(layout="constrained")
         ax = figure.subplots()
         ax.set_xlabel(x_title)
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         ax.yaxis.set_major_locator(MaxNLocator(4))
         yield figure, ax
         handles, names = ax.get_legend_handles_labels()
-        if len(ax.containers or ax.lines) > 1 and names:
+        if len(handles) > 1:
             columns = max(1, LETTERS // (5 + max(map(len, names))))
             figure.legend(handles, names, loc="outside upper left", ncols=columns)
         # once: else it is placed anew for every file
@@ -159,88 +144,41 @@ def _named(text: str, most: int = LETTERS - 4) -> str:
     return f" {name}" if name.startswith("_") else name
 
 
-def _look(i: int) -> dict[str, Any]:
-    """Return how the line of a series differs from others, so that equal ones show through."""
-    return {
-        "color": list(COLOURS)[i % len(COLOURS)],
-        "linestyle": _DASHES[(i + i // len(COLOURS)) % len(_DASHES)],
-        "marker": _MARKERS[i % len(_MARKERS)],
-    }
-
-
-def _drawable(values: ArrayLike) -> NDArray[np.float64]:
-    """NaN for what is not finite, and for what is so large that the length of an axis would not
-    be."""
-    array = np.asarray(values, np.float64)
-    with np.errstate(invalid="ignore"):
-        return np.where(np.abs(array) < 1e300, array, np.nan)
-
-
-Lines = Mapping[str, tuple[ArrayLike, ArrayLike]]
-"""Name of a series -> its steps ascending and its values, both [N]."""
+Lines = Mapping[str, Sequence[tuple[float, float]]]
+"""Name of a series -> its points (step, value), steps ascending."""
 
 
 def curves(name: str, title: str, lines: Lines, *, note: str = "") -> Chart | None:
     """Draw lines over steps; None if there is no finite value. A series has the colour of its
     place, which one without points keeps free."""
-    values = {key: _drawable(ys) for key, (_, ys) in lines.items()}
-    every = np.concatenate([*values.values(), []])
-    missing = int(np.isnan(every).sum())
-    if missing == len(every):
+    tables = {}
+    for key, line in lines.items():
+        table = pd.DataFrame(line, columns=["x", "y"], dtype=float)
+        # the length of an axis to what is larger would not be finite
+        tables[key] = table.where(table.abs() < 1e300)
+    every = pd.concat([pd.DataFrame(columns=["y"]), *tables.values()])["y"]
+    if not every.notna().any():
         return None
     said = []
+    longest = max(map(len, tables.values()))
     with _axes("step") as (figure, ax):
-        for i, (key, (xs, _)) in enumerate(lines.items()):
-            if len(line := values[key]):
-                _draw_line(ax, _named(key), np.asarray(xs, np.float64), line, _look(i))
-                said.append(f"{key} {_in_words(line)}")
-        if np.nanmin(every) >= 0:
+        for key, table in tables.items():
+            known = table["y"].dropna()
+            if len(known):
+                ends = f"from {fmt.value(known.iloc[0])} to {fmt.value(known.iloc[-1])}"
+                said.append(f"{key} {ends} over {len(known)} points")
+            if len(table) > MAX_POINTS:
+                table = table.groupby(np.arange(len(table)) * MAX_POINTS // len(table)).mean()
+            label = _named(key) if len(table) else None
+            ax.plot(table["x"], table["y"], label=label, marker=None if longest < 16 else "")
+        if every.min() >= 0:
             ax.set_ylim(bottom=0)
     notes = [note]
-    longest = max(map(len, values.values()))
-    if longest >= 2 * MAX_POINTS:
-        many = round(longest / MAX_POINTS)
-        notes.append(f"Lines are means over about {many} steps, bands their range.")
-    if missing:
+    if longest > MAX_POINTS:
+        notes.append(f"Lines are means over about {round(longest / MAX_POINTS)} steps.")
+    if missing := every.isna().sum():
         notes.append(f"{missing} of {len(every)} values are not finite and not drawn.")
     return Chart(name, title, "; ".join(said), " ".join(filter(None, notes)), figure)
-
-
-def _draw_line(
-    ax: Axes,
-    name: str,
-    steps: NDArray[np.float64],
-    values: NDArray[np.float64],
-    look: dict[str, Any],
-) -> None:
-    """Draw a line, and the band of a long one."""
-    if len(steps) >= 2 * MAX_POINTS:
-        steps, (values, low, high) = _thin(steps, values)
-        ax.fill_between(steps, low, high, color=look["color"], alpha=0.2, linewidth=0)
-    if len(steps) > 15:
-        look["marker"] = ""
-    ax.plot(steps, values, label=name, **look)
-
-
-def _thin(
-    steps: NDArray[np.float64], values: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Average a line [N] in `MAX_POINTS` buckets: their steps, and mean, smallest and largest value
-    [3, buckets]."""
-    middles = np.array([part.mean() for part in np.array_split(steps, MAX_POINTS)])
-    band = np.full((3, MAX_POINTS), np.nan)
-    for i, part in enumerate(np.array_split(values, MAX_POINTS)):
-        known = part[~np.isnan(part)]
-        if len(known):
-            band[:, i] = known.mean(), known.min(), known.max()
-    return middles, band
-
-
-def _in_words(line: NDArray[np.float64]) -> str:
-    values = line[~np.isnan(line)]
-    if not len(values):
-        return "not known over 0 points"
-    return f"from {fmt.value(values[0])} to {fmt.value(values[-1])} over {len(values)} points"
 
 
 def points(
@@ -270,21 +208,20 @@ def points(
     xs = [p.x for p in every]
     words = []
     with _axes(x_title) as (figure, ax):
+        ax.set_xlim(-0.03 * max(xs), 1.05 * max(xs) or 1)
         ax.xaxis.set_major_locator(MaxNLocator(4))
         if ticks or (min(xs) > 0 and max(xs) >= 100 * min(xs)):
             ax.set_xscale("log")
+            ax.set_xlim(min(xs) / 1.2, 1.2 * max(xs))
             ax.xaxis.set_minor_locator(NullLocator())
-        else:
-            ax.set_xlim(-0.03 * max(xs), 1.05 * max(xs) or 1)
         if ticks:
             ax.set_xticks(ticks)
         ax.xaxis.set_major_formatter(lambda value, _: written(value))
-        for i, (key, ps) in enumerate(drawn.items()):
+        for key, ps in drawn.items():
             if ps:
-                look = _look(i) | ({} if key in joined else {"linestyle": "none"})
-                _draw_points(ax, _named(key), ps, look)
-                said = [f"{p.label} {_measured(p)} at {written(p.x)}".strip() for p in ps]
-                words.append(f"{key}: {', '.join(said)}" if key else ", ".join(said))
+                _draw_points(ax, _named(key), ps, is_joined=key in joined)
+                said = ", ".join(f"{_measured(*p[1:])} at {written(p.x)}" for p in ps)
+                words.append(f"{key}: {said}" if key else said)
         _spread(ax.get_ylim, ax.set_ylim, span)
     missing = sum(map(len, series.values())) - len(every)
     notes = [note, f"{missing} of {missing + len(every)} points are not known." * bool(missing)]
@@ -298,24 +235,26 @@ def _spread(limits: Callable[[], Any], set_limits: Callable[..., Any], span: flo
     set_limits(low - more, high + more)
 
 
-def _measured(p: Point) -> str:
-    """Write a point's value, with its interval where it has one."""
-    if math.isnan(p.low):
-        return fmt.value(p.y)
-    return f"{fmt.value(p.y)} ({fmt.value(p.low)} to {fmt.value(p.high)})"
+def _measured(value: float, low: float, high: float, label: str) -> str:
+    """Write a value with its label, and with its interval where it has one."""
+    ends = "" if math.isnan(low) else f" ({fmt.value(low)} to {fmt.value(high)})"
+    return f"{label} {fmt.value(value)}{ends}".strip()
 
 
-def _draw_points(ax: Axes, name: str, points: Sequence[Point], look: dict[str, Any]) -> None:
+def _draw_points(ax: Axes, name: str, points: Sequence[Point], *, is_joined: bool) -> None:
     xs, ys, low, high = np.array([p[:4] for p in points], np.float64).T
-    bars = None if np.isnan(low).all() else np.abs([ys - low, high - ys])
-    ax.errorbar(xs, ys, bars, label=name, **look)
-    for p in points:
-        # Where a line rises, which is what it should do, above to the left and below to the right
-        # are free.
-        is_right = 2 * ax.transData.transform((p.x, p.y))[0] > sum(ax.bbox.intervalx)
-        offset, side = ((-6, 4), "right") if is_right else ((6, -9), "left")
-        label = ax.annotate(_named(p.label, 20), p[:2], offset, textcoords="offset points")
-        label.set(color=look["color"], ha=side)
+    (line,) = ax.plot(xs, ys, label=name, linestyle=None if is_joined else "none")
+    if np.isfinite(low).any():
+        ax.errorbar(xs, ys, np.abs([ys - low, high - ys]), fmt="none", ecolor=line.get_color())
+    for p in filter(attrgetter("label"), points):
+        # A short label stands on its bar, where no line passes. A long one stands to the left above
+        # its point or to the right below it, where a line that rises leaves room.
+        at, offset, side = (p.x, np.fmax(p.high, p.y)), (0, 2), "center"
+        if len(p.label) > 3:
+            is_right = 2 * ax.transData.transform((p.x, p.y))[0] > sum(ax.bbox.intervalx)
+            at, offset, side = p[:2], *(((-6, 4), "right") if is_right else ((6, -9), "left"))
+        label = ax.annotate(_named(p.label, 20), at, offset, textcoords="offset points")
+        label.set(color=line.get_color(), ha=side)
 
 
 def intervals(
@@ -340,9 +279,10 @@ def intervals(
         ax.grid(visible=False, axis="y")
         ax.xaxis.set_major_locator(MaxNLocator(4))
         for i, (label, value, low, high) in enumerate(rows):
+            (dot,) = ax.plot([value], [i], linestyle="none")
             ends = np.abs([[value - low], [high - value]])
-            ax.errorbar([value], [i], xerr=ends, **_look(i))
-            said.append(f"{label}: {_measured(Point(0, value, low, high))}")
+            ax.errorbar([value], [i], xerr=ends, fmt="none", ecolor=dot.get_color())
+            said.append(_measured(value, low, high, f"{label}:"))
         ax.set_ylim(len(rows) - 0.5, -0.5)
         ax.set_yticks(range(len(rows)), [_named(row[0], LETTERS // 2) for row in rows])
         _spread(ax.get_xlim, ax.set_xlim, span)

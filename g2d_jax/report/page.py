@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jinja2
 import pandas as pd
 from etils import epath
-from markupsafe import Markup, escape
+from markupsafe import escape
 
 from g2d_jax.report.figures import Chart
 from g2d_jax.report.markup import on_one_line, shorten, shown, visible
@@ -32,9 +33,6 @@ from g2d_jax.workdir import absolute
 STYLE = Path(__file__).with_name("style.css").read_text("utf-8")
 SCRIPT = Path(__file__).with_name("filter.js").read_text("utf-8")
 RENEW = Path(__file__).with_name("live.js").read_text("utf-8")
-BUDGET = 3_000_000
-"""Characters of markup that one list may have: rows that do not fit are left out and counted."""
-
 
 TITLES = {
     "now": "Now",
@@ -103,14 +101,6 @@ class Live(NamedTuple):
     every: float
 
 
-class Section(NamedTuple):
-    """A part of a report. name: its anchor. parts: those with something to show."""
-
-    name: str
-    title: str
-    parts: Sequence[Part]
-
-
 class Report(NamedTuple):
     """All of a report, from which its page, its Markdown, its CSV and its figures are made.
 
@@ -131,24 +121,24 @@ class Report(NamedTuple):
     verdict: str = ""
 
     @property
-    def sections(self) -> list[Section]:
-        """The sections in which there is more than notes, in the order of `TITLES`."""
-        sections = []
-        for name, title in TITLES.items():
+    def sections(self) -> dict[str, list[Part]]:
+        """The sections in which there is more than notes, in the order of `TITLES`: name -> what
+        it shows."""
+        sections = {}
+        for name in TITLES:
             parts = [part for part in self.parts.get(name, ()) if part]
             if any(not isinstance(part, Note) for part in parts):
-                sections.append(Section(name, title, parts))
+                sections[name] = parts
         return sections
 
     @property
     def shown_parts(self) -> list[Part]:
         """The parts of all sections, in their order."""
-        return [part for section in self.sections for part in section.parts]
+        return list(itertools.chain.from_iterable(self.sections.values()))
 
     def __repr__(self) -> str:
         """Name the report and its sections: all of it would be hundreds of kB of text."""
-        titles = ", ".join(section.title for section in self.sections)
-        return f"Report({self.kind!r}, {self.name!r}: {titles})"
+        return f"Report({self.kind!r}, {self.name!r}: {', '.join(self.sections)})"
 
     def _repr_html_(self) -> str:
         """Write the page in a frame of its own, in which nothing can run, for a notebook."""
@@ -165,25 +155,12 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    for function in (shown, visible, on_one_line, shorten, _fitting):
+    for function in (shown, visible, on_one_line, shorten):
         environment.filters[function.__name__] = function
     environment.tests["of"] = isinstance  # type: ignore[assignment]
-    environment.globals |= {"zip": zip, "Note": Note, "Table": Table}
-    environment.globals |= {"Chart": Chart, "Code": Code, "Fold": Fold}
+    environment.globals |= {"zip": zip, "titles": TITLES}
+    environment.globals |= {kind.__name__: kind for kind in (Note, Table, Chart, Code, Fold)}
     return environment
-
-
-def _fitting(listing: Listing) -> list[Markup]:
-    """Render the rows of a list as markup, in their order: those of low rank as long as they fit the
-    page."""
-    render = _environment().get_template("samples.html.j2").module.row  # type: ignore[attr-defined]
-    rows = [render(row) for row in listing.rows]
-    fitting, size = set[int](), 0
-    for i in sorted(range(len(rows)), key=lambda i: listing.rows[i].rank):
-        if size + len(rows[i]) <= BUDGET:
-            fitting.add(i)
-            size += len(rows[i])
-    return [row for i, row in enumerate(rows) if i in fitting]
 
 
 def html(report: Report) -> str:
@@ -194,22 +171,13 @@ def html(report: Report) -> str:
         scripts.append(SCRIPT)
     if report.live is not None:
         scripts.append(RENEW)
+    allowed = " ".join(map(_digest, scripts)) or "'none'"
     policy = (
-        f"default-src 'none'; style-src {_digest(STYLE)}; img-src data:; base-uri 'none'; "
+        f"default-src 'none'; style-src {_digest(STYLE)}; script-src {allowed}; base-uri 'none'; "
         "form-action 'none'"
     )
-    if scripts:
-        policy += f"; script-src {' '.join(map(_digest, scripts))}"
-    return (
-        _environment()
-        .get_template("page.html.j2")
-        .render(
-            report=report,
-            style=Markup(STYLE),
-            scripts=list(map(Markup, scripts)),
-            policy=Markup(policy),
-        )
-    )
+    page = _environment().get_template("page.html.j2")
+    return page.render(report=report, style=STYLE, scripts=scripts, policy=policy)
 
 
 def _digest(source: str) -> str:
@@ -218,32 +186,20 @@ def _digest(source: str) -> str:
 
 
 def text(report: Report) -> str:
-    """Write the same as Markdown, without figures and what unfolds."""
+    """Write the same as Markdown, without figures and what unfolds in a section."""
     lines = [f"# {one_line(report.name)}", one_line(report.verdict), one_line(report.headline)]
     lines.append("\n".join(f"- Warning: {one_line(warning)}" for warning in report.warnings))
-    for section in report.sections:
-        texts = []
-        has_tables = False
-        for part in _in_text(section.parts):
-            if isinstance(part, Note):
-                texts.append(one_line(part.text))
-            elif isinstance(part, Table):
-                texts.append(markdown(part))
-                has_tables = True
-        if has_tables:
-            lines += [f"## {one_line(section.title)}", *texts]
+    for name, parts in report.sections.items():
+        folds = [part.parts for part in parts if isinstance(part, Fold) and part.in_text]
+        shown = list(itertools.chain(parts, *folds))
+        if any(isinstance(part, Table) for part in shown):
+            lines.append(f"## {one_line(TITLES[name])}")
+            for part in shown:
+                if isinstance(part, Table):
+                    lines.append(markdown(part))
+                elif isinstance(part, Note):
+                    lines.append(one_line(part.text))
     return "\n\n".join(filter(None, lines)) + "\n"
-
-
-def _in_text(parts: Sequence[Part]) -> list[Part | None]:
-    """List the parts that Markdown has, what unfolds in its place."""
-    shown: list[Part | None] = []
-    for part in parts:
-        if isinstance(part, Fold):
-            shown += part.parts if part.in_text else ()
-        else:
-            shown.append(part)
-    return [part for part in shown if part]
 
 
 def output_folder(output: PathLike, files: Sequence[str], what: str) -> epath.Path:
@@ -271,16 +227,11 @@ def write(report: Report, folder: epath.Path, name: str, *, figures: bool = True
     The figures, but for those that are folded, are for papers. The same report gives the same
     bytes. Raises OSError.
     """
-    contents = {
-        "html": html(report),
-        "md": text(report),
-        "csv": sheet(report.frame()),
-    }
+    contents = {"html": html(report), "md": text(report), "csv": sheet(report.frame())}
     paths = []
     for form, content in contents.items():
-        path = folder / f"{name}.{form}"
-        write_bytes(path, content.encode())
-        paths.append(str(path))
+        paths.append(str(folder / f"{name}.{form}"))
+        write_bytes(epath.Path(paths[-1]), content.encode())
     for part in report.shown_parts:
         if figures and isinstance(part, Chart):
             stem = re.sub(r"[^\w.-]+", "-", f"{name}-{part.name}")

@@ -11,20 +11,17 @@ from g2d_jax.report import curves, figures, tables
 from g2d_jax.report import format as fmt
 from g2d_jax.report.curves import Logged
 from g2d_jax.report.figures import Chart, Point
-from g2d_jax.report.format import policy_name
+from g2d_jax.report.format import cells, number, policy_name
 from g2d_jax.report.frame import NO_POINT, Policy, frame_of, interval_of
 from g2d_jax.report.page import Code, Note, Part, Report, write
 from g2d_jax.report.progress import waits
 from g2d_jax.report.runs import COLLECT, EVALUATE, OFFLINE, Run
 from g2d_jax.report.samples import browser
-from g2d_jax.report.tables import Table
+from g2d_jax.report.tables import MEASURES, PAIRS, Table
 from g2d_jax.report.verdict import no_verdict, run_sentence, run_verdict
 from g2d_jax.runtime.processes import how_to_continue
 from g2d_jax.stage_result import Evaluation
 from g2d_jax.study.stats import t_quantile
-
-ELSEWHERE = ("warning", "goodput")
-"""Families of metrics that other sections show."""
 
 READ_MORE = "Means over the problems; docs/metrics.md says what each measure is."
 
@@ -90,11 +87,10 @@ def report(run: Run) -> Report:
 
 
 def eyebrow(run: Run) -> str:
-    """Say when it was measured, of which config and which seed."""
+    """Say when it was measured, and of which seed."""
     measured = fmt.until(float(record["time"]) for record in run.metrics)
-    titles = {"name": "config", "seed": "seed"}
-    named = [f"{titles[key]} {run.config[key]}" for key in titles if key in run.config]
-    return " · ".join(filter(None, ["G2D report", measured, *named]))
+    seed = f"seed {run.config['seed']}" if "seed" in run.config else ""
+    return " · ".join(filter(None, ["G2D report", measured, seed]))
 
 
 def state(run: Run) -> str:
@@ -150,8 +146,8 @@ def _scores(run: Run, evaluation: Evaluation) -> Chart | None:
     task = tables.score_of(evaluation)
     title, span = ("Mean reward", 0.0) if task else ("Accuracy, %", figures.SPAN)
     last = Policy(run, evaluation.policies[-1].name).chain
-    series: dict[str, list[Point]] = {"": []}
-    bars, spent = [], []
+    series: dict[str, list[Point]] = {}
+    points = []
     for entry in evaluation.policies:
         name = policy_name(entry.name, entry.label)
         numbers = fmt.percents(interval_of(entry))
@@ -159,15 +155,11 @@ def _scores(run: Run, evaluation: Evaluation) -> Chart | None:
             result = entry.tasks[task]
             half = t_quantile(result.problems) * result.sem
             numbers = result.reward, result.reward - half, result.reward + half
-        bars.append((name, *numbers))
-        cost = Policy(run, entry.name).flops
-        spent.append(cost)
-        if entry.name in last:
-            series[""].append(Point(cost, *numbers, name))
-        else:
-            series[name] = [Point(cost, *numbers)]
+        points.append(Point(Policy(run, entry.name).flops, *numbers, name))
+        series.setdefault("" if entry.name in last else name, []).append(points[-1])
     # Policies of elsewhere cost nothing here: then there is no axis to speak of.
-    if not all(map(math.isfinite, spent)) or not any(spent):
+    if not 0 < sum(point.x for point in points) < math.inf:
+        bars = [(point.label, *point[1:4]) for point in points]
         return figures.intervals("accuracy", title, bars, span=span, note=note)
     return figures.points(
         "accuracy",
@@ -216,10 +208,10 @@ def _informativeness(run: Run) -> Iterator[Part | None]:
     for name, result in run.results.items():
         if result.kind == COLLECT:
             measures = result.measures.get("informativeness", {})
-            columns[f"rollouts of {name}"] = tables.measured(measures, tables.MEASURES)
+            columns[f"rollouts of {name}"] = cells(MEASURES, partial(number, measures))
         for entry in result.evaluation.policies if result.evaluation else ():
             title = f"{policy_name(entry.name, entry.label)}, {name}"
-            columns[title] = tables.measured(entry.informativeness, tables.MEASURES)
+            columns[title] = cells(MEASURES, partial(number, entry.informativeness))
     yield Note(READ_MORE)
     yield tables.transposed("Rollouts of each policy", columns)
 
@@ -238,23 +230,17 @@ def _training(run: Run) -> Iterator[Part | None]:
 
 
 def logged_metrics(run: Run) -> Logged:
-    """Read what the run's stages logged on their way, in the order of their folders; evaluations
+    """Read what the run's stages logged more than once, in the order of their folders; evaluations
     are in the result."""
-    points: dict[str, dict[tuple[str, str], list[tuple[float, float]]]] = {
-        name: {} for name in run.folders
-    }
-    evaluations = {name for name in run.folders if run.kind(name) == EVALUATE}
+    logged: Logged = {name: {} for name in run.folders if run.kind(name) != EVALUATE}
     for record in run.metrics:
-        stage, kind = str(record["stage"]), str(record["kind"])
-        if stage in evaluations or kind.partition("/")[0] in ELSEWHERE:
-            continue
-        of_stage = points.setdefault(stage, {})
+        of_stage = logged.get(record["stage"], {})
         for name, value in record["metrics"].items():
-            if name.partition("/")[0] not in ELSEWHERE:
-                of_stage.setdefault((kind, name), []).append((record["step"], value))
-    for stage, metrics in points.items():
-        points[stage] = {key: sorted(values) for key, values in metrics.items() if len(values) > 1}
-    return points
+            points = of_stage.setdefault((record["kind"], name), [])
+            points.append((record["step"], value))
+    for stage, metrics in logged.items():
+        logged[stage] = {key: sorted(points) for key, points in metrics.items() if points[1:]}
+    return logged
 
 
 def _pairs(run: Run) -> Iterator[Part | None]:
@@ -265,8 +251,8 @@ def _pairs(run: Run) -> Iterator[Part | None]:
         if result.kind == COLLECT:
             yield Note(f"{name}: {tables.counted(result.counts)}")
         if result.kind == OFFLINE:
-            measures = result.measures
-            after = {**measures.get("after", {}), **measures.get("margins", {})}
-            moved[f"before {name}"] = tables.measured(measures.get("before", {}), tables.PAIRS)
-            moved[f"after {name}"] = tables.measured(after, tables.PAIRS)
+            before, after, margins = map(result.measures.get, ("before", "after", "margins"))
+            moved[f"before {name}"] = cells(PAIRS, partial(number, before or {}))
+            after = {**(after or {}), **(margins or {})}
+            moved[f"after {name}"] = cells(PAIRS, partial(number, after))
     yield tables.transposed("The pairs under the policy before and after training on them", moved)

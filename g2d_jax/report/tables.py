@@ -34,8 +34,7 @@ FIRST = (
     *("K", "accuracy %", "accuracy % [95 %]", "reward"),
     *("difference", "95 % interval", "gain"),
     *("FLOPs", "time", "price", "greedy %", "seed std"),
-    *("better", "worse", "equal"),
-    *("folder", "seed", "problems", "answers each"),
+    *("better", "worse", "equal", "folder", "seed", "problems", "answers each"),
 )
 """Heads of what a terminal shows first of a table: what came out, by how much, and its cost."""
 
@@ -70,12 +69,9 @@ MEASURES: Mapping[str, tuple[str, Written]] = {
 PAIRS: Mapping[str, tuple[str, Written]] = {
     "gap_mean": ("gap in log-prob, chosen − rejected, nats", fmt.fixed(2)),
     "gap_p10": ("its lowest tenth, below", fmt.fixed(2)),
-    "gap_per_token": ("gap per token, nats", fmt.fixed(3)),
     "frac_ranked": ("pairs ranked right %", fmt.percent),
     "chosen_length": ("length, chosen", fmt.fixed(1)),
     "rejected_length": ("length, rejected", fmt.fixed(1)),
-    "chosen_mean": ("implicit reward, chosen", fmt.fixed(2)),
-    "rejected_mean": ("implicit reward, rejected", fmt.fixed(2)),
     "margin_mean": ("implicit margin", fmt.fixed(2)),
     "accuracy": ("margins right %", fmt.percent),
 }
@@ -242,9 +238,6 @@ def answers_table(evaluation: Evaluation) -> Table:
         for task, result in policy.tasks.items():
             cells[f"accuracy %, {task}"] = fmt.percent(result.accuracy)
             cells[f"reward, {task}"] = fmt.measured(result.reward, result.sem)
-            quotient = fmt.measured(result.length_normalised, result.length_normalised_sem)
-            cells[f"reward / token, {task}"] = quotient
-            cells[f"unscorable %, {task}"] = fmt.percent(result.unscorable or math.nan)
         for subset, accuracy in policy.subsets.items():
             cells[f"accuracy %, {subset}"] = fmt.percent(accuracy.mean)
         total = sum(policy.verdicts.values())
@@ -253,13 +246,6 @@ def answers_table(evaluation: Evaluation) -> Table:
                 cells[f"{words(verdict)} %"] = fmt.percent(count / total)
         columns[policy_name(policy.name, policy.label)] = cells
     return transposed("What else is known of the answers", columns)
-
-
-def measured(
-    values: Mapping[str, float], columns: Mapping[str, tuple[str, Written]]
-) -> dict[str, str]:
-    """Format those of the measures that a mapping such as `MEASURES` has."""
-    return fmt.cells({key: columns[key] for key in columns if key in values}, values.__getitem__)
 
 
 def transposed(title: str, columns: Mapping[str, Mapping[str, str]]) -> Table:
