@@ -172,7 +172,7 @@ def curves(name: str, title: str, lines: Lines, *, note: str = "") -> Chart | No
             label = _named(key) if len(table) else None
             ax.plot(table["x"], table["y"], label=label, marker=None if longest < 16 else "")
         if every.min() >= 0:
-            ax.set_ylim(bottom=0)
+            ax.set_ylim(0, 1.08 * every.max())
     notes = [note]
     if longest > MAX_POINTS:
         notes.append(f"Lines are means over about {round(longest / MAX_POINTS)} steps.")

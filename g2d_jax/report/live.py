@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from g2d_jax.records import Ended
 from g2d_jax.report import format as fmt
@@ -145,8 +145,9 @@ def page_of(session: Session) -> Report:
     states = stage_states(session.workdir, session.config, "this process")
     at = next((stage for stage in states if stage.state.startswith("running")), None)
     headline = f"Under way: {at.name} is {at.state}." if at else "Under way."
-    now = [stages_table(states), Note(RENEWED), samples_table(session.tracker.last_samples)]
-    parts: Mapping[str, Sequence[Part | None]] = {"now": now, **short.parts}
+    samples = samples_table(session.tracker.last_samples)
+    now: list[Part | None] = [stages_table(states), Note(RENEWED), samples]
+    parts = {"now": now, **short.parts}
     # That it is under way is no warning.
     return short._replace(headline=headline, warnings=run.warnings, parts=parts)
 

@@ -57,9 +57,13 @@ TITLES = {
 
 
 class Note(NamedTuple):
-    """A paragraph that explains."""
+    """A paragraph that explains; none of an empty text."""
 
     text: str
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to show."""
+        return bool(self.text)
 
 
 class Code(NamedTuple):

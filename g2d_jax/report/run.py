@@ -70,14 +70,13 @@ def headline(run: Run) -> str:
 def report(run: Run) -> Report:
     """Put together all that there is to show of a run."""
     short = summary(run)
-    programs = tables.compiled_table(run.results.values())
     parts: dict[str, Sequence[Part | None]] = {
         **short.parts,
         "answers": list(_answers(run)),
         "informativeness": list(_informativeness(run)),
         "pairs": list(_pairs(run)),
         "browser": browser(run),
-        "compute": [tables.stages_table(run.results), programs],
+        "compute": [tables.stages_table(run.results), Note(tables.compiled(run.results.values()))],
         "settings": [
             Code("Configuration (config.json)", run.config),
             Code("Environment (environment.json)", run.environment),
@@ -97,25 +96,22 @@ def state(run: Run) -> str:
     """Say what an unfinished run lacks, "" if nothing."""
     begun = [f"{name}{_reached(run, name)}" for name in run.folders if name not in run.results]
     waiting = [name for name in run.sections if name not in run.folders]
-    missing = []
-    if begun:
-        missing.append(f"not finished: {', '.join(begun)}")
-    if waiting:
-        missing.append(f"not begun: {', '.join(waiting)}")
+    named = {"not finished": begun, "not begun": waiting}
+    missing = "; ".join(f"{how}: {', '.join(names)}" for how, names in named.items() if names)
     if not missing:
         return ""
     if run.is_running:
-        return f"This is the report of a run under way ({'; '.join(missing)})."
+        return f"This is the report of a run under way ({missing})."
     ended = run.ended
     if ended and ended.how == "until":
-        return f"This run ended after the stage of --until ({'; '.join(missing)}): without --until it continues."
+        return (
+            f"This run ended after the stage of --until ({missing}): without --until it continues."
+        )
     how = ""
     if ended:
         how = " by an error" if ended.how == "error" else f" by {ended.text}"
     text = how_to_continue(ended)
-    return (
-        f"This run stopped before its end{how} ({'; '.join(missing)}). {text[0].upper()}{text[1:]}."
-    )
+    return f"This run stopped before its end{how} ({missing}). {text[0].upper()}{text[1:]}."
 
 
 def _reached(run: Run, stage: str) -> str:

@@ -7,8 +7,7 @@ import itertools
 import math
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from g2d_jax.records import EQUAL, Verdict
@@ -20,7 +19,9 @@ from g2d_jax.stage_result import (
     NOT_COMPARED,
     TIMES,
     TOKENS,
+    Change,
     Cost,
+    Evaluated,
     Evaluation,
     Selection,
     StageResult,
@@ -57,11 +58,7 @@ MEASURES: Mapping[str, tuple[str, Written]] = {
     "distinct_answers": ("distinct", fmt.fixed(2)),
     "confidence": ("confidence %", fmt.percent),
     "ece": ("ECE", fmt.fixed(3)),
-    "auroc": ("AUROC", fmt.fixed(3)),
-    "logprob_gap": ("gap", fmt.fixed(2)),
     "mean_length": ("length", fmt.fixed(1)),
-    "mean_length_correct": ("length, correct", fmt.fixed(1)),
-    "mean_length_incorrect": ("length, incorrect", fmt.fixed(1)),
     "frac_truncated": ("cut at limit %", fmt.percent),
 }
 """The same of a policy's rollouts: docs/metrics.md says what they mean."""
@@ -202,12 +199,9 @@ def summary_table(evaluation: Evaluation, costs: Mapping[str, Mapping[str, float
     policy -> its cost by measure.
     """
     rows = []
-    before = ""
     task = score_of(evaluation)
-    for policy in evaluation.policies:
-        change = evaluation.change(before, policy.name)
-        before = policy.name
-        row = {"policy": policy_name(policy.name, policy.label)}
+    for name, policy, change in _compared(evaluation):
+        row = {"policy": name}
         if task:
             result, gained = policy.tasks[task], change.tasks.get(task, NOT_COMPARED)
             row["reward"] = fmt.measured(result.reward, result.sem)
@@ -221,16 +215,22 @@ def summary_table(evaluation: Evaluation, costs: Mapping[str, Mapping[str, float
     return table(f"{over} ({errors}{'; FLOPs: without SFT' * bool(costs)})", rows)
 
 
+def _compared(evaluation: Evaluation) -> Iterator[tuple[str, Evaluated, Change]]:
+    """Yield each policy's name for readers, its results, and its difference from the one before."""
+    before = ""
+    for policy in evaluation.policies:
+        yield policy_name(policy.name, policy.label), policy, evaluation.change(before, policy.name)
+        before = policy.name
+
+
 def answers_table(evaluation: Evaluation) -> Table:
     """Build what else is known of each policy's answers, a column each."""
     largest = max(pass_at_ks(evaluation), default=1)
     columns: dict[str, dict[str, str]] = {}
-    before = ""
-    for policy in evaluation.policies:
-        change = evaluation.change(before, policy.name).greedy
-        before = policy.name
-        cells = {"greedy %": fmt.percent(policy.greedy)}
-        cells["greedy gain"] = fmt.change(change.difference, change.sem)
+    for name, policy, change in _compared(evaluation):
+        gained = change.greedy
+        columns[name] = cells = {"greedy %": fmt.percent(policy.greedy)}
+        cells["greedy gain"] = fmt.change(gained.difference, gained.sem)
         if largest > 1:
             cells[f"pass@{largest} %"] = fmt.percent(policy.pass_at.get(str(largest), math.nan))
         if abs(policy.reward - policy.accuracy.mean) > EQUAL:
@@ -244,7 +244,6 @@ def answers_table(evaluation: Evaluation) -> Table:
         for verdict, count in policy.verdicts.items():
             if count and verdict not in (Verdict.CORRECT, Verdict.SCORED):
                 cells[f"{words(verdict)} %"] = fmt.percent(count / total)
-        columns[policy_name(policy.name, policy.label)] = cells
     return transposed("What else is known of the answers", columns)
 
 
@@ -301,17 +300,15 @@ def gibibytes(size: float) -> str:
     return UNKNOWN if math.isnan(size) else f"{size / GIB:.1f} GiB"
 
 
-def compiled_table(results: Iterable[StageResult]) -> Table:
-    """Show the programs that took longest to compile, those of a name together."""
-    compiled, seconds = Counter[str](), Counter[str]()
+def compiled(results: Iterable[StageResult]) -> str:
+    """Name the programs that took longest to compile, those of a name together, "" of none."""
+    seconds: dict[str, float] = {}
     for result in results:
         for name, program in result.programs.items():
-            compiled[name] += program.compiled
-            seconds.update({name: program.seconds})  # type: ignore[dict-item]
-    rows = []
-    for name, took in seconds.most_common(8):
-        rows.append({"program": name, "times": str(compiled[name]), "took": f"{took:.1f} s"})
-    return table("Programs that took longest to compile, or to read from the cache", rows)
+            seconds[name] = seconds.get(name, 0.0) + program.seconds
+    longest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:5]
+    listed = ", ".join(f"{name} {seconds[name]:.1f} s" for name in longest)
+    return listed and f"Programs that took longest to compile, or to read from the cache: {listed}."
 
 
 def counted(counts: Mapping[str, float]) -> str:
