@@ -190,14 +190,13 @@ def points(
     written: Callable[[float], str] = fmt.value,
     joined: Collection[str] = (),
     ticks: Sequence[float] = (),
-    span: float = SPAN,
     note: str = "",
 ) -> Chart | None:
     """Draw points with their bars, and labels next to them; None without a finite point.
 
     The x axis is linear from 0, or logarithmic where all are above it and span two decades or more.
     joined: series that straight lines join. written: numbers on the x axis as text. ticks: the only
-    ones, on a logarithmic axis. span: that of the y axis at least.
+    ones, on a logarithmic axis.
     """
     drawn = {}
     for key, ps in series.items():
@@ -222,16 +221,16 @@ def points(
                 _draw_points(ax, _named(key), ps, is_joined=key in joined)
                 said = ", ".join(f"{_measured(*p[1:])} at {written(p.x)}" for p in ps)
                 words.append(f"{key}: {said}" if key else said)
-        _spread(ax.get_ylim, ax.set_ylim, span)
+        _spread(ax.get_ylim, ax.set_ylim, title)
     missing = sum(map(len, series.values())) - len(every)
     notes = [note, f"{missing} of {missing + len(every)} points are not known." * bool(missing)]
     return Chart(name, title, "; ".join(words), " ".join(filter(None, notes)), figure)
 
 
-def _spread(limits: Callable[[], Any], set_limits: Callable[..., Any], span: float) -> None:
-    """Widen an axis to what it spans at least, about its middle."""
+def _spread(limits: Callable[[], Any], set_limits: Callable[..., Any], title: str) -> None:
+    """Widen an axis of percentages to `SPAN`, about its middle."""
     low, high = limits()
-    more = max(0.0, span - abs(high - low)) / 2
+    more = max(0.0, SPAN - high + low) / 2 if "%" in title else 0.0
     set_limits(low - more, high + more)
 
 
@@ -258,17 +257,12 @@ def _draw_points(ax: Axes, name: str, points: Sequence[Point], *, is_joined: boo
 
 
 def intervals(
-    name: str,
-    title: str,
-    rows: Sequence[tuple[str, float, float, float]],
-    *,
-    span: float = SPAN,
-    note: str = "",
+    name: str, title: str, rows: Sequence[tuple[str, float, float, float]], *, note: str = ""
 ) -> Chart | None:
     """Draw a value with its interval for each name, one below the other; None without a finite
     value.
 
-    rows: name, value, the interval's ends, NaN where none is known. span: that of the axis at least.
+    rows: name, value, the interval's ends, NaN where none is known.
     """
     rows = [row for row in rows if abs(row[1]) < 1e300]
     if not rows:
@@ -285,5 +279,5 @@ def intervals(
             said.append(_measured(value, low, high, f"{label}:"))
         ax.set_ylim(len(rows) - 0.5, -0.5)
         ax.set_yticks(range(len(rows)), [_named(row[0], LETTERS // 2) for row in rows])
-        _spread(ax.get_xlim, ax.set_xlim, span)
+        _spread(ax.get_xlim, ax.set_xlim, title)
     return Chart(name, title, "; ".join(said), note, figure)

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from g2d_jax.config.policy_name import own_stage
 from g2d_jax.study.frontier import Interval
@@ -15,11 +15,9 @@ UNKNOWN = "–"
 Written = Callable[[float], str]
 """A number as text."""
 
-Key = TypeVar("Key")
-
 
 def cells(
-    columns: Mapping[Key, tuple[str, Written]], read: Callable[[Key], float]
+    columns: Mapping[Any, tuple[str, Written]], read: Callable[[Any], float]
 ) -> dict[str, str]:
     """Format the numbers of a row of a table. columns: where each is read -> the head of its
     column, and its numbers as text."""

@@ -37,6 +37,7 @@ RENEW = Path(__file__).with_name("live.js").read_text("utf-8")
 TITLES = {
     "now": "Now",
     "results": "Result",
+    "rows": "Every policy",
     "answers": "Answers in detail",
     "differences": "Differences",
     "frontier": "Accuracy against compute",
@@ -82,19 +83,7 @@ class Code(NamedTuple):
         return shorten(json.dumps(plain(self.value), indent=2, ensure_ascii=False), 200_000)
 
 
-class Fold(NamedTuple):
-    """Parts that unfold on a page. in_text: whether Markdown has their tables too, plainly."""
-
-    title: str
-    parts: Sequence[Note | Table | Chart | None]
-    in_text: bool = False
-
-    def __bool__(self) -> bool:
-        """Whether there is anything to show."""
-        return any(self.parts)
-
-
-Part: TypeAlias = Note | Table | Chart | Listing | Code | Fold
+Part: TypeAlias = Note | Table | Chart | Listing | Code
 
 
 class Live(NamedTuple):
@@ -163,7 +152,7 @@ def _environment() -> jinja2.Environment:
         environment.filters[function.__name__] = function
     environment.tests["of"] = isinstance  # type: ignore[assignment]
     environment.globals |= {"zip": zip, "titles": TITLES}
-    environment.globals |= {kind.__name__: kind for kind in (Note, Table, Chart, Code, Fold)}
+    environment.globals |= {kind.__name__: kind for kind in (Note, Table, Chart, Code)}
     return environment
 
 
@@ -190,15 +179,13 @@ def _digest(source: str) -> str:
 
 
 def text(report: Report) -> str:
-    """Write the same as Markdown, without figures and what unfolds in a section."""
+    """Write the same as Markdown, without what only a page can show."""
     lines = [f"# {one_line(report.name)}", one_line(report.verdict), one_line(report.headline)]
     lines.append("\n".join(f"- Warning: {one_line(warning)}" for warning in report.warnings))
     for name, parts in report.sections.items():
-        folds = [part.parts for part in parts if isinstance(part, Fold) and part.in_text]
-        shown = list(itertools.chain(parts, *folds))
-        if any(isinstance(part, Table) for part in shown):
+        if any(isinstance(part, Table) for part in parts):
             lines.append(f"## {one_line(TITLES[name])}")
-            for part in shown:
+            for part in parts:
                 if isinstance(part, Table):
                     lines.append(markdown(part))
                 elif isinstance(part, Note):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -140,7 +141,7 @@ def _scores(run: Run, evaluation: Evaluation) -> Chart | None:
     not known."""
     note = "Bars: 95 %, over problems only; g2d sweep has other seeds too."
     task = tables.score_of(evaluation)
-    title, span = ("Mean reward", 0.0) if task else ("Accuracy, %", figures.SPAN)
+    title = "Mean reward" if task else "Accuracy, %"
     last = Policy(run, evaluation.policies[-1].name).chain
     series: dict[str, list[Point]] = {}
     points = []
@@ -156,7 +157,7 @@ def _scores(run: Run, evaluation: Evaluation) -> Chart | None:
     # Policies of elsewhere cost nothing here: then there is no axis to speak of.
     if not 0 < sum(point.x for point in points) < math.inf:
         bars = [(point.label, *point[1:4]) for point in points]
-        return figures.intervals("accuracy", title, bars, span=span, note=note)
+        return figures.intervals("accuracy", title, bars, note=note)
     return figures.points(
         "accuracy",
         title,
@@ -164,7 +165,6 @@ def _scores(run: Run, evaluation: Evaluation) -> Chart | None:
         x_title="FLOPs, without SFT",
         written=fmt.quantity,
         joined={""},
-        span=span,
         note=f"Higher for less is better. {note}",
     )
 
@@ -185,13 +185,13 @@ def _answers(run: Run) -> Iterator[Part | None]:
 
 
 def _pass_at(evaluation: Evaluation) -> Chart | None:
-    ks = tables.pass_at_ks(evaluation)
-    if len(ks) <= 1:
-        return None
     series = {}
     for entry in evaluation.policies:
-        values = [Point(k, 100 * entry.pass_at.get(str(k), math.nan)) for k in ks]
+        values = [Point(int(k), 100 * chance) for k, chance in entry.pass_at.items()]
         series[policy_name(entry.name, entry.label)] = values
+    ks = sorted({point.x for point in itertools.chain.from_iterable(series.values())})
+    if len(ks) <= 1:
+        return None
     note = "Chance that one of k answers is right. Where lines meet, training only sharpened."
     return figures.points(
         "pass-at-k", "pass@k, %", series, x_title="k", joined=series, ticks=ks, note=note

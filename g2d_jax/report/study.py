@@ -17,7 +17,7 @@ from g2d_jax.report import paired_differences as paired
 from g2d_jax.report.figures import Chart, Point
 from g2d_jax.report.format import UNKNOWN, Written
 from g2d_jax.report.frame import frame_of, runs_of
-from g2d_jax.report.page import Code, Fold, Note, Part, Report, write
+from g2d_jax.report.page import Code, Note, Part, Report, write
 from g2d_jax.report.rows import (
     UNFINISHED,
     UNTESTED,
@@ -124,8 +124,6 @@ def report(study: Study) -> Report:
     best = best_of_arms(study)
     every = results(study)
     shown: list[Part | None] = [_frontier(study, first), accuracies, best or every]
-    if best:
-        shown.append(Fold("Every row", [every], in_text=True))
     return Report(
         kind="study",
         name=study.name,
@@ -134,6 +132,7 @@ def report(study: Study) -> Report:
         warnings=list(filter(None, [state(study)])),
         parts={
             "results": [*shown, Note(caution(study))],
+            "rows": [every] if best else [],
             "frontier": [*more, details(study)],
             "priced": _elsewhere(study, study.rates) if study.rates is not None else [],
             "informativeness": [Note(TAUGHT_NOTE), taught(study)],

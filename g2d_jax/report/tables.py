@@ -225,14 +225,13 @@ def _compared(evaluation: Evaluation) -> Iterator[tuple[str, Evaluated, Change]]
 
 def answers_table(evaluation: Evaluation) -> Table:
     """Build what else is known of each policy's answers, a column each."""
-    largest = max(pass_at_ks(evaluation), default=1)
     columns: dict[str, dict[str, str]] = {}
     for name, policy, change in _compared(evaluation):
         gained = change.greedy
         columns[name] = cells = {"greedy %": fmt.percent(policy.greedy)}
         cells["greedy gain"] = fmt.change(gained.difference, gained.sem)
-        if largest > 1:
-            cells[f"pass@{largest} %"] = fmt.percent(policy.pass_at.get(str(largest), math.nan))
+        for k in sorted(map(int, policy.pass_at))[1:][-1:]:
+            cells[f"pass@{k} %"] = fmt.percent(policy.pass_at[str(k)])
         if abs(policy.reward - policy.accuracy.mean) > EQUAL:
             cells["reward"] = fmt.measured(policy.reward, math.nan)
         for task, result in policy.tasks.items():
@@ -256,12 +255,6 @@ def transposed(title: str, columns: Mapping[str, Mapping[str, str]]) -> Table:
         if {*cells.values()} != {UNKNOWN}:
             rows.append({"measure": measure, **cells})
     return table(title, rows)
-
-
-def pass_at_ks(evaluation: Evaluation) -> list[int]:
-    """List the k of the pass@k that policies were evaluated with, ascending."""
-    ks = itertools.chain.from_iterable(policy.pass_at for policy in evaluation.policies)
-    return sorted(set(map(int, ks)))
 
 
 def selection_table(name: str, selection: Selection) -> Table:

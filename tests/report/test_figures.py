@@ -72,7 +72,7 @@ def test_points_are_joined_by_straight_lines_over_a_linear_axis_from_0():
     assert {"0", "5", "10", "cost"} <= set(texts(chart)) and not chart.note
     assert chart.words == "one: 0 40 at 0, 5 60 at 25, 10 80 (70 to 90) at 100"
     lost = {"one": [Point(9, 9), Point(1, math.nan)]}
-    chart = figures.points("f", "Lost", lost, x_title="x")
+    chart = figures.points("f", "Lost, %", lost, x_title="x")
     assert chart.note == "1 of 2 points are not known."
     low, high = chart.figure.axes[0].get_ylim()
     assert high - low >= 10  # a percentage: noise is no drama
