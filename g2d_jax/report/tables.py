@@ -230,7 +230,7 @@ def answers_table(evaluation: Evaluation) -> Table:
         gained = change.greedy
         columns[name] = cells = {"greedy %": fmt.percent(policy.greedy)}
         cells["greedy gain"] = fmt.change(gained.difference, gained.sem)
-        for k in sorted(map(int, policy.pass_at))[1:][-1:]:
+        for k in sorted(map(int, policy.pass_at))[1:]:
             cells[f"pass@{k} %"] = fmt.percent(policy.pass_at[str(k)])
         if abs(policy.reward - policy.accuracy.mean) > EQUAL:
             cells["reward"] = fmt.measured(policy.reward, math.nan)
