@@ -49,6 +49,8 @@ def write_run(
 
 def summary(run: Run) -> Report:
     """Put together what a notebook shows of a run: the result and the figures of training."""
+    latest = run.latest
+    results = [_scores(run, latest), summary_table(run, latest)] if latest else []
     return Report(
         kind="report",
         name=run.name,
@@ -56,7 +58,7 @@ def summary(run: Run) -> Report:
         verdict=run_sentence(run_verdict(run)),
         headline=headline(run),
         warnings=[*filter(None, [state(run)]), *run.warnings],
-        parts={"results": list(_results(run)), "curves": list(_training(run))},
+        parts={"results": results, "curves": list(_training(run))},
     )
 
 
@@ -120,14 +122,6 @@ def _reached(run: Run, stage: str) -> str:
     steps = [int(record["step"]) for record in run.metrics if record["stage"] == stage]
     last = max(steps, default=0)
     return f" at step {last}" if last else ""
-
-
-def _results(run: Run) -> Iterator[Part | None]:
-    """Build what is shown first: accuracy over cost, and the small table."""
-    latest = run.latest
-    if latest is not None:
-        yield _scores(run, latest)
-        yield summary_table(run, latest)
 
 
 def summary_table(run: Run, evaluation: Evaluation) -> Table:
