@@ -44,13 +44,13 @@ VERDICTS = {1: Verdict.CORRECT, 0: Verdict.INCORRECT, "t": Verdict.TIMEOUT, "u":
 
 class Page(HTMLParser):
     """Checks nesting, names and where links lead while reading. text: all of it; links: those
-    outside lists of problems; tables: caption -> rows, each head -> cell."""
+    outside lists of problems; sections: their anchors; tables: caption -> rows, each head -> cell."""
 
     def __init__(self, source: str) -> None:
         super().__init__(convert_charrefs=True)
         self.source, self.open, self.tags, self.links, self.attributes = source, [], [], [], []
         self.words, self.tables, self._cells = [], {}, []
-        self.anchors = []
+        self.anchors, self.sections = [], []
         self.feed(source)
         self.close()
         assert not self.open, f"not closed: {self.open}"
@@ -64,6 +64,9 @@ class Page(HTMLParser):
         assert {name for name, _ in attrs} <= set(ATTRIBUTES.split()), (tag, attrs)
         links = self.anchors if "summary" in self.open else self.links
         links += [value for name, value in attrs if name == "href" and tag == "a"]
+        names = dict(attrs)
+        if tag in ("section", "details") and "id" in names and "data-row" not in names:
+            self.sections.append(names["id"])
         self.tags.append(tag)
         self.attributes += attrs
         if tag not in VOID:

@@ -81,7 +81,7 @@ def test_from_a_dataset_to_a_report_in_a_notebook(
         cell.outputs for cell in notebook.cells if cell.cell_type == "code" and cell.outputs
     ]
     (shown,) = [output.data["text/html"] for output in result]
-    assert shown.startswith("<iframe") and "pass@1 %" in shown and "&lt;svg" in shown
+    assert shown.startswith("<iframe") and "accuracy %" in shown and "&lt;svg" in shown
     assert (
         "warmup" in accuracies[0].data["text/html"]
         and "accuracy" in accuracies[0].data["text/html"]

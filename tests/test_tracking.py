@@ -397,7 +397,7 @@ def _wide(text: str) -> str:
 
 
 RESULT = [
-    *("policy", "pass@1 %", "pass@4 %", "greedy %", "change", "greedy change", "made by"),
+    *("policy", "accuracy %", "pass@4 %", "greedy %", "gain", "greedy gain", "made by"),
     *("generated", "trained", "FLOPs", "time"),
 ]
 ROW = [
@@ -410,7 +410,7 @@ ROW = [
     ("columns", "left_out"),
     [
         (60, [*RESULT[2:4], *RESULT[5:9], "time"]),
-        (80, ["pass@4 %", "greedy change", "made by", "generated", "trained"]),
+        (80, ["pass@4 %", "greedy gain", "made by", "generated", "trained"]),
         (100, ["made by", "generated", "trained"]),
         (140, []),
     ],

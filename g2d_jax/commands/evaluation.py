@@ -16,7 +16,7 @@ from g2d_jax.config.io import identity
 from g2d_jax.config.policy_name import INIT, OF_RUN, PolicyName
 from g2d_jax.data import splits
 from g2d_jax.models import hf
-from g2d_jax.report.tables import FIRST, summary_table
+from g2d_jax.report.tables import FIRST, answers_table, summary_table
 from g2d_jax.rewards.functions import RewardFunction, load_reward
 from g2d_jax.run_issues import tell
 from g2d_jax.runtime import precision, processes, storage
@@ -106,7 +106,8 @@ def _evaluate(
         result = stage_result.read(place)
         assert result is not None  # it was there, or the leader has written it
         assert result.evaluation is not None  # of its kind
-        session.tracker.table(*summary_table(result.evaluation, {}), first=FIRST)
+        for table in (summary_table(result.evaluation, {}), answers_table(result.evaluation)):
+            session.tracker.table(*table, first=FIRST)
         session.tracker.say(f"completions: {place / 'rollouts'}")
     return result
 

@@ -28,8 +28,7 @@ from g2d_jax.records import AnswerRule
 from g2d_jax.report import format as fmt
 from g2d_jax.report.figures import curves
 from g2d_jax.report.page import Note, Report, output_folder, write
-from g2d_jax.report.run import MEASURES
-from g2d_jax.report.tables import Table, table
+from g2d_jax.report.tables import MEASURES, Table, table
 from g2d_jax.rewards.extract import final_answer
 from g2d_jax.runtime.storage import PathLike, write_bytes
 from g2d_jax.study import informativeness
@@ -255,7 +254,7 @@ def report(autopsy: Autopsy, name: str) -> Report:
         what, scale, unit = "pass rate", 100, ", %"
     lines = {}
     for series, name in ((what, autopsy.judged_by), ("mixed prompts", "frac_mixed")):
-        lines[series] = autopsy.measures.index, scale * autopsy.measures[name]
+        lines[series] = list((scale * autopsy.measures[name]).items())
     look = f"Look for where the {what} stops rising: later steps cost as much. {chosen}"
     title = f"{what.capitalize()} and share of mixed prompts, by step{unit}"
     few, others = _tables(autopsy)
@@ -268,7 +267,7 @@ def report(autopsy: Autopsy, name: str) -> Report:
         verdict=verdict(autopsy),
         warnings=[f"{what}: {which}" for what, which in left_out.items() if which],
         parts={
-            "results": [curves("steps", title, {"": lines}, note=look), few],
+            "results": [curves("steps", title, lines, note=look), few],
             "steps": [others, *notes],
         },
         frame=lambda: _frame(autopsy),

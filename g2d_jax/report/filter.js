@@ -1,11 +1,8 @@
-// Hides, shows and orders what is on the page already, and never makes markup. The page's Content-Security-Policy allows
-// exactly these bytes, by their hash; nothing is ever put into them. Without them all is visible in the order of the page,
-// and only the controls are missing.
+// Hides, shows and orders what is on the page, and never makes markup. Without it only the controls are missing.
 "use strict";
 const change = row => Number(row.dataset.change);
-const lengths = row => Array.from(row.querySelectorAll("[data-tokens]")).filter(sample => !sample.hidden)
-  .map(sample => Number(sample.dataset.tokens));
-// What rows are sorted by, ascending; what is not known (NaN) comes last, and equal ones stay in the order of the page.
+const lengths = row => Array.from(row.querySelectorAll("[data-tokens]:not([hidden])"), e => Number(e.dataset.tokens));
+// What rows are sorted by, ascending; what is not known (NaN) comes last.
 const keys = {
   changed: row => -Math.abs(change(row)),
   lost: change,
@@ -16,22 +13,16 @@ const keys = {
 for (const root of document.querySelectorAll("[data-listing]")) {
   const rows = Array.from(root.querySelectorAll("[data-row]"));
   const list = root.querySelector("[data-rows]");
-  const texts = rows.map(row => Array.from(row.querySelectorAll("[data-prompt]"), e => e.textContent).join(" ")
-    .toLowerCase());
+  const texts = rows.map(row => Array.from(row.querySelectorAll("[data-prompt]"), e => e.textContent).join(" "));
   const control = name => root.querySelector("[data-control=" + name + "]");
   const value = name => control(name) ? control(name).value : "";
   const arrange = () => {
-    const key = keys[value("sort")];
-    let sorted = rows;
-    if (key) {
-      const numbers = new Map(rows.map(row => [row, key(row)]));
-      const number = row => Number.isNaN(numbers.get(row)) ? Infinity : numbers.get(row);
-      sorted = rows.slice().sort((a, b) => number(a) - number(b) || 0);
-    }
-    if (sorted.some((row, i) => list.children[i] !== row)) {
-      list.append(...sorted);
-      list.scrollTop = 0;
-    }
+    const key = keys[value("sort")] || (() => 0);
+    const numbers = new Map(rows.map(row => [row, Number.isNaN(key(row)) ? Infinity : key(row)]));
+    const sorted = rows.slice().sort((a, b) => numbers.get(a) - numbers.get(b) || 0);
+    if (sorted.every((row, i) => list.children[i] === row)) return;
+    list.append(...sorted);
+    list.scrollTop = 0;
   };
   const update = () => {
     const verdict = value("verdict"), policy = value("policy"), words = value("words").trim().toLowerCase();
@@ -39,35 +30,36 @@ for (const root of document.querySelectorAll("[data-listing]")) {
     rows.forEach((row, i) => {
       let left = 0;
       for (const cell of row.querySelectorAll("[data-policy]")) {
-        const samples = Array.from(cell.querySelectorAll("[data-verdict]"));
-        for (const sample of samples)
+        let here = 0;
+        for (const sample of cell.querySelectorAll("[data-verdict]")) {
           sample.hidden = (verdict && sample.dataset.verdict !== verdict) || (policy && cell.dataset.policy !== policy);
-        const here = samples.filter(sample => !sample.hidden).length;
+          here += !sample.hidden;
+        }
         cell.hidden = here === 0;
         left += here;
       }
-      row.hidden = left === 0 || !texts[i].includes(words);
+      row.hidden = left === 0 || !texts[i].toLowerCase().includes(words);
       if (!row.hidden) { problems += 1; completions += left; }
     });
     control("count").textContent = problems + " of " + rows.length + " problems, " + completions + " completions";
-    root.classList.toggle("bands", value("beside") === "samples");
     arrange();
   };
   const filters = ["verdict", "policy", "words"];
   const show = () => {
-    const row = rows.find(row => row.id && "#" + row.id === location.hash);
-    if (!row) return;
-    if (row.hidden) {
+    const target = document.getElementById(location.hash.slice(1));
+    if (rows.includes(target) && target.hidden) {
       for (const name of filters) if (control(name)) control(name).value = "";
       update();
     }
-    for (let around = row; around; around = around.parentElement) if ("open" in around) around.open = true;
-    row.scrollIntoView({ behavior: "instant" });
+    for (let around = target; around; around = around.parentElement) if ("open" in around) around.open = true;
+    if (target) target.scrollIntoView();
   };
-  for (const name of [...filters, "sort", "beside"])
+  for (const name of [...filters, "sort"])
     if (control(name)) control(name).addEventListener("input", update);
-  for (const [name, open] of [["open", true], ["close", false]])
-    control(name).addEventListener("click", () => { for (const row of rows) if (!row.hidden) row.open = open; });
+  control("open").addEventListener("click", () => {
+    const open = !rows.some(row => row.open);
+    for (const row of rows) row.open = open;
+  });
   control("bar").hidden = false;
   update();
   addEventListener("hashchange", show);

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from g2d_jax.config.policy_name import own_stage
 from g2d_jax.study.frontier import Interval
@@ -15,11 +15,9 @@ UNKNOWN = "–"
 Written = Callable[[float], str]
 """A number as text."""
 
-Key = TypeVar("Key")
-
 
 def cells(
-    columns: Mapping[Key, tuple[str, Written]], read: Callable[[Key], float]
+    columns: Mapping[Any, tuple[str, Written]], read: Callable[[Any], float]
 ) -> dict[str, str]:
     """Format the numbers of a row of a table. columns: where each is read -> the head of its
     column, and its numbers as text."""
@@ -137,12 +135,12 @@ def quantity(value: float) -> str:
     are."""
     if not math.isfinite(value):
         return UNKNOWN
-    for prefix, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= 0.9995 * size:
-            return f"{_digits(value / size)} {prefix}"
-    if value == round(value):
+    exponent = int(f"{value:.2e}".partition("e")[2])
+    group = min(max(exponent // 3, 0), 6)
+    if group == 0 and value == round(value):
         return f"{value:.0f}"
-    return _digits(value)
+    digits = min(max(2 - exponent + 3 * group, 0), 2)
+    return f"{value / 1000**group:.{digits}f} {' kMGTPE'[group]}".strip()
 
 
 def duration(seconds: float) -> str:
@@ -180,12 +178,3 @@ def setting(value: object) -> str:
     if value is None:
         return UNKNOWN
     return "none" if value == [] else str(value)
-
-
-def _digits(number: float) -> str:
-    """Format a number below 1,000 in three digits."""
-    if abs(number) >= 99.95:
-        return f"{number:.0f}"
-    if abs(number) >= 9.995:
-        return f"{number:.1f}"
-    return f"{number:.2f}"

@@ -12,7 +12,7 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report.markup import shorten
 from g2d_jax.report.page import Live, Note, Part, Report, html
 from g2d_jax.report.progress import PROGRESS, StageState, stage_states
-from g2d_jax.report.run import state, summary
+from g2d_jax.report.run import summary
 from g2d_jax.report.runs import read_run
 from g2d_jax.report.tables import Table, gibibytes, table
 from g2d_jax.runtime import processes, storage
@@ -82,8 +82,6 @@ class _Follower:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._next_page = 0.0
-        # One that was killed left its file, and this one's first bar may open late.
-        self._is_told = True
         self._warned: set[str] = set()
 
     def look(self) -> None:
@@ -110,22 +108,18 @@ class _Follower:
         told = {"time": time.time(), **at._asdict()}
         if self._session.peak is not None:
             told["peak_memory_bytes"] = self._session.peak.so_far
-        self._is_told = True
         storage.write_json(self._session.workdir / PROGRESS, told)
 
     def untell(self) -> None:
-        """Remove progress.json."""
-        if not self._is_told:
-            return
+        """Remove progress.json, also that of a run that was killed."""
         with self._only_warned():
             (self._session.workdir / PROGRESS).unlink(missing_ok=True)
-            self._is_told = False
 
     def end(self) -> None:
         """Write the page of a run that ended badly."""
         with self._only_warned():
             run = read_run(self._session.workdir, lenient=True, has_ended=True)
-            self._write(summary(run, every_metric=False))
+            self._write(summary(run))
 
     def _write(self, report: Report) -> None:
         storage.write_bytes(self._session.workdir / PAGE, html(report).encode())
@@ -147,19 +141,15 @@ def page_of(session: Session) -> Report:
     """Put together what there is to see of a run under way: its stages, the last completions, the
     evaluations and curves so far."""
     run = read_run(session.workdir, lenient=True)
-    short = summary(run, every_metric=False)
+    short = summary(run)
     states = stage_states(session.workdir, session.config, "this process")
     at = next((stage for stage in states if stage.state.startswith("running")), None)
     headline = f"Under way: {at.name} is {at.state}." if at else "Under way."
-    now: list[Part | None] = [
-        stages_table(states),
-        Note(RENEWED),
-        samples_table(session.tracker.last_samples),
-    ]
-    # That it is under way is no warning.
-    warnings = [warning for warning in short.warnings if warning != state(run)]
+    samples = samples_table(session.tracker.last_samples)
+    now: list[Part | None] = [stages_table(states), Note(RENEWED), samples]
     parts = {"now": now, **short.parts}
-    return short._replace(headline=headline, warnings=warnings, parts=parts)
+    # That it is under way is no warning.
+    return short._replace(headline=headline, warnings=run.warnings, parts=parts)
 
 
 def stages_table(states: Sequence[StageState]) -> Table:
@@ -181,13 +171,8 @@ def stages_table(states: Sequence[StageState]) -> Table:
 
 def samples_table(last: Samples | None) -> Table:
     """Show the completions that the run kept last."""
-    if last is None:
-        return table("", [])
     rows = []
-    for sample in last.rows:
-        cells = {}
-        for name, limit in COLUMNS.items():
-            if name in sample:
-                cells[name] = shorten(str(sample[name]).strip(), limit)
-        rows.append(cells)
-    return table(f"Last completions: {last.stage}, step {last.step}", rows)
+    for sample in last.rows if last else ():
+        shown = [name for name in COLUMNS if name in sample]
+        rows.append({name: shorten(str(sample[name]).strip(), COLUMNS[name]) for name in shown})
+    return table(f"Last completions: {last.stage}, step {last.step}" if last else "", rows)

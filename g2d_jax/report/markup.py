@@ -11,27 +11,17 @@ import unicodedata
 
 from markupsafe import Markup, escape
 
-# control, format (text direction), surrogates, separators
-_INVISIBLE = {
-    "Cc",
-    "Cf",
-    "Cs",
-    "Co",
-    "Cn",
-    "Zl",
-    "Zp",
-}
-
 
 def _invisible(text: str) -> dict[str, str | int | None]:
     r"""Map each character of a text that is invisible or steers its direction to its escape, such
     as \u202e."""
-    chars = sorted(set(text) - {*"\n\t"})
-    return {
-        c: c.encode("unicode_escape").decode("ascii")
-        for c in chars
-        if unicodedata.category(c) in _INVISIBLE
-    }
+    if text.isprintable():
+        return {}
+    hidden: dict[str, str | int | None] = {}
+    for char in {*text} - {"\n", "\t"}:
+        if not char.isprintable() and unicodedata.category(char) != "Zs":
+            hidden[char] = char.encode("unicode_escape").decode("ascii")
+    return hidden
 
 
 def visible(text: str) -> str:
@@ -41,10 +31,9 @@ def visible(text: str) -> str:
 
 def shown(text: str) -> Markup:
     """Return the text as HTML, with escapes in elements of their own; newline and tab stay."""
-    spans: dict[str, str | int | None] = {
-        char: f'<span class="escape" title="U+{ord(char):04X}">{escaped}</span>'
-        for char, escaped in _invisible(text).items()
-    }
+    spans: dict[str, str | int | None] = {}
+    for char, escaped in _invisible(text).items():
+        spans[char] = f'<span class="escape" title="U+{ord(char):04X}">{escaped}</span>'
     return Markup(str(escape(text)).translate(str.maketrans(spans)))
 
 

@@ -15,14 +15,13 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import jinja2
 import pandas as pd
 from etils import epath
-from markupsafe import Markup, escape
+from markupsafe import escape
 
 from g2d_jax.report.figures import Chart
 from g2d_jax.report.markup import on_one_line, shorten, shown, visible
@@ -34,24 +33,22 @@ from g2d_jax.workdir import absolute
 STYLE = Path(__file__).with_name("style.css").read_text("utf-8")
 SCRIPT = Path(__file__).with_name("filter.js").read_text("utf-8")
 RENEW = Path(__file__).with_name("live.js").read_text("utf-8")
-BUDGET = 3_000_000
-"""Characters of markup that one list may have: rows that do not fit are left out and counted."""
-
 
 TITLES = {
     "now": "Now",
     "results": "Result",
     "rows": "Every policy",
+    "answers": "Answers in detail",
     "differences": "Differences",
-    "compute": "Compute",
     "frontier": "Accuracy against compute",
     "priced": "What its tokens would take elsewhere",
     "curves": "Training",
     "informativeness": "Informativeness",
     "pairs": "Preference pairs",
     "stopping": "K that chose itself",
-    "browser": "Browser",
+    "browser": "Answers to read",
     "problems": "Problems",
+    "compute": "Cost",
     "points": "Points left out",
     "left-out": "Policies left out",
     "steps": "Steps",
@@ -61,9 +58,13 @@ TITLES = {
 
 
 class Note(NamedTuple):
-    """A paragraph that explains."""
+    """A paragraph that explains; none of an empty text."""
 
     text: str
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to show."""
+        return bool(self.text)
 
 
 class Code(NamedTuple):
@@ -82,19 +83,7 @@ class Code(NamedTuple):
         return shorten(json.dumps(plain(self.value), indent=2, ensure_ascii=False), 200_000)
 
 
-class Fold(NamedTuple):
-    """Parts that unfold on a page. in_text: whether Markdown has their tables too, plainly."""
-
-    title: str
-    parts: Sequence[Note | Table | Chart | None]
-    in_text: bool = False
-
-    def __bool__(self) -> bool:
-        """Whether there is anything to show."""
-        return any(self.parts)
-
-
-Part: TypeAlias = Note | Table | Chart | Listing | Code | Fold
+Part: TypeAlias = Note | Table | Chart | Listing | Code
 
 
 class Live(NamedTuple):
@@ -103,14 +92,6 @@ class Live(NamedTuple):
 
     written: float
     every: float
-
-
-class Section(NamedTuple):
-    """A part of a report. name: its anchor. parts: those with something to show."""
-
-    name: str
-    title: str
-    parts: Sequence[Part]
 
 
 class Report(NamedTuple):
@@ -133,34 +114,28 @@ class Report(NamedTuple):
     verdict: str = ""
 
     @property
-    def sections(self) -> list[Section]:
-        """The sections in which there is more than notes, in the order of `TITLES`."""
-        sections = []
-        for name, title in TITLES.items():
+    def sections(self) -> dict[str, list[Part]]:
+        """The sections in which there is more than notes, in the order of `TITLES`: name -> what
+        it shows."""
+        sections = {}
+        for name in TITLES:
             parts = [part for part in self.parts.get(name, ()) if part]
             if any(not isinstance(part, Note) for part in parts):
-                sections.append(Section(name, title, parts))
+                sections[name] = parts
         return sections
 
     @property
     def shown_parts(self) -> list[Part]:
         """The parts of all sections, in their order."""
-        return list(itertools.chain.from_iterable(map(attrgetter("parts"), self.sections)))
+        return list(itertools.chain.from_iterable(self.sections.values()))
 
     def __repr__(self) -> str:
         """Name the report and its sections: all of it would be hundreds of kB of text."""
-        titles = ", ".join(section.title for section in self.sections)
-        return f"Report({self.kind!r}, {self.name!r}: {titles})"
+        return f"Report({self.kind!r}, {self.name!r}: {', '.join(self.sections)})"
 
     def _repr_html_(self) -> str:
         """Write the page in a frame of its own, in which nothing can run, for a notebook."""
         return f'<iframe srcdoc="{escape(html(self))}" sandbox width="100%" height="600"></iframe>'
-
-
-def _kind(part: Part) -> str:
-    """Return the name that templates know it by: "note", "table", "chart", "listing", "code",
-    "fold"."""
-    return type(part).__name__.lower()
 
 
 @functools.cache
@@ -173,29 +148,12 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update(
-        shown=shown, visible=visible, on_one_line=on_one_line, shorten=shorten
-    )
-    environment.filters.update(fitting=_fitting, grouped=_grouped, kind=_kind)
+    for function in (shown, visible, on_one_line, shorten):
+        environment.filters[function.__name__] = function
+    environment.tests["of"] = isinstance  # type: ignore[assignment]
+    environment.globals |= {"zip": zip, "titles": TITLES}
+    environment.globals |= {kind.__name__: kind for kind in (Note, Table, Chart, Code)}
     return environment
-
-
-def _grouped(parts: Sequence[Part]) -> list[tuple[str, list[Part]]]:
-    """Group neighbours of one kind: figures stand in a grid."""
-    return [(kind, list(group)) for kind, group in itertools.groupby(parts, key=_kind)]
-
-
-def _fitting(listing: Listing) -> list[Markup]:
-    """Render the rows of a list as markup, in their order: the first that fit the
-    page."""
-    render = _environment().get_template("samples.html.j2").module.row  # type: ignore[attr-defined]
-    rows = [render(row) for row in listing.rows]
-    fitting, size = set[int](), 0
-    for i in range(len(rows)):
-        if size + len(rows[i]) <= BUDGET:
-            fitting.add(i)
-            size += len(rows[i])
-    return [row for i, row in enumerate(rows) if i in fitting]
 
 
 def html(report: Report) -> str:
@@ -206,23 +164,13 @@ def html(report: Report) -> str:
         scripts.append(SCRIPT)
     if report.live is not None:
         scripts.append(RENEW)
+    allowed = " ".join(map(_digest, scripts)) or "'none'"
     policy = (
-        f"default-src 'none'; style-src {_digest(STYLE)}; img-src data:; base-uri 'none'; "
+        f"default-src 'none'; style-src {_digest(STYLE)}; script-src {allowed}; base-uri 'none'; "
         "form-action 'none'"
     )
-    if scripts:
-        policy += f"; script-src {' '.join(map(_digest, scripts))}"
-    return (
-        _environment()
-        .get_template("page.html.j2")
-        .render(
-            report=report,
-            sections=report.sections,
-            style=Markup(STYLE),
-            scripts=list(map(Markup, scripts)),
-            policy=Markup(policy),
-        )
-    )
+    page = _environment().get_template("page.html.j2")
+    return page.render(report=report, style=STYLE, scripts=scripts, policy=policy)
 
 
 def _digest(source: str) -> str:
@@ -231,32 +179,18 @@ def _digest(source: str) -> str:
 
 
 def text(report: Report) -> str:
-    """Write the same as Markdown, without figures and what unfolds."""
+    """Write the same as Markdown, without what only a page can show."""
     lines = [f"# {one_line(report.name)}", one_line(report.verdict), one_line(report.headline)]
     lines.append("\n".join(f"- Warning: {one_line(warning)}" for warning in report.warnings))
-    for section in report.sections:
-        texts = []
-        has_tables = False
-        for part in _in_text(section.parts):
-            if isinstance(part, Note):
-                texts.append(one_line(part.text))
-            elif isinstance(part, Table):
-                texts.append(markdown(part))
-                has_tables = True
-        if has_tables:
-            lines += [f"## {one_line(section.title)}", *texts]
+    for name, parts in report.sections.items():
+        if any(isinstance(part, Table) for part in parts):
+            lines.append(f"## {one_line(TITLES[name])}")
+            for part in parts:
+                if isinstance(part, Table):
+                    lines.append(markdown(part))
+                elif isinstance(part, Note):
+                    lines.append(one_line(part.text))
     return "\n\n".join(filter(None, lines)) + "\n"
-
-
-def _in_text(parts: Sequence[Part]) -> list[Part | None]:
-    """List the parts that Markdown has, what unfolds in its place."""
-    shown: list[Part | None] = []
-    for part in parts:
-        if isinstance(part, Fold):
-            shown += part.parts if part.in_text else ()
-        else:
-            shown.append(part)
-    return [part for part in shown if part]
 
 
 def output_folder(output: PathLike, files: Sequence[str], what: str) -> epath.Path:
@@ -284,16 +218,11 @@ def write(report: Report, folder: epath.Path, name: str, *, figures: bool = True
     The figures, but for those that are folded, are for papers. The same report gives the same
     bytes. Raises OSError.
     """
-    contents = {
-        "html": html(report),
-        "md": text(report),
-        "csv": sheet(report.frame()),
-    }
+    contents = {"html": html(report), "md": text(report), "csv": sheet(report.frame())}
     paths = []
     for form, content in contents.items():
-        path = folder / f"{name}.{form}"
-        write_bytes(path, content.encode())
-        paths.append(str(path))
+        paths.append(str(folder / f"{name}.{form}"))
+        write_bytes(epath.Path(paths[-1]), content.encode())
     for part in report.shown_parts:
         if figures and isinstance(part, Chart):
             stem = re.sub(r"[^\w.-]+", "-", f"{name}-{part.name}")

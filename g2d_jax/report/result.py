@@ -35,28 +35,30 @@ class Result(Mapping[str, StageResult]):
         """
         import pandas as pd
 
-        rows = {}
+        rows = []
         for policy in self._run.latest.policies if self._run.latest else ():
             accuracy = policy.accuracy
-            rows[policy.name] = accuracy.mean, accuracy.sem_clustered, policy.greedy
-        columns = ["accuracy", "standard_error", "greedy"]
-        return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+            rows.append((policy.name, accuracy.mean, accuracy.sem_clustered, policy.greedy))
+        columns = ["policy", "accuracy", "standard_error", "greedy"]
+        return pd.DataFrame(rows, columns=columns).set_index("policy")
 
     @property
     def policies(self) -> dict[str, epath.Path]:
         """Where each trained policy lies, stage -> checkpoint folder of its last step; `g2d export`
         writes it out."""
-        folders = self._run.folders
-        saved = {name: _last_step(folders[name] / "checkpoints") for name in self}
-        return {name: folder for name, folder in saved.items() if folder is not None}
+        saved = {}
+        for name in self:
+            checkpoints = (self._run.folders[name] / "checkpoints").glob("*")
+            steps = [path for path in checkpoints if path.name.isdecimal()]
+            if steps:
+                saved[name] = max(steps, key=lambda path: int(path.name))
+        return saved
 
     @property
     def report(self) -> epath.Path | None:
         """The page of the report, which follows a run from its first stage on; None before."""
         page = self.workdir / "report.html"
-        if not page.exists():
-            return None
-        return page
+        return page if page.exists() else None
 
     def __getitem__(self, stage: str) -> StageResult:
         return self._run.results[stage]
@@ -78,8 +80,3 @@ class Result(Mapping[str, StageResult]):
         from g2d_jax.report.run import summary  # here: it loads what draws figures
 
         return summary(self._run)._repr_html_()
-
-
-def _last_step(checkpoints: epath.Path) -> epath.Path | None:
-    steps = [path for path in checkpoints.glob("*") if path.name.isdecimal()]
-    return max(steps, key=lambda path: int(path.name), default=None)

@@ -299,7 +299,6 @@ def frontier_chart(groups: Sequence[Group], measure: str, note: str = LOOK) -> C
         f"Accuracy, %, against {name}{' tokens' * (measure in TOKENS)}",
         series,
         x_title=name,
-        y_title="accuracy, %",
         written=written,
         joined=joined,
         note=note,

@@ -7,8 +7,7 @@ import itertools
 import math
 import os
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from g2d_jax.records import EQUAL, Verdict
@@ -17,7 +16,6 @@ from g2d_jax.report.format import UNKNOWN, Written, policy_name, words
 from g2d_jax.runtime.memory import GIB
 from g2d_jax.runtime.terminal import clean
 from g2d_jax.stage_result import (
-    NO_ACCURACY,
     NOT_COMPARED,
     TIMES,
     TOKENS,
@@ -34,11 +32,10 @@ if TYPE_CHECKING:
     import pandas as pd  # takes half a second, which `g2d status` need not wait for
 
 FIRST = (
-    *("K", "pass@1 %", "accuracy % [95 %]", "accuracy %", "reward"),
-    *("difference", "95 % interval", "change", "gain"),
+    *("K", "accuracy %", "accuracy % [95 %]", "reward"),
+    *("difference", "95 % interval", "gain"),
     *("FLOPs", "time", "price", "greedy %", "seed std"),
-    *("better", "worse", "equal"),
-    *("folder", "seed", "problems", "answers each"),
+    *("better", "worse", "equal", "folder", "seed", "problems", "answers each"),
 )
 """Heads of what a terminal shows first of a table: what came out, by how much, and its cost."""
 
@@ -51,7 +48,31 @@ COSTS: Mapping[str, tuple[str, Written]] = {
     "verifier_cpu_seconds": ("verifier CPU", fmt.duration),
     "hours": ("time there", lambda hours: fmt.duration(3600 * hours)),
 }
-"""Measure of a cost -> head of its column, and its numbers as text."""
+"""Measure of a cost -> what readers call it, and its numbers as text."""
+
+MEASURES: Mapping[str, tuple[str, Written]] = {
+    "pass_rate": ("pass rate %", fmt.percent),
+    "reward_variance": ("variance", fmt.fixed(3)),
+    "frac_mixed": ("mixed %", fmt.percent),
+    "entropy": ("entropy", fmt.fixed(3)),
+    "distinct_answers": ("distinct", fmt.fixed(2)),
+    "confidence": ("confidence %", fmt.percent),
+    "ece": ("ECE", fmt.fixed(3)),
+    "mean_length": ("length", fmt.fixed(1)),
+    "frac_truncated": ("cut at limit %", fmt.percent),
+}
+"""The same of a policy's rollouts: docs/metrics.md says what they mean."""
+
+PAIRS: Mapping[str, tuple[str, Written]] = {
+    "gap_mean": ("gap in log-prob, chosen − rejected, nats", fmt.fixed(2)),
+    "gap_p10": ("its lowest tenth, below", fmt.fixed(2)),
+    "frac_ranked": ("pairs ranked right %", fmt.percent),
+    "chosen_length": ("length, chosen", fmt.fixed(1)),
+    "rejected_length": ("length, rejected", fmt.fixed(1)),
+    "margin_mean": ("implicit margin", fmt.fixed(2)),
+    "accuracy": ("margins right %", fmt.percent),
+}
+"""The same of an offline stage's pairs."""
 
 
 class Table(NamedTuple):
@@ -151,6 +172,11 @@ def ranked(evaluation: Evaluation) -> list[str]:
     return [task for task, result in _tasks(evaluation).items() if not result.verifiable]
 
 
+def score_of(evaluation: Evaluation) -> str:
+    """Return the task whose reward is the result, "" where the accuracy is."""
+    return "" if has_accuracy(evaluation) else ranked(evaluation)[0]
+
+
 def _tasks(evaluation: Evaluation) -> Mapping[str, TaskResult]:
     """Return the results of the first policy by task; {} where there is accuracy alone."""
     return evaluation.policies[0].tasks if evaluation.policies else {}
@@ -166,148 +192,100 @@ def count_problems(evaluation: Evaluation, what: str) -> str:
 
 
 def summary_table(evaluation: Evaluation, costs: Mapping[str, Mapping[str, float]]) -> Table:
-    """Build the result: accuracy of each policy, its gain on the one before it, and the cost of
-    making it.
+    """Build the result: the accuracy of each policy, its gain on the one before it, and the FLOPs
+    that made it.
 
-    Where tasks have other rewards, their means stand next to, or in place of, the accuracy. costs:
+    Without problems that have right and wrong answers the reward of their task stands there. costs:
     policy -> its cost by measure.
     """
-    judged = has_accuracy(evaluation)
-    largest = max(pass_at_ks(evaluation), default=1)
     rows = []
+    task = score_of(evaluation)
+    for name, policy, change in _compared(evaluation):
+        row = {"policy": name}
+        if task:
+            result, gained = policy.tasks[task], change.tasks.get(task, NOT_COMPARED)
+            row["reward"] = fmt.measured(result.reward, result.sem)
+            row["gain"] = fmt.measured(gained.difference, gained.sem, sign="+")
+        else:
+            row["accuracy %"] = fmt.spread(policy.accuracy.mean, policy.accuracy.sem_clustered)
+            row["gain"] = fmt.change(change.sampled.difference, change.sampled.sem)
+        rows.append(row | cost_cells(costs.get(policy.name, {}), ["flops"]))
+    over = f"{count_problems(evaluation, 'problems')}, {fmt.count(evaluation.samples)} answers each"
+    errors = "± standard error; gain: paired, over the policy above"
+    return table(f"{over} ({errors}{'; FLOPs: without SFT' * bool(costs)})", rows)
+
+
+def _compared(evaluation: Evaluation) -> Iterator[tuple[str, Evaluated, Change]]:
+    """Yield each policy's name for readers, its results, and its difference from the one before."""
     before = ""
     for policy in evaluation.policies:
-        change = evaluation.change(before, policy.name)
-        row = {"policy": policy_name(policy.name, policy.label)}
-        if judged:
-            accuracy = policy.accuracy
-            row["pass@1 %"] = fmt.spread(accuracy.mean, accuracy.sem_clustered)
-            if largest > 1:
-                row[f"pass@{largest} %"] = fmt.percent(policy.pass_at.get(str(largest), math.nan))
-            row["greedy %"] = fmt.percent(policy.greedy)
-            row["change"] = fmt.change(change.sampled.difference, change.sampled.sem)
-            row["greedy change"] = fmt.change(change.greedy.difference, change.greedy.sem)
-        row |= _rewards(evaluation, policy, change)
-        spent = costs.get(policy.name, {})
-        rows.append(row | cost_cells(spent, ("generated", "trained", "flops", "seconds")))
+        yield policy_name(policy.name, policy.label), policy, evaluation.change(before, policy.name)
         before = policy.name
-    over = f"{count_problems(evaluation, 'problems')}, {fmt.count(evaluation.samples)} answers each"
-    what, unit = ("Accuracy", ", in points") if judged else ("Reward", "")
-    title = f"{what} on {over} (± standard error clustered by problem; changes are paired{unit})"
-    return table(title + "; cost without SFT" * bool(costs), rows)
 
 
-def _rewards(evaluation: Evaluation, policy: Evaluated, change: Change) -> dict[str, str]:
-    """Build a policy's mean reward in each task without right and wrong, and its gain; that of a
-    run with one task where it is no accuracy."""
-    cells = {}
-    pairs = [(one.reward, one.accuracy.mean) for one in evaluation.policies]
-    if any(abs(reward - accuracy) > EQUAL for reward, accuracy in pairs):
-        cells["reward"] = fmt.measured(policy.reward, math.nan)
-    for task in ranked(evaluation):
-        name = "" if len(policy.tasks) == 1 else f"{task} "
-        result, gained = policy.tasks[task], change.tasks.get(task, NOT_COMPARED)
-        cells[f"{name}reward"] = fmt.measured(result.reward, result.sem)
-        cells[f"{name}change"] = fmt.measured(gained.difference, gained.sem, sign="+")
-    return cells
-
-
-def pass_at_ks(evaluation: Evaluation) -> list[int]:
-    """List the k of the pass@k that policies were evaluated with, ascending."""
-    ks = itertools.chain.from_iterable(policy.pass_at for policy in evaluation.policies)
-    return sorted(set(map(int, ks)))
-
-
-def tasks_table(evaluation: Evaluation) -> Table:
-    """Show every task by policy; no rows where accuracy says it all."""
-    rows = []
-    for policy in evaluation.policies:
+def answers_table(evaluation: Evaluation) -> Table:
+    """Build what else is known of each policy's answers, a column each."""
+    columns: dict[str, dict[str, str]] = {}
+    for name, policy, change in _compared(evaluation):
+        gained = change.greedy
+        columns[name] = cells = {"greedy %": fmt.percent(policy.greedy)}
+        cells["greedy gain"] = fmt.change(gained.difference, gained.sem)
+        for k in sorted(map(int, policy.pass_at))[1:]:
+            cells[f"pass@{k} %"] = fmt.percent(policy.pass_at[str(k)])
+        if abs(policy.reward - policy.accuracy.mean) > EQUAL:
+            cells["reward"] = fmt.measured(policy.reward, math.nan)
         for task, result in policy.tasks.items():
-            quotient = fmt.measured(result.length_normalised, result.length_normalised_sem)
-            rows.append(
-                {
-                    "policy": policy_name(policy.name, policy.label),
-                    "task": task,
-                    "accuracy %": fmt.percent(result.accuracy),
-                    "reward": fmt.measured(result.reward, result.sem),
-                    "runs' std": fmt.value(result.std_runs),
-                    "reward / token": quotient,
-                    "greedy": fmt.value(result.greedy),
-                    "length": fmt.value(result.mean_length),
-                    "problems": fmt.count(result.problems),
-                    "unscorable %": fmt.percent(result.unscorable),
-                }
-            )
-    return table("Each task (± standard error clustered by problem; lengths in tokens)", rows)
+            cells[f"accuracy %, {task}"] = fmt.percent(result.accuracy)
+            cells[f"reward, {task}"] = fmt.measured(result.reward, result.sem)
+        for subset, accuracy in policy.subsets.items():
+            cells[f"accuracy %, {subset}"] = fmt.percent(accuracy.mean)
+        total = sum(policy.verdicts.values())
+        for verdict, count in policy.verdicts.items():
+            if count and verdict not in (Verdict.CORRECT, Verdict.SCORED):
+                cells[f"{words(verdict)} %"] = fmt.percent(count / total)
+    return transposed("What else is known of the answers", columns)
 
 
-def verdicts_table(evaluation: Evaluation) -> Table:
-    """Return the share of each policy's answers by verdict, of those that occur and that the result
-    is not about."""
-    total = Counter[str]()
-    for policy in evaluation.policies:
-        total.update(policy.verdicts)
-    wrong = [verdict for verdict in Verdict if verdict not in (Verdict.CORRECT, Verdict.SCORED)]
-    shown = [verdict for verdict in wrong if total[verdict.value]]
+def transposed(title: str, columns: Mapping[str, Mapping[str, str]]) -> Table:
+    """Make a table with a row a measure, of which any column knows something. columns: head -> its
+    cells by measure."""
     rows = []
-    for policy in evaluation.policies:
-        count = max(sum(policy.verdicts.values()), 1)
-        row = {"policy": policy_name(policy.name, policy.label)}
-        for verdict in shown:
-            row[words(verdict.value)] = fmt.percent(policy.verdicts.get(verdict.value, 0) / count)
-        rows.append(row)
-    return table("Answers that are not right, by verdict, %", rows if shown else [])
-
-
-def subsets_table(evaluation: Evaluation) -> Table:
-    """Show accuracy by subset of the problems."""
-    sizes: dict[str, int] = {}
-    for policy in evaluation.policies:
-        for name, accuracy in policy.subsets.items():
-            sizes[name] = max(accuracy.problems, sizes.get(name, 0))
-    rows = []
-    for name, size in sizes.items():
-        row = {"subset": name, "problems": fmt.count(size)}
-        for policy in evaluation.policies:
-            mean = policy.subsets.get(name, NO_ACCURACY).mean
-            row[policy_name(policy.name, policy.label)] = fmt.percent(mean)
-        rows.append(row)
-    return table("Accuracy by subset, %", rows)
+    for measure in dict.fromkeys(itertools.chain.from_iterable(columns.values())):
+        cells = {head: column.get(measure, UNKNOWN) for head, column in columns.items()}
+        if {*cells.values()} != {UNKNOWN}:
+            rows.append({"measure": measure, **cells})
+    return table(title, rows)
 
 
 def selection_table(name: str, selection: Selection) -> Table:
-    """Show the scores of a finished best_checkpoint stage at every step, and of each task if
-    several."""
+    """Show the scores of a finished best_checkpoint stage at every step."""
     rows = []
     for step in sorted(selection.steps, key=int):
         is_chosen = selection.policy.endswith(f"@{step}")
         scored = selection.steps[step]
-        row = {"step": f"{step}{' (chosen)' * is_chosen}"}
-        row["score"] = fmt.measured(scored.score, scored.sem)
-        if len(scored.tasks) > 1:  # else its score is the whole
-            for task, result in scored.tasks.items():
-                row[task] = fmt.measured(result.score, result.score_sem)
-        rows.append(row)
-    by_score = f"{selection.policy} by its score on {selection.split}"
-    return table(f"Selection {name}: {by_score} (± standard error)", rows)
+        score = fmt.measured(scored.score, scored.sem)
+        rows.append({"step": f"{step}{' (chosen)' * is_chosen}", "score": score})
+    return table(f"Selection {name}: by the score on {selection.split} (± standard error)", rows)
 
 
-def compute_table(results: Mapping[str, StageResult]) -> Table:
-    """Build each finished stage's cost; the last row is the total."""
-    rows = []
-    total = Cost()
-    for name, result in results.items():
-        total.add(dataclasses.asdict(result.cost))
-        rows.append(_compute_row(name, result.kind, result.cost, result.peak_memory_bytes))
+def stages_table(results: Mapping[str, StageResult]) -> Table:
+    """Show what each finished stage cost, and where its time went, a column each; the last is all
+    of them."""
+    costs = {name: result.cost for name, result in results.items()}
+    peaks = {name: result.peak_memory_bytes for name, result in results.items()}
     if len(results) > 1:
-        peak = max(result.peak_memory_bytes for result in results.values())
-        rows.append(_compute_row("all stages", "", total, peak))
-    return table("Compute of each finished stage (generated to trained: tokens)", rows)
-
-
-def _compute_row(name: str, kind: str, cost: Cost, peak: float) -> dict[str, str]:
-    costs = cost_cells(cost.measures, (*TOKENS, "flops", *TIMES))
-    return {"stage": name, "kind": kind, **costs, "host memory": gibibytes(peak)}
+        costs["all stages"] = Cost()
+        for result in results.values():
+            costs["all stages"].add(dataclasses.asdict(result.cost))
+        peaks["all stages"] = max(peaks.values())
+    columns = {}
+    for name, cost in costs.items():
+        cells = cost_cells(cost.measures, (*TOKENS, "flops", *TIMES))
+        cells["host memory"] = gibibytes(peaks[name])
+        for activity, share in cost.shares.items():
+            cells[f"{activity}, % of the time"] = fmt.percent(share or math.nan)
+        columns[name] = cells
+    return transposed("What each stage cost (generated to trained: tokens)", columns)
 
 
 def gibibytes(size: float) -> str:
@@ -315,51 +293,17 @@ def gibibytes(size: float) -> str:
     return UNKNOWN if math.isnan(size) else f"{size / GIB:.1f} GiB"
 
 
-def goodput_table(results: Mapping[str, StageResult]) -> Table:
-    """Show where the time of each finished stage went.
-
-    The wall time has writing checkpoints in it, and no diagnoses, which are counted apart.
-    """
-    rows = []
-    for name, result in results.items():
-        spent = {activity: fmt.percent(share) for activity, share in result.cost.shares.items()}
-        if spent:
-            seconds = result.cost.seconds + result.cost.checkpointing_seconds
-            rows.append({"stage": name, "wall time": fmt.duration(seconds), **spent})
-    return table("Where the time went, in % of the wall time", rows)
-
-
-def compiled_table(results: Iterable[StageResult]) -> Table:
-    """Build a row for the programs that took longest to compile, those of a name together, and the
-    rest."""
-    compiled = Counter[str]()
-    seconds = defaultdict[str, float](float)
+def compiled(results: Iterable[StageResult]) -> str:
+    """Name the programs that took longest to compile, those of a name together, "" of none."""
+    seconds: dict[str, float] = {}
     for result in results:
         for name, program in result.programs.items():
-            compiled[name] += program.compiled
-            seconds[name] += program.seconds
-    longest = sorted(seconds, key=lambda name: -seconds[name])
-    for name in longest[8:]:
-        compiled["others"] += compiled[name]
-        seconds["others"] += seconds[name]
-    rows = []
-    for name in [*longest[:8], *["others"] * (len(longest) > 8)]:
-        took = f"{seconds[name]:.1f} s"
-        rows.append({"program": name, "times": str(compiled[name]), "took": took})
-    return table("Programs compiled, or read from the cache", rows)
+            seconds[name] = seconds.get(name, 0.0) + program.seconds
+    longest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:5]
+    listed = ", ".join(f"{name} {seconds[name]:.1f} s" for name in longest)
+    return listed and f"Programs that took longest to compile, or to read from the cache: {listed}."
 
 
-def counts_table(title: str, by_stage: Mapping[str, Mapping[str, float]]) -> Table:
-    """Build the counts of stages, a column each, without what is 0 everywhere."""
-    names: dict[str, None] = {}
-    for values in by_stage.values():
-        names |= dict.fromkeys(filter(values.get, values))
-    rows = []
-    for name in names:
-        cells = {stage: _counted(values.get(name, math.nan)) for stage, values in by_stage.items()}
-        rows.append({"count": words(name), **cells})
-    return table(title, rows)
-
-
-def _counted(value: float) -> str:
-    return fmt.count(value) if float(value).is_integer() else fmt.quantity(value)
+def counted(counts: Mapping[str, float]) -> str:
+    """Write the counts of a stage as a sentence, without those that are 0."""
+    return ", ".join(f"{fmt.count(n)} {words(name)}" for name, n in counts.items() if n) + "."

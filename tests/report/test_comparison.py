@@ -295,7 +295,7 @@ def test_problems_where_runs_differ_most(tmp_path):
     table = {"a": [1, 1], "b": [1, 0], "c": [0, 1], "d": [1, 1], "p0": ["u", "u"]}
     comparison = compared([one, run(tmp_path / "other", {"dpo": table})])
     page = Page(html(report(comparison)))
-    assert page.links == ["#results", "#rows", "#differences", "#problems"]
+    assert page.sections == ["results", "rows", "differences", "problems"]
     assert (
         "2 of 5 problems: those with the largest differences" in page.text
         and page.source.count("<details data-row") == 2

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from g2d_jax.report import format as fmt
 from g2d_jax.report import tables
 from g2d_jax.report.markup import shorten, shown, visible
-from g2d_jax.report.tables import guarded, sheet, summary_table
+from g2d_jax.report.tables import answers_table, guarded, sheet, summary_table
 from g2d_jax.stage_result import (
     NO_ACCURACY,
     Change,
@@ -77,14 +77,21 @@ def results(**costs: Cost) -> dict[str, StageResult]:
 def test_the_result():
     costs = {"warmup@20": SPENT["warmup"].measures, "dpo": SPENT["dpo"].measures}
     title, columns, rows = summary_table(EVALUATION, costs)
-    assert "1,024 problems, 4 answers each" in title
-    assert columns == ["policy", "pass@1 %", "pass@4 %", "greedy %", "change",
-                       "greedy change", "generated", "trained", "FLOPs", "time"]  # fmt: skip
+    assert title.startswith("1,024 problems, 4 answers each")
+    assert columns == ["policy", "accuracy %", "gain", "FLOPs"]
     assert rows == [
-        ["cold (sft)", "33.4 ± 1.0", "61.2", "51.0", "–", "–", "–", "–", "–", "–"],
-        ["warm-up (warmup@20)", "70.0 ± 1.0", "61.2", "–", "+36.6 ± 1.1", "–", "128 k", "148 k", "410 G", "32 s"],
-        ["G2D (dpo)", "75.2 ± 1.0", "61.2", "51.0", "+5.2 ± 0.8", "+11.8 ± 1.4", "0", "331 k", "500 G", "25 s"],
-    ]  # fmt: skip
+        ["cold (sft)", "33.4 ± 1.0", "–", "–"],
+        ["warm-up (warmup@20)", "70.0 ± 1.0", "+36.6 ± 1.1", "410 G"],
+        ["G2D (dpo)", "75.2 ± 1.0", "+5.2 ± 0.8", "500 G"],
+    ]
+    _, columns, rows = answers_table(EVALUATION)
+    assert columns == ["measure", "cold (sft)", "warm-up (warmup@20)", "G2D (dpo)"]
+    assert rows == [
+        ["greedy %", "51.0", "–", "51.0"],
+        ["greedy gain", "–", "–", "+11.8 ± 1.4"],
+        ["pass@2 %", "48.0", "48.0", "48.0"],
+        ["pass@4 %", "61.2", "61.2", "61.2"],
+    ]
 
 
 MAIN = TaskResult(0.5, 0.1, math.nan, math.nan, math.nan, 0.5, True, 8, 0.0, math.nan)
@@ -109,68 +116,55 @@ def rewarded(*policies: Evaluated) -> Evaluation:
 def test_rewards_stand_where_there_is_no_accuracy():
     found = rewarded(chat("sft", 1.0), chat("dpo", 1.5))
     title, columns, rows = summary_table(found, {})
-    assert title.startswith("Reward on 4 problems, 2 answers each ")
-    assert columns == ["policy", "reward", "change"]
+    assert title.startswith("4 problems, 2 answers each ")
+    assert columns == ["policy", "reward", "gain"]
     assert rows == [["cold (sft)", "1 ± 0.12", "–"], ["G2D (dpo)", "1.5 ± 0.12", "+0.5 ± 0.062"]]
-    task = tables.tasks_table(found)
-    assert task.columns == [
-        "policy",
-        "task",
-        "reward",
-        "reward / token",
-        "problems",
-        "unscorable %",
-    ]
-    assert task.rows[0][1:] == ["chat", "1 ± 0.12", "0.1", "4", "25.0"]
+    assert answers_table(found).rows == [["reward, chat", "1 ± 0.12", "1.5 ± 0.12"]]
 
 
 def test_accuracy_and_rewards_of_a_mixed_evaluation():
     found = rewarded(chat("sft", 1.0, mean=0.5), chat("dpo", 1.5, mean=0.5))
     title, columns, rows = summary_table(found, {})
-    assert title.startswith("Accuracy on 8 problems, ")
-    assert columns == ["policy", "pass@1 %", "chat reward", "chat change"]
-    assert rows[0][1] == "50.0 ± 10.0" and rows[1][-2:] == ["1.5 ± 0.12", "+0.5 ± 0.062"]
-    assert [row[1:3] for row in tables.tasks_table(found).rows] == [
-        ["main", "50.0"],
-        ["chat", "–"],
-    ] * 2
+    assert title.startswith("8 problems, ")
+    assert columns == ["policy", "accuracy %"] and rows[0][1] == "50.0 ± 10.0"
+    cells = dict(row[:2] for row in answers_table(found).rows)
+    assert cells["accuracy %, main"] == "50.0" and cells["reward, chat"] == "1 ± 0.12"
 
 
 def test_what_a_selection_saw_with_its_steps_as_numbers():
     steps = {step: Scored(0.5, math.nan, {"a": MAIN}) for step in ("100", "20")}
     steps["9"] = Scored(0.75, 0.1, {"a": MAIN})
     title, columns, rows = tables.selection_table("best", Selection("train@9", steps, "dev"))
-    assert title == "Selection best: train@9 by its score on dev (± standard error)"
+    assert title == "Selection best: by the score on dev (± standard error)"
     assert columns == ["step", "score"]
     assert rows == [["9 (chosen)", "0.75 ± 0.1"], ["20", "0.5"], ["100", "0.5"]]
 
 
-def test_compute_sums_up_with_device_time_where_it_says_something():
-    rows = tables.compute_table(results(**SPENT)).rows
-    assert rows[-1] == ["all stages", "", "349 k", "0", "0", "5.60 M", "10.6 T", "2 min 33 s", "0.0 s"]  # fmt: skip
-    assert len(rows) == 5 and len(tables.compute_table(results(sft=SPENT["sft"])).rows) == 1
-    several = {}
-    for name in ("sft", "warmup"):
-        seconds = SPENT[name].seconds
-        several[name] = replace(SPENT[name], device_seconds=8 * seconds, verifier_cpu_seconds=1.0)
-    _, columns, rows = tables.compute_table(results(**several))
-    assert columns[-3:] == ["time", "device time", "verifier CPU"]
-    assert [row[-3:] for row in rows] == [
-        ["1 min 24 s", "11 min 14 s", "1.0 s"],
-        ["32 s", "4 min 14 s", "1.0 s"],
-        ["1 min 56 s", "15 min 27 s", "2.0 s"],
-    ]
-    held = results(**several)
+def cells_of(table: tables.Table) -> dict[str, list[str]]:
+    return {name: cells for name, *cells in table.rows}
+
+
+def test_stages_sum_up_with_device_time_where_it_says_something():
+    table = tables.stages_table(results(**SPENT))
+    assert table.columns == ["measure", *SPENT, "all stages"]
+    assert [row[0] for row in table.rows] == ["generated", "prefilled", "scored", "trained", "FLOPs", "time",
+                                              "verifier CPU", "other, % of the time"]  # fmt: skip
+    assert [row[-1] for row in table.rows][:6] == ["349 k", "0", "0", "5.60 M", "10.6 T", "2 min 33 s"]  # fmt: skip
+    assert tables.stages_table(results(sft=SPENT["sft"])).columns == ["measure", "sft"]
+    held = {}
     for name, gib in (("sft", 3), ("warmup", 2)):
-        held[name] = replace(held[name], peak_memory_bytes=gib << 30)
-    assert [row[-1] for row in tables.compute_table(held).rows] == ["3.0 GiB", "2.0 GiB", "3.0 GiB"]
+        seconds = SPENT[name].seconds
+        several = replace(SPENT[name], device_seconds=8 * seconds, training_seconds=seconds / 2)
+        held[name] = StageResult(kind="", name="", cost=several, peak_memory_bytes=gib << 30)
+    cells = cells_of(tables.stages_table(held))
+    assert cells["device time"] == ["11 min 14 s", "4 min 14 s", "15 min 27 s"]
+    assert cells["host memory"] == ["3.0 GiB", "2.0 GiB", "3.0 GiB"]
+    assert cells["training, % of the time"] == ["50.0", "50.0", "50.0"]
     programs = {f"p{i}": Compiled(1, 10.0 - i) for i in range(10)}
     first = StageResult(kind="sft", name="a", programs=programs)
     more = StageResult(kind="sft", name="b", programs={"p0": Compiled(2, 1.0)})
-    _, _, rows = tables.compiled_table([first, more])
-    assert (
-        rows[0] == ["p0", "3", "11.0 s"] and rows[-1] == ["others", "2", "3.0 s"] and len(rows) == 9
-    )
+    said = tables.compiled([first, more])
+    assert ": p0 11.0 s, p1 9.0 s, " in said and "p5" not in said and not tables.compiled([])
 
 
 def test_labels_of_the_shipped_stages():

@@ -17,7 +17,7 @@ from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.records import Verdict
 from g2d_jax.report.run import write_run
 from g2d_jax.report.runs import read_run
-from g2d_jax.report.tables import summary_table
+from g2d_jax.report.tables import answers_table, summary_table
 from g2d_jax.rollouts.generate import greedy_file
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts
@@ -149,14 +149,14 @@ def test_without_verdicts_there_are_rewards_and_no_accuracy(config, tmp_path, op
     assert (
         "mean reward on" in text
         and "NaN" not in text
-        and "pass@1" not in text
+        and "accuracy %" not in text
         and "correctly" not in text
     )
     table = csv.DictReader((tmp_path / "report.csv").read_text().splitlines())
     (row,) = [row for row in table if row["policy"] == "sft"]
     assert float(row["reward/main"]) == means[1] and row["accuracy"] == "NaN"
     html = Path(page).read_text()
-    assert "0/2" not in html and "wrong in both" not in html and "v-scored" in html
+    assert "0/2" not in html and "wrong in both" not in html and 'class="scored"' in html
 
 
 def test_no_two_policies_share_a_file(tmp_path):
@@ -222,7 +222,7 @@ def test_a_mixed_evaluation_keeps_its_tasks_apart(config, tmp_path, opened):
     assert pair.tasks["chat"].problems == counts["chat"]
     write_run(read_run(tmp_path))
     text = (tmp_path / "report.md").read_text()
-    assert "| pass@1 % |" in text and "| chat reward |" in text and "NaN" not in text
+    assert "| accuracy % |" in text and "| reward, chat |" in text and "NaN" not in text
 
 
 @pytest.mark.parametrize("dense", [False, True])
@@ -242,5 +242,6 @@ def test_one_task_with_verdicts_has_no_tasks(config, tmp_path, opened, dense):
     rows = read_rollouts(session.folders["evaluate"] / entry.rollouts)
     rewards = [row.score.reward for row in rows]
     assert entry.reward == pytest.approx(np.mean(rewards))
-    columns = summary_table(evaluation, {}).columns
-    assert ("reward" in columns) == dense and "pass@1 %" in columns
+    assert "accuracy %" in summary_table(evaluation, {}).columns
+    rows = answers_table(evaluation).rows
+    assert any(row[0] == "reward" for row in rows) == dense
