@@ -7,7 +7,7 @@ layers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -89,103 +89,151 @@ def decode(
     A sampling mesh has an fsdp axis where it splits weights more often than there are key heads;
     attention alone has its rows split by it.
     """
-    c = model.config
-    multiply = products_on(mesh).multiply
     place = partial(lay_out, mesh)
     x = embedded(model, place(tokens, "rows")[:, None], dtype, mesh)
-    positions = place(positions, "rows")
-    ropes = jax.tree.map(
-        lambda table: place(table, "rows", None, None),
-        rotary_tables(c, jnp.maximum(positions, 0)[:, None]),
-    )
-    reached = partial(_reached, c.windows(cache.keys[0].shape[-1]), positions, jnp.max(positions))
-    order = _order_of_kind(c)
-    mixture = experts.on_devices(mesh, split_width=True)
-    is_stacked = isinstance(model.blocks, Block)
-    read = _reader(is_stacked, cache, mesh, widths, kernel)
+    c, positions = model.config, place(positions, "rows")
+    tables = rotary_tables(c, jnp.maximum(positions, 0)[:, None])
+    ropes = jax.tree.map(lambda table: place(table, "rows", None, None), tables)
+    step = _Step(c, mesh, positions, ropes, c.windows(cache.keys[0].shape[-1]))
+    if isinstance(model.blocks, Block):
+        read = partial(_read_ring, cache.column, mesh, kernel)
+        x, advanced = _decode_stacked(model, step, x, cache, read)
+    else:
+        x, advanced = _decode_unstacked(model, step, x, cache, _reader(cache, mesh, widths, kernel))
+    column = (cache.column + 1) % cache.width
+    return last_norm(model, x)[:, 0], replace(advanced, column=column)
 
-    def layer(x: Array, block: Block, cached: Any, number: Any) -> tuple[Array, Any]:
-        pair, memory = cached
-        at = number if c.period == 1 else jnp.asarray(order)[number]
 
-        def attend(q: Array, k: Array, v: Array) -> tuple[Array, Any]:
-            # Written before it is read: a token sees itself.
-            kept = _write_column(place, cache.column, at, pair, k, v)
-            mixed = read(place(q, "rows", None, "heads", None), kept, at, reached(number))
-            return place(mixed, "replica_rows", None, "heads", None), (kept, memory)
+@dataclass(frozen=True)
+class _Step:
+    """What all layers of a step share. ropes: rotary tables of each kind of layer. positions: int32
+    [B]. windows: most columns that each layer reads, () without limits."""
 
-        def recur(inputs: Inputs, taps: Array) -> tuple[Array, Any]:
+    config: ModelConfig
+    mesh: Mesh | None
+    positions: Array
+    ropes: Any
+    windows: tuple[int, ...]
+
+    def place(self, x: Array, *axes: str | None) -> Array:
+        """Lay an array out on the mesh."""
+        return lay_out(self.mesh, x, *axes)
+
+    def reach(self, number: Any) -> Pair:
+        """Return the tokens before the newest one that a layer reads: of each row, and of the
+        longest."""
+        positions, longest = self.positions, jnp.max(self.positions)
+        if not self.windows:
+            return positions, longest
+        most = jnp.array(self.windows)[number] - 1
+        return jnp.minimum(positions, most), jnp.minimum(longest, most)
+
+    def block(
+        self,
+        block: Block,
+        x: Array,
+        number: Any,
+        attend: Callable[..., Any],
+        recur: Callable[..., Any],
+    ) -> tuple[Array, Any]:
+        """Apply a layer. attend: from queries, keys and values to what is read and kept; recur: from
+        inputs and taps."""
+        place = self.place
+
+        def attended(q: Array, k: Array, v: Array) -> tuple[Array, Any]:
+            k, v = (place(part[:, 0], "rows", "kv_heads", None) for part in (k, v))
+            mixed, kept = attend(place(q, "rows", None, "heads", None), k, v)
+            return place(mixed, "replica_rows", None, "heads", None), kept
+
+        def advanced(inputs: Inputs, taps: Array) -> tuple[Array, Any]:
             inputs = jax.tree.map(
                 lambda part: place(part, "rows", None, "kv_heads", *(None,) * (part.ndim - 3)),
                 inputs,
             )
-            mixed, kept = _advance(c, memory, at, inputs, taps)
-            return place(mixed, "replica_rows", None, "kv_heads", None), (pair, kept)
+            mixed, kept = recur(inputs, taps)
+            return place(mixed, "replica_rows", None, "kv_heads", None), kept
 
-        x, kept = apply_block(
-            c, block, x, layer_rope(c, ropes, number), attend, recur, mixture, multiply
-        )
+        mixture = experts.on_devices(self.mesh, split_width=True)
+        multiply = products_on(self.mesh).multiply
+        rope = layer_rope(self.config, self.ropes, number)
+        x, kept = apply_block(self.config, block, x, rope, attended, advanced, mixture, multiply)
         return place(x, "replica_rows", None, "embed"), kept
 
-    walk = _walk_layers
-    if is_stacked:
-        walk = _scan_stack
-    x, pairs, memories = walk(model, cache, layer, x)
+
+Reader = Callable[[Array, Pair, Any, Pair], Array]
+"""The attention of a step: of queries, a layer's cache, its number and its reach."""
+
+
+def _decode_stacked(
+    model: Decoder, step: _Step, x: Array, cache: Cache, read: Reader
+) -> tuple[Array, Cache]:
+    """Apply the layers of a stacked model, whose cache is one array of all layers: a scan, which
+    carries them."""
+    c = model.config
+    order = jnp.asarray(_order_of_kind(c))
+
+    def scanned(carry: Any, own: tuple[Block, Array]) -> tuple[Any, None]:
+        x, (pair, memory) = carry
+        block, number = own
+        at = number if c.period == 1 else order[number]
+
+        def attend(q: Array, k: Array, v: Array) -> tuple[Array, Any]:
+            # Written before it is read: a token sees itself.
+            kept = _written(pair, cache.column, k[None], v[None], layer=at)
+            return read(q, kept, at, step.reach(number)), (kept, memory)
+
+        def recur(inputs: Inputs, taps: Array) -> tuple[Array, Any]:
+            mixed, kept = _advance_one(c, memory, at, inputs, taps)
+            return mixed, (pair, kept)
+
+        return step.block(block, x, number, attend, recur), None
+
+    start = x, ((cache.keys[0], cache.values[0]), next(iter(cache.memories), None))
+    (x, ((keys, values), memory)), _ = scan_layers(model, scanned, start)
+    memories = (memory,) if cache.memories else ()
+    return x, replace(cache, keys=(keys,), values=(values,), memories=memories)
+
+
+def _decode_unstacked(
+    model: Decoder, step: _Step, x: Array, cache: Cache, read: Reader
+) -> tuple[Array, Cache]:
+    """Apply the layers of an unstacked model, whose cache has an array a layer, one after the
+    other."""
+    c = model.config
+    pairs, memories = list(zip(cache.keys, cache.values, strict=True)), list(cache.memories)
+    recurrent = c.layers(recurrent=True)
+    order = _order_of_kind(c)
+    for number, block in enumerate(model.blocks):
+        at = int(order[number])
+
+        def attend(
+            q: Array, k: Array, v: Array, at: int = at, number: int = number
+        ) -> tuple[Array, Any]:
+            # Written before it is read: a token sees itself.
+            kept = _written(pairs[at], cache.column, k, v)
+            return read(q, kept, at, step.reach(number)), kept
+
+        def recur(inputs: Inputs, taps: Array, at: int = at) -> tuple[Array, Any]:
+            return delta.step(c, memories[at], inputs, taps)
+
+        x, kept = step.block(block, x, number, attend, recur)
+        if number in recurrent:
+            memories[at] = kept
+        else:
+            pairs[at] = kept
     keys, values = zip(*pairs, strict=True)
-    column = (cache.column + 1) % cache.width
-    advanced = Cache(keys, values, column, cache.width, tuple(memories))
-    return last_norm(model, x)[:, 0], advanced
+    return x, replace(cache, keys=keys, values=values, memories=tuple(memories))
 
 
 def _reader(
-    is_stacked: bool,
-    cache: Cache,
-    mesh: Mesh | None,
-    widths: tuple[int, ...],
-    kernel: DecodeKernel,
-) -> Callable[[Array, Pair, Any, Pair], Array]:
-    """Return the attention of a step: of queries, a layer's cache, its number and its reach."""
-    if is_stacked:
-        return partial(_read_ring, cache.column, mesh, kernel)
+    cache: Cache, mesh: Mesh | None, widths: tuple[int, ...], kernel: DecodeKernel
+) -> Reader:
+    """Return the attention of a step over an unstacked cache."""
     if kernel == "pallas":
         return partial(_read_own_columns, cache.column, mesh)
     ages = (cache.column - jnp.arange(cache.keys[0].shape[-1])) % cache.width
     by_sums = mesh is None or platform_of(mesh) == "cpu"
     return partial(_read_columns, ages, cache.width, widths, by_sums)
-
-
-def _scan_stack(
-    model: Decoder, cache: Cache, layer: Callable[..., tuple[Array, Any]], x: Array
-) -> tuple[Array, list[Pair], list[Memory]]:
-    """Apply the layers of a stacked model, whose cache is one array of all layers."""
-
-    def scanned(carry: Any, own: tuple[Block, Array]) -> tuple[Any, None]:
-        x, cached = carry
-        return layer(x, own[0], cached, own[1]), None
-
-    memory = cache.memories[0] if cache.memories else None
-    start = x, ((cache.keys[0], cache.values[0]), memory)
-    (x, (pair, memory)), _ = scan_layers(model, scanned, start)
-    return x, [pair], [memory] if cache.memories else []
-
-
-def _walk_layers(
-    model: Decoder, cache: Cache, layer: Callable[..., tuple[Array, Any]], x: Array
-) -> tuple[Array, list[Pair], list[Memory]]:
-    """Apply the layers of an unstacked model, whose cache has an array a layer."""
-    pairs, memories = list(zip(cache.keys, cache.values, strict=True)), list(cache.memories)
-    recurrent = model.config.layers(recurrent=True)
-    order = _order_of_kind(model.config)
-    for number, block in enumerate(model.blocks):
-        at = int(order[number])
-        is_recurrent = number in recurrent
-        cached = (None, memories[at]) if is_recurrent else (pairs[at], None)
-        x, (pair, memory) = layer(x, block, cached, number)
-        if is_recurrent:
-            memories[at] = memory
-        else:
-            pairs[at] = pair
-    return x, pairs, memories
 
 
 def _order_of_kind(c: ModelConfig) -> np.ndarray:
@@ -197,49 +245,30 @@ def _order_of_kind(c: ModelConfig) -> np.ndarray:
     return order
 
 
-def _advance(
-    c: ModelConfig, memory: Memory, at: Any, inputs: Inputs, taps: Array
+def _advance_one(
+    c: ModelConfig, memories: Memory, at: Any, inputs: Inputs, taps: Array
 ) -> tuple[Array, Memory]:
-    """Run a recurrent layer's `delta.step`. memory: the layer's, or of a stacked cache that of all
-    of them, whose entry `at` is read and written."""
-    if memory.state.ndim == 4:
-        return delta.step(c, memory, inputs, taps)
-    own = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, at, keepdims=False), memory)
+    """Run the `delta.step` of one layer. memories: of all layers, whose entry `at` is read and
+    written."""
+    own = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, at, keepdims=False), memories)
     mixed, kept = delta.step(c, own, inputs, taps)
     update = partial(jax.lax.dynamic_update_index_in_dim, index=at, axis=0)
-    return mixed, jax.tree.map(update, memory, kept)
+    return mixed, jax.tree.map(update, memories, kept)
 
 
-def _write_column(
-    place: Callable[..., Array],
-    column: Array,
-    number: Any,
-    cached: Pair,
-    k: Array,
-    v: Array,
-) -> Pair:
-    """Write the newest keys and values, k, v [B, 1, K, D], into a column of a layer's cache."""
-    keys, values = cached
-    k, v = (place(x[:, 0], "rows", "kv_heads", None) for x in (k, v))
+def _written(cached: Pair, column: Array, k: Array, v: Array, layer: Any = None) -> Pair:
+    """Write the newest keys and values, k, v [B, K, D], into a column of a layer's cache. layer: its
+    number where the cache is of all of them, and k, v [1, B, K, D]."""
 
     def write(array: Array, new: Array, axis: int) -> Array:
         start: list[Any] = [0] * array.ndim
         start[axis] = column
-        if array.ndim == 5:  # of a stacked cache
-            start[0], new = number, new[None]
+        if layer is not None:
+            start[0] = layer
         return jax.lax.dynamic_update_slice(array, new.astype(array.dtype), start)
 
-    keys = write(keys, k[..., None], KEY_COLUMNS)
-    return keys, write(values, v[..., None, :], VALUE_COLUMNS)
-
-
-def _reached(windows: tuple[int, ...], positions: Array, longest: Array, number: Any) -> Pair:
-    """Return the tokens before the newest one that a layer reads: of each row, and of the
-    longest."""
-    if not windows:
-        return positions, longest
-    most = jnp.array(windows)[number] - 1
-    return jnp.minimum(positions, most), jnp.minimum(longest, most)
+    keys, values = cached
+    return write(keys, k[..., None], KEY_COLUMNS), write(values, v[..., None, :], VALUE_COLUMNS)
 
 
 def _read_ring(
