@@ -201,10 +201,15 @@ def put_rows(mesh: Mesh, array: np.ndarray, axis: int = 0) -> jax.Array:
 
 
 def abstract_rows(
-    mesh: Mesh, shape: tuple[int, ...], dtype: jax.typing.DTypeLike = np.int32
+    mesh: Mesh, shape: tuple[int, ...], dtype: jax.typing.DTypeLike = np.int32, axis: int = 0
 ) -> jax.ShapeDtypeStruct:
     """Return a ShapeDtypeStruct, with its sharding, of an array whose rows are split."""
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=rows_sharding(mesh, shape))
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=rows_sharding(mesh, shape, axis))
+
+
+def abstract_number(mesh: Mesh, dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
+    """Return a ShapeDtypeStruct, with its sharding, of a number that every device has."""
+    return jax.ShapeDtypeStruct((), dtype, sharding=replicated(mesh))
 
 
 def rows_sharding(mesh: Mesh, shape: Sequence[int], axis: int = 0) -> NamedSharding:

@@ -25,7 +25,7 @@ from g2d_jax.losses import Number, add_sums, empty_sums
 from g2d_jax.models import lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, abstract_on, cast, shardings
-from g2d_jax.runtime.program_cache import Jitted
+from g2d_jax.runtime.program import Jitted, put_like
 from g2d_jax.training.objectives import Compute, Objective, Structure, join, response_logprobs
 from g2d_jax.training.optimizer import abstract_opt_state
 
@@ -94,8 +94,10 @@ def make_cast(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jitted:
 
 def put_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, Array], Array]:
     """Put packed rows on the mesh, split over data and fsdp, and the number of micro-batches."""
-    arrays = {name: meshes.put_rows(mesh, array, axis=1) for name, array in packed.arrays.items()}
-    return arrays, meshes.put(np.asarray(packed.count, np.int32), meshes.replicated(mesh))
+    batch: tuple[dict[str, Array], Array] = put_like(
+        (packed.arrays, packed.count), abstract_batch(packed, mesh)
+    )
+    return batch
 
 
 def abstract_batch(
@@ -105,23 +107,20 @@ def abstract_batch(
     array."""
     arrays = {}
     for name, x in packed.arrays.items():
-        where = meshes.rows_sharding(mesh, x.shape, axis=1)
-        arrays[name] = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
-    return arrays, jax.ShapeDtypeStruct((), np.int32, sharding=meshes.replicated(mesh))
+        arrays[name] = meshes.abstract_rows(mesh, x.shape, x.dtype, axis=1)
+    return arrays, meshes.abstract_number(mesh, np.int32)
 
 
 def put_numbers(numbers: Any, mesh: Mesh) -> Any:
     """Put the numbers that are arguments of a program, one or a tree of them, on every device, as
     float32 scalars."""
-    where = meshes.replicated(mesh)
-    return jax.tree.map(lambda number: meshes.put(np.asarray(number, np.float32), where), numbers)
+    return put_like(numbers, abstract_numbers(numbers, mesh))
 
 
 def abstract_numbers(numbers: Any, mesh: Mesh) -> Any:
     """Return the result of `put_numbers` with a ShapeDtypeStruct and its sharding in place of every
     number."""
-    number = jax.ShapeDtypeStruct((), np.float32, sharding=meshes.replicated(mesh))
-    return jax.tree.map(lambda _: number, numbers)
+    return jax.tree.map(lambda _: meshes.abstract_number(mesh, np.float32), numbers)
 
 
 def make_train_step(
