@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
+from jax.stages import Wrapped
 
 from g2d_jax.runtime.compile_times import compiling
 
-
-class Jitted:
-    """A jitted function whose programs may be compiled in another thread before it is called.
-    options: jax.jit's."""
-
-    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
-        self.function = jax.jit(function, **options)
-        self._name = getattr(function, "func", function).__name__
-        self._ahead: list[Future[Any]] = []
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call it, once what is compiled ahead of it is there; what failed there is compiled, and
-        fails, here."""
-        if self._ahead:
-            with compiling.waiting(self._name):
-                wait(self._ahead)
-            self._ahead.clear()
-        return self.function(*arguments, **named)
-
-    def lower(self, *arguments: Any, **named: Any) -> Any:
-        """Give the program for arguments of these shapes, ready to be compiled: see jax.stages."""
-        return self.function.lower(*arguments, **named)
-
-    def wait_for(self, program: Future[Any]) -> None:
-        """Let the next call wait for a program that is compiled now."""
-        self._ahead.append(program)
+_under_way = WeakKeyDictionary[Wrapped, list[Future[Any]]]()
+"""Jitted function -> what other threads compile of it, until its next call."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +61,7 @@ class Program:
     """
 
     name: str
-    function: Jitted
+    function: Wrapped
     inputs: tuple[Any, ...]
     static: Mapping[str, Any] = field(default_factory=dict)
     trips: int = 1
@@ -92,7 +70,12 @@ class Program:
     resident: tuple[Any, ...] = ()
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call it on arrays of these shapes; those of the host are put where the inputs lie."""
+        """Call it on arrays of these shapes; those of the host are put where the inputs lie.
+
+        It waits for what is compiled ahead; what failed there is compiled, and fails, here."""
+        if ahead := _under_way.pop(self.function, None):
+            with compiling.waiting(self.name):
+                wait(ahead)
         return self.function(*map(put_like, arguments, self.inputs), **self.static)
 
     def lower(self) -> Any:
@@ -136,7 +119,7 @@ class CompileAhead:
             self._threads = ThreadPoolExecutor(min(count, 4), thread_name_prefix="compiling")
         for program in programs:
             future = self._threads.submit(lambda program=program: program.lower().compile())  # type: ignore[misc]
-            program.function.wait_for(future)
+            _under_way.setdefault(program.function, []).append(future)
 
     def close(self) -> None:
         """Give up what has not begun, and wait for the rest: a thread inside XLA cannot be

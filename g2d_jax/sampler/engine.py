@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jax.stages import Wrapped
 
 from g2d_jax import keys as named_keys
 from g2d_jax import mesh as meshes
@@ -40,7 +41,7 @@ from g2d_jax.models.kernels import (
 )
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime import processes
-from g2d_jax.runtime.program import Jitted, Program
+from g2d_jax.runtime.program import Program, put_like
 from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.sampler import programs
 from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State, may_branch
@@ -183,7 +184,7 @@ class Sampler:
 
     def abstract_params(self, model: Decoder) -> Decoder:
         """Return the shapes of `to_sampler_params`. model: of shapes."""
-        shapes = jax.eval_shape(self.view(model).function.function, model)
+        shapes = jax.eval_shape(self.view(model).function, model)
         where = _written_layout(self.config.without_codes, self.mesh, self._reorder)
         return self._put_together(meshes.placed(shapes, where))
 
@@ -494,9 +495,8 @@ class _Call:
     def _resized(self, cache: Cache) -> Cache:
         """Move the cache to a ring of this width, one array after the other, each in its own
         memory."""
-        everywhere = meshes.replicated(self.mesh)
-        column = meshes.put(np.array(0, np.int32), everywhere)
-        width = meshes.put(np.array(self.width, np.int32), everywhere)
+        number = meshes.abstract_number(self.mesh, np.int32)
+        column, width = put_like((0, self.width), (number, number))
         ring = cache.column, cache.width
 
         def resize(axis: int, array: jax.Array) -> jax.Array:
@@ -596,7 +596,7 @@ def _written_layout(config: ModelConfig, mesh: Mesh, reorder: Reorder | None) ->
 
 def _to_sampler_params(
     config: ModelConfig, mesh: Mesh, dtype: jnp.dtype, reorder: Reorder | None
-) -> Jitted:
+) -> Wrapped:
     """Return the program of a sampler's `to_sampler_params`, of this config."""
     is_stacked = platform_of(mesh) == "tpu"
     convert = lora.to_sampler_params if is_stacked else lora.to_unstacked_sampler_params
@@ -607,7 +607,7 @@ def _to_sampler_params(
         converted = convert(model, dtype)
         return reorder.send_model(converted, layout) if reorder else converted
 
-    return Jitted(view, out_shardings=_written_layout(config, mesh, reorder))
+    return jax.jit(view, out_shardings=_written_layout(config, mesh, reorder))
 
 
 def _empty(
@@ -642,7 +642,7 @@ def _jitted(
     dtype: jnp.dtype,
     kernel: AttentionSetting,
     decode_kernel: DecodeKernel,
-) -> dict[str, Jitted]:
+) -> dict[str, Wrapped]:
     """Return a sampler's jitted functions by name."""
     common: dict[str, Any] = {"mesh": mesh, "dtype": dtype}
     steps: dict[str, Any] = {"chunk": chunk, "kernel": decode_kernel, "branches": may_branch(mesh)}
@@ -660,15 +660,15 @@ def _jitted(
     of_state: dict[str, Any] = {"donate_argnums": 0, "out_shardings": state}
     prefill = partial(programs.prefill, attention=kernel, **common)
     return {
-        "empty": Jitted(empty, static_argnames="shapes", out_shardings=(state, prompts)),
-        "prefill": Jitted(prefill, donate_argnums=1, out_shardings=prompts),
-        "insert": Jitted(partial(programs.insert, mesh=mesh), **of_state),
-        "take_rows": Jitted(programs.take_rows, out_shardings=state),
-        "retire": Jitted(partial(programs.retire, mesh=mesh), **of_state),
-        "resize": Jitted(programs.resize, static_argnames="axis", donate_argnums=0),
-        "decode": Jitted(decode, **decoded),
+        "empty": jax.jit(empty, static_argnames="shapes", out_shardings=(state, prompts)),
+        "prefill": jax.jit(prefill, donate_argnums=1, out_shardings=prompts),
+        "insert": jax.jit(partial(programs.insert, mesh=mesh), **of_state),
+        "take_rows": jax.jit(programs.take_rows, out_shardings=state),
+        "retire": jax.jit(partial(programs.retire, mesh=mesh), **of_state),
+        "resize": jax.jit(programs.resize, static_argnames="axis", donate_argnums=0),
+        "decode": jax.jit(decode, **decoded),
         # By itself: the first chunk of a call does not wait until this one is compiled.
-        "decode_tail": Jitted(decode, **decoded),
+        "decode_tail": jax.jit(decode, **decoded),
     }
 
 

@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jax.stages import Wrapped
 
 from g2d_jax import mesh as meshes
 from g2d_jax.data.tokenizer import Ids
 from g2d_jax.models.reward_model import ScalarModel, read_scores, score_flops
 from g2d_jax.runtime import processes
-from g2d_jax.runtime.program import Jitted, Program
+from g2d_jax.runtime.program import Program
 
 COLUMNS = 64
 """The shortest row, in tokens; others are COLUMNS * (1, 1.5, 2, 3, 4, 6, …)."""
@@ -44,15 +45,15 @@ class Usage:
     flops: float = 0.0
 
 
-def program_of(model: ScalarModel, mesh: Mesh, run: Jitted, rows: int, length: int) -> Program:
+def program_of(model: ScalarModel, mesh: Mesh, run: Wrapped, rows: int, length: int) -> Program:
     """Return the program that scores a batch. model: of arrays or shapes. run: of `make_program`."""
     tokens = meshes.abstract_rows(mesh, (rows, length))
     return Program("reward", run, (model, tokens, meshes.abstract_rows(mesh, (rows,))))
 
 
-def make_program(mesh: Mesh, dtype: jnp.dtype) -> Jitted:
+def make_program(mesh: Mesh, dtype: jnp.dtype) -> Wrapped:
     """Return the jitted `read_scores`."""
-    return Jitted(
+    return jax.jit(
         partial(read_scores, mesh=mesh, dtype=dtype), out_shardings=meshes.replicated(mesh)
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
+from jax.stages import Wrapped
 
 from g2d_jax import mesh as meshes
 from g2d_jax.config import TrainingStage
@@ -20,7 +21,7 @@ from g2d_jax.models import lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops, read_params, train_flops
-from g2d_jax.runtime.program import Jitted, Program, Work
+from g2d_jax.runtime.program import Program, Work
 from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.session.policies import policy_shapes, reference_cast
 from g2d_jax.session.row_shapes import RowShape, pack_rows
@@ -109,7 +110,7 @@ class Training:
         return Program("fresh state", run, (trained,))
 
     @cached_property
-    def _step(self) -> tuple[Jitted, StepNumbers]:
+    def _step(self) -> tuple[Wrapped, StepNumbers]:
         session, objective, programs = self.session, self.objective, self.session.programs
         own = session.objectives.get(self.name)
         # A user's own loss may look like another, so it has programs of its own.

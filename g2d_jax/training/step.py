@@ -18,6 +18,7 @@ import numpy as np
 import optax
 from jax import Array
 from jax.sharding import Mesh
+from jax.stages import Wrapped
 
 from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import Packed
@@ -25,7 +26,7 @@ from g2d_jax.losses import Number, add_sums, empty_sums
 from g2d_jax.models import lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, abstract_on, cast, shardings
-from g2d_jax.runtime.program import Jitted, put_like
+from g2d_jax.runtime.program import put_like
 from g2d_jax.training.objectives import Compute, Objective, Structure, join, response_logprobs
 from g2d_jax.training.optimizer import abstract_opt_state
 
@@ -75,7 +76,7 @@ def state_shardings(
 
 def make_fresh_state(
     config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, offload: bool = False
-) -> Jitted:
+) -> Wrapped:
     """Return begin(params) -> the first state of what is trained of a policy.
 
     It is copied, since the step donates its state.
@@ -84,12 +85,12 @@ def make_fresh_state(
     def optimizer_state(params: Decoder) -> TrainState:
         return TrainState(jax.tree.map(jnp.copy, params), optimizer.init(params))
 
-    return Jitted(optimizer_state, out_shardings=state_shardings(config, optimizer, mesh, offload))
+    return jax.jit(optimizer_state, out_shardings=state_shardings(config, optimizer, mesh, offload))
 
 
-def make_cast(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jitted:
+def make_cast(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Wrapped:
     """Return cast(params) -> the same in dtype."""
-    return Jitted(partial(cast, dtype=dtype), out_shardings=shardings(config, mesh))
+    return jax.jit(partial(cast, dtype=dtype), out_shardings=shardings(config, mesh))
 
 
 def put_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, Array], Array]:
@@ -129,7 +130,7 @@ def make_train_step(
     config: ModelConfig,
     mesh: Mesh,
     offload: bool = False,
-) -> Jitted:
+) -> Wrapped:
     """Return step(state, arrays [N, R, …], count, numbers, rest=None) -> (state, metrics); state is
     donated.
 
@@ -179,7 +180,7 @@ def make_train_step(
             opt_state = jax.device_put(opt_state, where.opt_state)
         return TrainState(optax.apply_updates(state.params, updates), opt_state)
 
-    return Jitted(train_step, donate_argnums=0, out_shardings=(where, meshes.replicated(mesh)))
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(where, meshes.replicated(mesh)))
 
 
 def accumulate(
@@ -215,7 +216,7 @@ def _micro_batch(arrays: Arrays, index: Array | int) -> dict[str, Array]:
     }
 
 
-def make_scorer(compute: Compute) -> Jitted:
+def make_scorer(compute: Compute) -> Wrapped:
     """Return score(params, arrays, count, temperature=1.0) -> (logprobs, entropies), float32 [N, R,
     T]. It has no gradient. temperature: positive; as `put_numbers` puts it one program serves
     all."""
@@ -235,4 +236,4 @@ def make_scorer(compute: Compute) -> Jitted:
 
         return jax.lax.fori_loop(0, count, score_micro, (blank, blank))
 
-    return Jitted(score_logprobs, out_shardings=meshes.replicated(compute.mesh))
+    return jax.jit(score_logprobs, out_shardings=meshes.replicated(compute.mesh))

@@ -282,7 +282,7 @@ def test_usage(base):
 
 
 def sizes(sampler):
-    return {name: program.function._cache_size() for name, program in sampler._jitted.items()}
+    return {name: program._cache_size() for name, program in sampler._jitted.items()}
 
 
 def test_repeated_bit_for_bit_without_compiling(sampler, model, base):
