@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -63,17 +62,11 @@ def run(session: Session, name: str, stage: Offline) -> Outcome:
     examples = batch(pairs, np.zeros((len(pairs), 2)))
     count = len(pairs)
     row_length = _row_length(session, examples, stage.batch_size)
-    scorer, training = phases(
-        session,
-        name,
-        stage,
-        pairs=count,
-        row_length=row_length,
-        say=lambda text: session.tracker.say(f"{name}: {text}"),
-    )
+    scorer, training = phases(session, name, stage, pairs=count, row_length=row_length)
     session.ahead.compile([*scorer.programs(), *training.programs()])
     steps, batch_size = training.total, training.rows.most_rows
     unused = count * stage.epochs - steps * batch_size
+    _tell_fewer(training, stage, unused)
     references, scoring = reference_logprobs(scorer, name, stage, examples)
     lengths = _lengths(pairs)
     # now, for it refuses responses without tokens
@@ -151,7 +144,6 @@ def phases(
     response: int | None = None,
     pairs: int = 0,
     row_length: int = 0,
-    say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Scorer, Training]:
     """Return what scores so many pairs in rows of this length, and the training on them; 0: as many
     and as long as there can be. response: mean tokens of a response, None: the most."""
@@ -163,10 +155,7 @@ def phases(
     longest = stage.longest_row(session.config.data.max_prompt_length, session.config.stages)
     row_length = row_length or choose_row_length(session, longest)
     batch_size = min(stage.batch_size, pairs)
-    steps, unused = divmod(pairs * stage.epochs, batch_size)
-    if unused or batch_size < stage.batch_size:
-        rest = f"; {unused} of the last epoch's are not used" * bool(unused)
-        say(f"{counted(steps, 'update')} of {counted(batch_size, 'pair')}{rest}")
+    steps = pairs * stage.epochs // batch_size
     rows, scored = (RowShape(row_length, min(n, pairs)) for n in (batch_size, SCORED_AT_ONCE))
     (fullest,) = _fullest(session, RowShape(row_length))
     prompt, side = len(fullest.prompt_ids), len(fullest.responses[0].token_ids)
@@ -175,7 +164,7 @@ def phases(
     training = Training(
         session,
         name,
-        _with_warmup_that_fits(stage, steps, say),
+        _with_warmup_that_fits(stage, steps),
         objective_of(session.compute, stage),
         total=steps,
         per="pairs",
@@ -237,15 +226,25 @@ def _write_pairs(
     processes.on_leader(lambda: write_columns(path, columns))
 
 
-def _with_warmup_that_fits(
-    stage: Offline, steps: int, say: Callable[[str], None] = lambda _: None
-) -> Offline:
+def _tell_fewer(training: Training, stage: Offline, unused: int) -> None:
+    """Print where the pairs are fewer than the settings of the stage are for. unused: of the last
+    epoch."""
+    say, name = training.session.tracker.say, training.name
+    steps, batch_size = training.total, training.rows.most_rows
+    if unused or batch_size < stage.batch_size:
+        rest = f"; {unused} of the last epoch's are not used" * bool(unused)
+        say(f"{name}: {counted(steps, 'update')} of {counted(batch_size, 'pair')}{rest}")
+    before, warmup = stage.optimizer.warmup_steps, training.stage.optimizer.warmup_steps
+    if warmup < before:
+        say(f"{name}: only {steps} updates, so warmup_steps {before} becomes {warmup}")
+
+
+def _with_warmup_that_fits(stage: Offline, steps: int) -> Offline:
     """Shorten a warm-up that is too long for the updates."""
     # The number of pairs is known only now: few of them must not end a run that has paid for its
     # rollouts.
     if stage.optimizer.warmup_steps < steps:
         return stage
-    say(f"only {steps} updates, so warmup_steps {stage.optimizer.warmup_steps} becomes {steps - 1}")
     return dataclasses.replace(
         stage, optimizer=dataclasses.replace(stage.optimizer, warmup_steps=steps - 1)
     )

@@ -188,22 +188,15 @@ def _longest_batch(session: Session, stage: Online, is_filled: bool = False) -> 
     prompt = np.zeros(session.config.data.max_prompt_length, np.int32)
     tokens = np.zeros(length, np.int32)
     floats = np.zeros(length, np.float32)
-    right = (stage.num_generations + 1) // 2
-    verdicts = [Verdict.CORRECT] * right + [Verdict.INCORRECT] * (stage.num_generations - right)
-
-    def respond(problem: Problem) -> list[ScoredRollout]:
-        rows = []
-        for i, verdict in enumerate(verdicts):
-            rollout = Rollout(problem.id, 0, i, prompt, tokens, floats, floats, "stop")
-            # responses of equal text make one pair
-            rows.append(ScoredRollout(rollout, str(i), Score(verdict.accuracy, verdict)))
-        return rows
-
-    problems = [Problem(str(i), "", "0") for i in range(stage.prompts_per_step)]
-    draws = draw_once(problems)
-    groups = batches.make(
-        session.config.seed, stage, draws, list(map(respond, problems)), {"main": True}
-    ).groups
+    rows = []
+    for i in range(stage.num_generations):
+        verdict = (Verdict.CORRECT, Verdict.INCORRECT)[i % 2]
+        rollout = Rollout("", 0, i, prompt, tokens, floats, floats, "stop")
+        # responses of equal text make one pair
+        rows.append(ScoredRollout(rollout, str(i), Score(verdict.accuracy, verdict)))
+    draws = draw_once([Problem(str(i), "", "0") for i in range(stage.prompts_per_step)])
+    responses = [rows] * len(draws)
+    groups = batches.make(session.config.seed, stage, draws, responses, {"main": True}).groups
     if not is_filled:
         return groups
     others = np.zeros(length * sum(len(group.responses) for group in groups), np.float32)
