@@ -646,25 +646,27 @@ def _jitted(
     """Return a sampler's jitted functions by name."""
     common: dict[str, Any] = {"mesh": mesh, "dtype": dtype}
     steps: dict[str, Any] = {"chunk": chunk, "kernel": decode_kernel, "branches": may_branch(mesh)}
-    empty = partial(_empty(config, mesh, dtype), mesh=mesh)
     decode = partial(programs.decode_chunk, **steps, **common)
     ways = meshes.row_ways(mesh)
     # Results lie alike whatever the shapes: rows are always split over all ways.
     least = _abstract(config, mesh, dtype, Shapes(ways, ways, (16,), (16,), 1, ()))
     state, prompts = jax.tree.map(lambda x: x.sharding, least)
+    rows, whole = meshes.rows_sharding(mesh, (ways, 1)), meshes.replicated(mesh)
+    emitted: list[Any] = [rows] * 3 + [whole] * 3
     decoded: dict[str, Any] = {
         "static_argnames": ("filters", "widths"),
         "donate_argnums": 1,
-        "out_shardings": (state, None),
+        "out_shardings": (state, Emitted(*emitted)),
     }
     of_state: dict[str, Any] = {"donate_argnums": 0, "out_shardings": state}
+    empty = _empty(config, mesh, dtype)
     prefill = partial(programs.prefill, attention=kernel, **common)
     return {
         "empty": jax.jit(empty, static_argnames="shapes", out_shardings=(state, prompts)),
         "prefill": jax.jit(prefill, donate_argnums=1, out_shardings=prompts),
         "insert": jax.jit(partial(programs.insert, mesh=mesh), **of_state),
         "take_rows": jax.jit(programs.take_rows, out_shardings=state),
-        "retire": jax.jit(partial(programs.retire, mesh=mesh), **of_state),
+        "retire": jax.jit(programs.retire, **of_state),
         "resize": jax.jit(programs.resize, static_argnames="axis", donate_argnums=0),
         "decode": jax.jit(decode, **decoded),
         # By itself: the first chunk of a call does not wait until this one is compiled.
