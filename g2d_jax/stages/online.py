@@ -162,8 +162,9 @@ def phases(
         resident=reference,
     )
     found: list[Workload | Scorer] = []
-    living = training.state, training.frozen, *reference
-    if stage.samples:
+    policy = training.state, training.frozen
+    living = *policy, *reference
+    if stage.samples and stage.steps:
         workload = workload_of(session, name, stage, response)
         found.append(replace(workload, policy=training.policy, living=living))
     scorer = replace(
@@ -174,8 +175,8 @@ def phases(
         resident=living,
     )
     for params in reference:
-        policy = lora.combine(params, training.frozen)
-        found.append(replace(scorer, policy=policy, is_reference=True))
+        scored = lora.combine(params, training.frozen)
+        found.append(replace(scorer, policy=scored, is_reference=True, resident=policy))
     if PRESENT in policies:
         found.append(scorer)
     return *found, training
