@@ -18,9 +18,8 @@ from g2d_jax.losses.logprobs import chunk_of
 from g2d_jax.models.kernels import platform_of
 from g2d_jax.runtime import memory
 from g2d_jax.runtime.memory import GIB
-from g2d_jax.session.program import Program
+from g2d_jax.runtime.program import Program
 from g2d_jax.session.session import Session
-from g2d_jax.session.training_programs import policy_shapes
 
 PROCESS = 1.2 * GIB
 """Bytes of a process beside its arrays: Python, JAX, what compiling takes, one worker of the
@@ -50,9 +49,8 @@ def estimates(session: Session) -> Iterator[Estimate]:
     """
     here = session.mesh.size // meshes.processes(session.mesh)
     for name in plan(session.config).order:
-        stage = session.config.stages[name]
         try:
-            programs = list(stage_modules.of_kind(stage.kind).programs(session, name, stage))
+            programs = stage_modules.programs(session, name)
         except ValueError:
             # The longest pair that settings allow fits no row; those that will be there may.
             continue
@@ -84,25 +82,10 @@ def show(session: Session) -> None:
         )
 
 
-def _samples(program: Program) -> bool:
-    return "KV cache" in program.work.parts
-
-
-def _view_bytes(session: Session) -> int:
-    """Count the bytes a device of the weights in the form that the sampler reads."""
-    return meshes.device_bytes(policy_shapes(session)) * session.compute.dtype.itemsize // FLOAT32
-
-
 def _size(session: Session, program: Program) -> int:
     """Count the bytes a device of a program's arrays, of those beside it, and of the largest
     temporaries."""
-    parts, words = program.work.parts, session.model_config.vocab_size
-    size = sum(meshes.device_bytes(tree) for tree in program.resident) + sum(parts.values())
-    logits = LOGITS * chunk_of(words, "cpu") * words * FLOAT32
-    if "gradients" in parts:  # those of all micro-batches so far, and of the one under way
-        return size + parts["gradients"] + logits
-    if _samples(program):
-        return size + _view_bytes(session) + LOGITS * program.work.rows * words * FLOAT32
-    if "state" in parts:
-        return size
-    return size + parts.get("parameters", 0) + logits
+    words = session.model_config.vocab_size
+    logits = LOGITS * (program.work.rows or chunk_of(words, "cpu")) * words * FLOAT32
+    arrays = meshes.device_bytes((program.inputs, program.beside()))
+    return int(arrays + program.work.temporary + logits)

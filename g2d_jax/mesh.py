@@ -194,17 +194,16 @@ def row_ways(mesh: Mesh) -> int:
     return int(mesh.shape["data"] * mesh.shape["fsdp"])
 
 
-def put_rows(mesh: Mesh, array: np.ndarray, axis: int = 0) -> jax.Array:
-    """Place a host array that every process holds in full, `axis` split over the row axes (it must
-    divide)."""
-    return put(array, rows_sharding(mesh, array.shape, axis))
-
-
 def abstract_rows(
-    mesh: Mesh, shape: tuple[int, ...], dtype: jax.typing.DTypeLike = np.int32
+    mesh: Mesh, shape: tuple[int, ...], dtype: jax.typing.DTypeLike = np.int32, axis: int = 0
 ) -> jax.ShapeDtypeStruct:
     """Return a ShapeDtypeStruct, with its sharding, of an array whose rows are split."""
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=rows_sharding(mesh, shape))
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=rows_sharding(mesh, shape, axis))
+
+
+def abstract_number(mesh: Mesh, dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
+    """Return a ShapeDtypeStruct, with its sharding, of a number that every device has."""
+    return jax.ShapeDtypeStruct((), dtype, sharding=replicated(mesh))
 
 
 def rows_sharding(mesh: Mesh, shape: Sequence[int], axis: int = 0) -> NamedSharding:
@@ -212,11 +211,6 @@ def rows_sharding(mesh: Mesh, shape: Sequence[int], axis: int = 0) -> NamedShard
     axes: list[str | None] = [None] * len(shape)
     axes[axis] = "rows"
     return sharding(mesh, axes, shape)
-
-
-def put(array: np.ndarray, where: NamedSharding) -> jax.Array:
-    """Place a host array that every process holds in full; works with one process and with many."""
-    return jax.make_array_from_callback(array.shape, where, lambda index: array[index])
 
 
 def placed(shapes: Tree, shardings: Any) -> Tree:

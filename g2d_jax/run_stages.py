@@ -34,7 +34,6 @@ from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, require_wandb
 from g2d_jax.session import inputs
 from g2d_jax.session.problems import described, table
-from g2d_jax.session.program import compile_programs
 from g2d_jax.session.session import Session, StopRun
 from g2d_jax.session.training_memory import Micro, keep
 from g2d_jax.stage_result import Compiled, StageResult
@@ -195,11 +194,8 @@ def compile_ahead(session: Session, names: Sequence[str]) -> None:
     Stages whose shapes depend on their data are left out: they compile at their own start.
     """
     for name in run_issues.unfinished(session, names):
-        stage = session.config.stages[name]
-        if not stage.shapes_from_data:
-            compile_programs(
-                session.ahead, stage_modules.of_kind(stage.kind).programs(session, name, stage)
-            )
+        if not session.config.stages[name].shapes_from_data:
+            session.ahead.compile(stage_modules.programs(session, name))
 
 
 def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) -> StageResult:

@@ -147,7 +147,7 @@ def test_a_family_and_a_stage_are_edits_that_fit_the_package(package: Path) -> N
     stage = ast.parse((package / "g2d_jax" / "stages" / "rejection.py").read_text())
     functions = {node.name for node in stage.body if isinstance(node, ast.FunctionDef)}
     # what a run, a plan and a dry run call of every kind: stages/__init__.py
-    assert functions >= {"run", "programs", "issues"}
+    assert functions >= {"run", "phases", "issues"}
 
 
 @pytest.mark.slow

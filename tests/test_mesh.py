@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from g2d_jax import mesh as meshes
+from g2d_jax.runtime.program import put_like
 
 pytestmark = pytest.mark.quick
 
@@ -67,16 +68,16 @@ def test_spec_leaves_out_axes_of_one_device_and_those_that_do_not_divide():
     assert meshes.spec(whole, ("rows", "mlp"), (8, 16)) == PartitionSpec(None, "tensor")
 
 
-def test_put_rows_splits_one_axis_over_the_row_devices():
+def test_put_like_splits_one_axis_over_the_row_devices():
     mesh, array = meshes.make_mesh(2, 2, 2), np.arange(24).reshape(3, 8)
-    placed = meshes.put_rows(mesh, array, axis=1)
+    placed = put_like(array, meshes.abstract_rows(mesh, array.shape, array.dtype, axis=1))
     np.testing.assert_array_equal(np.asarray(placed), array)
     assert {shard.data.shape for shard in placed.addressable_shards} == {(3, 2)}
 
 
 def test_put_replicated_keeps_type_and_value():
     mesh = meshes.make_mesh(2, 2, 2)
-    placed = meshes.put(np.asarray(7, np.int32), meshes.replicated(mesh))
+    placed = put_like(7, meshes.abstract_number(mesh, np.int32))
     assert placed.dtype == np.int32 and int(placed) == 7 and placed.is_fully_replicated
 
 

@@ -63,7 +63,7 @@ def test_a_train_step_multiplies_as_its_run(
         assert precision.of(dtype) == chosen
         step = next(one for one in programs_of(session, "sft") if one.name == "train step")
         with ThreadPoolExecutor() as threads:
-            text = threads.submit(step.lower, {}).result().as_text()
+            text = threads.submit(step.lower).result().as_text()
     assert precisions(text) == {(lowered, lowered)}
     assert getattr(jax.config, precision.NAME) == users
 

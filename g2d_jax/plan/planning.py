@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from etils import epath
 from jax.sharding import Mesh
 
@@ -25,10 +26,10 @@ from g2d_jax.plan.target import Compiled, DoesNotFit
 from g2d_jax.plan.topologies import GIB, Device, Topology
 from g2d_jax.plan.work import Time, problems, reads_locally, shape_of, time_of, train_problems
 from g2d_jax.runtime import precision
+from g2d_jax.runtime.program import Program
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import init_params
 from g2d_jax.session.problems import Problems
-from g2d_jax.session.program import Program
 from g2d_jax.session.session import Session
 from g2d_jax.session.training_memory import Micro
 from g2d_jax.session.training_programs import mean_prompt
@@ -105,17 +106,17 @@ class Compiler:
         """Announce the number of programs to come, so that each report shows the progress."""
         self._begun, self._expected = 0, count
 
-    def compile(self, program: Program, outputs: Mapping[str, Any]) -> Compiled:
+    def compile(self, program: Program) -> Compiled:
         """Compile a program. Raises DoesNotFit."""
-        lowered = program.lower(outputs)
-        key = hashlib.sha256(f"{program.dynamic} {lowered.as_text()}".encode()).hexdigest()
+        lowered = program.lower()
+        key = hashlib.sha256(f"{program.trips} {lowered.as_text()}".encode()).hexdigest()
         self._begun += 1
         if key not in self._results:
             far = f" ({self._begun} of {self._expected})" if self._begun <= self._expected else ""
             self.say(f"compiling {program.stage}, {program.name}{far}")
             try:
                 self._results[key] = compiled = target.compile_program(
-                    lowered, program.dynamic, self.topology.near
+                    lowered, program.trips, self.topology.near
                 )
                 peak = f"{compiled.peak / GIB:.2f} GiB, compiled in {compiled.seconds:.0f} s"
             except DoesNotFit as error:
@@ -129,21 +130,21 @@ class Compiler:
 
     def entries(self, programs: Sequence[Program], session: Session) -> Iterator[Entry]:
         """Compile the programs of a stage of a session, each when it is asked for."""
-        outputs = _Outputs()
         device = self.topology.device
         for program in programs:
             try:
-                compiled = self.compile(program, outputs)
+                compiled = self.compile(program)
             except DoesNotFit as error:
                 yield Entry(program, why=str(error))
                 continue
-            outputs[program.name] = compiled.outputs
             work = program.work
-            samples = "KV cache" in work.parts
-            mesh = session.sampling.devices.for_sampling if samples else session.mesh
+            if work.moved is None:
+                work = dataclasses.replace(work, moved=compiled.touched)
+            arrays = jax.tree.leaves(program.inputs)
+            mesh = arrays[0].sharding.mesh if arrays else session.mesh
             sending = compiled.groups, _axes(mesh), compiled.far, compiled.collectives
             time = time_of(work, device, *sending)
-            yield Entry(program, compiled, program.resident_bytes(outputs), time)
+            yield Entry(program, compiled, meshes.device_bytes(program.beside()), time)
 
 
 def _axes(mesh: Mesh) -> dict[int, int]:
@@ -153,13 +154,6 @@ def _axes(mesh: Mesh) -> dict[int, int]:
     axes = {mesh.shape["fsdp"]: fsdp}
     axes[mesh.shape["tensor"]] = min(tensor, axes.get(mesh.shape["tensor"], tensor))
     return axes
-
-
-class _Outputs(dict[str, Any]):
-    """The results of programs by name."""
-
-    def __missing__(self, name: str) -> Any:
-        raise DoesNotFit(f"not compiled: {name} before it does not fit")
 
 
 @contextmanager
@@ -207,9 +201,8 @@ def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> It
         devices.memory = compiler.topology.device.usable  # those devices do not report it
         devices.near = compiler.topology.near  # nor do GPUs their hosts
         devices.rates = compiler.topology.device
-        devices.reward_bytes = sum(
-            meshes.device_bytes(scoring.model) for scoring in scorings(config, mesh)
-        )
+        models = [batch.inputs[0] for batch in scorings(config, mesh).values()]
+        devices.reward_bytes = meshes.device_bytes(models)
         yield session
 
 

@@ -116,7 +116,7 @@ def search(
         for name in names:
             for program in programs_of(session, name):
                 if program.name == "train step":
-                    lengths.append(program.arguments({})[1]["tokens"].shape[-1])
+                    lengths.append(program.inputs[1]["tokens"].shape[-1])
         row_length = max(lengths, default=config.data.max_prompt_length)
 
     def needs(choice: Config) -> float:

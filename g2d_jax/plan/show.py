@@ -197,11 +197,8 @@ def _show_programs(plan: Plan, screen: Screen) -> None:
         work = entry.program.work
         compiled = entry.compiled
         name = [entry.program.stage, entry.program.name]
-        parts = ", ".join(f"{part} {_gib(size)}" for part, size in work.parts.items())
         peak = [_gib(compiled.peak), _gib(entry.total)] if compiled else ["?", "?"]
-        memory.append(
-            [*name, *peak, _gib(device.usable), "yes" if entry.fits(device) else "NO", parts]
-        )
+        memory.append([*name, *peak, _gib(device.usable), "yes" if entry.fits(device) else "NO"])
         if compiled is None or entry.time is None:
             continue
         sent = f"{sum(compiled.sent.values()) / 1e9:.3g}"
@@ -214,15 +211,7 @@ def _show_programs(plan: Plan, screen: Screen) -> None:
         calls.append([*name, f"{work.flops / 1e12:.3g}", sent, *spans, f"{work.calls:,.0f}"])
         if work.layers and work.calls:
             decoding.append([*name, *_decode_cells(plan, entry, time)])
-    columns = [
-        "stage",
-        "program",
-        "peak GiB",
-        "with the rest",
-        "of",
-        "fits",
-        "of it, by formula, GiB",
-    ]
+    columns = ["stage", "program", "peak GiB", "with the rest", "of", "fits"]
     screen.table("memory of each device", columns, memory)
     columns = ["stage", "program", "TFLOP", "sent GB", "ms", "least ms", "longest part", "calls"]
     screen.table("one call on each device", columns, calls)
@@ -238,7 +227,7 @@ def _show_programs(plan: Plan, screen: Screen) -> None:
 
 def _decode_cells(plan: Plan, entry: Entry, time: Time) -> list[str]:
     """Show a decode step's rows, columns and parts, and the tokens that a device draws a second."""
-    work, parts, steps = entry.program.work, time.parts, entry.program.dynamic
+    work, parts, steps = entry.program.work, time.parts, entry.program.trips
     reached = _reached(plan)
     spans = [
         max(parts.products, parts.memory) / reached,

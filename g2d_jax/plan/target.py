@@ -107,7 +107,7 @@ class Compiled:
     by kind of collective; groups: the same by the devices that take part; far: what of it goes to
     other slices or hosts of GPUs; collectives: how many run in one call; unknown: instructions of
     which what is sent is not known.
-    seconds: of compiling. outputs: the results' tree with shapes and shardings.
+    seconds: of compiling. touched: bytes of arguments and results.
     """
 
     peak: int
@@ -117,7 +117,7 @@ class Compiled:
     collectives: int
     unknown: int
     seconds: float
-    outputs: Any
+    touched: int
 
 
 def prepare(topology: Topology) -> None:
@@ -179,8 +179,6 @@ def compile_program(lowered: Any, dynamic: int = 1, near: int | None = None) -> 
     """
     import jax
 
-    from g2d_jax.mesh import placed
-
     started = time.perf_counter()
     try:
         compiled = lowered.compile()
@@ -188,17 +186,17 @@ def compile_program(lowered: Any, dynamic: int = 1, near: int | None = None) -> 
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise DoesNotFit(_needed(str(error))) from error
-    outputs = placed(lowered.out_info, compiled.output_shardings)
+    memory = compiled.memory_analysis()
     sending = collectives(compiled.as_text(), dynamic, near)
     return Compiled(
-        peak=_peak(compiled.memory_analysis()),
+        peak=_peak(memory),
         sent=bytes_sent(sending),
         groups=bytes_by_group(sending),
         collectives=sum(collective.times for collective in sending),
         far=sum(collective.far for collective in sending),
         unknown=sum(collective.sent is None for collective in sending),
         seconds=time.perf_counter() - started,
-        outputs=outputs,
+        touched=memory.argument_size_in_bytes + memory.output_size_in_bytes,
     )
 
 

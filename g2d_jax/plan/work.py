@@ -15,7 +15,7 @@ from g2d_jax.models.config import ModelConfig
 from g2d_jax.plan.topologies import Device
 from g2d_jax.rates import Seconds
 from g2d_jax.runtime import storage
-from g2d_jax.session.program import Work
+from g2d_jax.runtime.program import Work
 
 SUITES = {"math500": 500, "amc23": 40, "gsm8k": 1319}
 ASSUMED = 1000  # held-out problems of a file whose length no setting gives
@@ -56,7 +56,7 @@ def time_of(
         waits = collectives * device.latency + work.layers * device.launches
     parts = Seconds(
         products=work.flops / device.flops,
-        memory=work.moved / device.bandwidth,
+        memory=(work.moved or 0) / device.bandwidth,
         cache=work.cached / device.bandwidth,
         links=links,
         network=far / device.network,

@@ -1,19 +1,29 @@
-"""The demands of a stage on the sampler: how many responses to how many prompts, in calls of which
-shapes."""
+"""The sampling of a stage: how many responses to how many prompts, in calls of which shapes, and
+the programs from parameters to responses."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from g2d_jax.config import Collect, Online
+from g2d_jax.mesh import device_bytes
+from g2d_jax.models import lora
+from g2d_jax.models.decoder import Decoder
+from g2d_jax.models.flops import attended, forward_flops, read_params
 from g2d_jax.records import SamplingParams
+from g2d_jax.runtime.program import Program, Work
 from g2d_jax.sampler import simulated
-from g2d_jax.sampler.engine import Sampler
+from g2d_jax.sampler.capacity import LOGIT, launched_layers
 from g2d_jax.sampler.programs import Shapes
-from g2d_jax.sampler.simulated import Decoded
+from g2d_jax.sampler.sampling import readings
+from g2d_jax.session.policies import policy_shapes
 from g2d_jax.session.session import Session
+from g2d_jax.session.training_programs import mean_prompt
 from g2d_jax.session.windows import window_at
 
 
@@ -28,6 +38,7 @@ class Workload:
     response, None for the most.
     """
 
+    session: Session
     params: SamplingParams
     num_generations: int
     shapes: Shapes
@@ -37,6 +48,8 @@ class Workload:
     response: int | None = None
     greedy: bool = False
     needs_logprobs: bool = False
+    policy: Decoder | None = None
+    living: tuple[Any, ...] = ()
 
     @property
     def samples(self) -> int:
@@ -53,10 +66,91 @@ class Workload:
         """The responses of the whole stage."""
         return self.prompts * self.samples
 
-    def decoded(self, sampler: Sampler, prompt: float) -> Decoded:
+    def programs(self) -> Iterator[Program]:
+        """Yield the programs from parameters to responses, with their work; none where a server
+        samples."""
+        session, shapes = self.session, self.shapes
+        if not self.prompts or session.sampling.server is not None:
+            return
+        sampler = session.sampling.sampler
+        policy = self.policy or policy_shapes(session)
+        _, frozen = lora.partition(policy)
+        params = sampler.abstract_params(policy)
+        once = Work(1, temporary=device_bytes(policy))
+        yield replace(sampler.view(policy), work=once, resident=(*self.living, frozen))
+        resident = *self.living, frozen, params, *sampler.abstract(shapes)
+        work = self._work()
+        for (kind, size), program in sampler.programs(params, shapes).items():
+            if kind == "empty":  # which makes the sampler's state
+                yield replace(program, work=Work(1), resident=resident[:-2])
+                continue
+            done = work.get(kind, Work(0))
+            if kind == "prefill":
+                done = self._prefill(size)
+            yield replace(program, work=done, resident=resident)
+
+    def _prefill(self, columns: int) -> Work:
+        """Count the work of the prefills of so many columns: each of these sizes has an equal share
+        of the prompts."""
+        shapes, model = self.shapes, self.session.model_config
+        share = self.prompts / len(shapes.columns)
+        tokens = shapes.prompts * columns
+        # The head is not computed: nothing is drawn from a prompt's inner tokens.
+        flops = forward_flops(model, tokens, shapes.prompts * attended(columns))
+        flops -= 2.0 * model.vocab_size * model.hidden_size * tokens
+        return Work(
+            share / shapes.prompts,
+            flops / self.session.sampling.sampler.mesh.size,
+            self._weights(),
+            prefilled=share * mean_prompt(self.session),
+        )
+
+    def _work(self) -> dict[str, Work]:
+        """Count the work of the other programs by name. Decode at each of the cache's widths has an
+        equal share of the chunks, since a call's rows grow through all. What rows decode at a
+        call's end is in the work of the others."""
+        session, shapes, model = self.session, self.shapes, self.session.model_config
+        sampler = session.sampling.sampler
+        steps, mesh = sampler.chunk, sampler.mesh
+        cache = sampler.abstract(shapes)[0].cache
+        memories = device_bytes(cache.memories)
+        keys_and_values = device_bytes((cache.keys, cache.values))
+        decoded = self.decoded(mean_prompt(session))
+        chunks = self.calls * decoded.steps / steps
+        # A row's columns are written when a sample begins in it.
+        written = (keys_and_values + memories) * self.responses / shapes.rows / chunks
+        resized = self.calls * (len(shapes.widths) - 1) * len(cache.keys)
+        share = 1 / len(sampler.decoded_widths(shapes))
+        row_steps = shapes.rows * steps
+        drawn = readings(shapes.filters) * LOGIT * row_steps * model.vocab_size / mesh.size
+        # What recurrent layers keep is read and written.
+        cached = keys_and_values * decoded.read / shapes.widths[-1] + 2 * memories
+        decode = Work(
+            share * chunks,
+            forward_flops(model, row_steps, row_steps * decoded.live) / mesh.size,
+            steps * self._weights(shapes.rows) + drawn,
+            generated=share * self.responses * self.mean,
+            responses=share * self.responses,
+            rows=shapes.rows,
+            cached=steps * cached,
+            columns=decoded.read,
+            layers=steps * launched_layers(model, mesh.shape["tensor"]),
+        )
+        insert = Work(chunks, moved=written)
+        return {"insert": insert, "resize": Work(resized), "decode": decode}
+
+    def _weights(self, tokens: float = math.inf) -> float:
+        """Count the bytes of the matrices that one pass of the sampler over so many tokens reads on
+        a device."""
+        session = self.session
+        shape = session.sampling.sampler.mesh.shape
+        read = read_params(session.model_config, tokens / shape["data"])
+        return session.compute.dtype.itemsize * read / shape["tensor"] / shape["fsdp"]
+
+    def decoded(self, prompt: float) -> simulated.Decoded:
         """Simulate the decode steps of a call, with drawn lengths where a mean response is told.
         prompt: tokens of a mean one."""
-        most = self.params.max_new_tokens
+        sampler, most = self.session.sampling.sampler, self.params.max_new_tokens
         samples = max(round(self.responses / self.calls), 1)
         drawn = np.full(samples, most)
         if self.mean < most:
@@ -94,6 +188,7 @@ def workload_of(
     )
     calls = -(-prompts // together)
     return Workload(
+        session,
         params,
         samples,
         shapes,

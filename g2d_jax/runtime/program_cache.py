@@ -1,6 +1,5 @@
-"""Programs compiled before they are needed, and kept from one start to the next.
+"""Compiled programs, kept from one stage and from one start to the next.
 
-    Jitted, CompileAhead   ─► other threads compile what comes next; the first call waits for what is under way
     Programs        ─► what is made from equal settings is compiled once in a process
     cached(shared)  ─► JAX's persistent compilation cache, in a folder of the user's own unless told otherwise
 
@@ -22,7 +21,6 @@ import os
 import platform
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,65 +30,10 @@ from etils import epath
 from jax.experimental.compilation_cache import compilation_cache
 
 from g2d_jax.runtime import private
-from g2d_jax.runtime.compile_times import compiling
 
 T = TypeVar("T")
 
 CACHE = "jax_compilation_cache_dir"
-
-
-class Jitted:
-    """A jitted function whose programs may be compiled in another thread before it is called.
-    options: jax.jit's."""
-
-    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
-        self.function = jax.jit(function, **options)
-        self._name = getattr(function, "func", function).__name__
-        self._ahead: list[Future[Any]] = []
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call it, once what is compiled ahead of it is there; what failed there is compiled, and
-        fails, here."""
-        if self._ahead:
-            with compiling.waiting(self._name):
-                wait(self._ahead)
-            self._ahead.clear()
-        return self.function(*arguments, **named)
-
-    def lower(self, *arguments: Any, **named: Any) -> Any:
-        """Give the program for arguments of these shapes, ready to be compiled: see jax.stages."""
-        return self.function.lower(*arguments, **named)
-
-    def wait_for(self, program: Future[Any]) -> None:
-        """Let the next call wait for a program that is compiled now."""
-        self._ahead.append(program)
-
-
-class CompileAhead:
-    """Threads that compile, first come first served. JAX keeps what they compile for the call
-    itself."""
-
-    def __init__(self) -> None:
-        self._threads: ThreadPoolExecutor | None = None
-
-    def compile(self, function: Jitted, program: Callable[[], T]) -> Future[T]:
-        """Run program(), which compiles one of a function's, in a thread. It may wait for those
-        that came before."""
-        if (
-            self._threads is None
-        ):  # XLA uses several threads itself; on a CPU the devices want the cores too
-            count = 1 if jax.default_backend() == "cpu" else max((os.cpu_count() or 1) // 2, 1)
-            self._threads = ThreadPoolExecutor(min(count, 4), thread_name_prefix="compiling")
-        future = self._threads.submit(program)
-        function.wait_for(future)
-        return future
-
-    def close(self) -> None:
-        """Give up what has not begun, and wait for the rest: a thread inside XLA cannot be
-        stopped."""
-        if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)
-            self._threads = None
 
 
 class Programs:

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jax.stages import Wrapped
 
 from g2d_jax import keys as named_keys
 from g2d_jax import mesh as meshes
@@ -40,7 +41,8 @@ from g2d_jax.models.kernels import (
 )
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime import processes
-from g2d_jax.runtime.program_cache import Jitted, Programs
+from g2d_jax.runtime.program import Program, put_like
+from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.sampler import programs
 from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State, may_branch
 from g2d_jax.sampler.reorder import Reorder
@@ -167,30 +169,72 @@ class Sampler:
             kv_heads=meshes.sharding(mesh, ("kv_heads",), heads).shard_shape(heads)[0],
         )
         settings = config, mesh, chunk, jnp.dtype(dtype), self.kernel, self.decode_kernel
-        self.programs = self._programs.get_or_make(_jitted, *settings)
+        self._jitted = self._programs.get_or_make(_jitted, *settings)
 
     def to_sampler_params(self, model: Decoder) -> Decoder:
         """Convert the model to the form that decode reads: in dtype, split over the sampling mesh.
         Once per policy."""
-        return self.on_sampling_mesh(self.to_sampler_params_program()(model))
+        written = self.view(model)(model)
+        return self._put_together(written)
 
-    def to_sampler_params_program(self) -> Jitted:
-        """Return the program of `to_sampler_params`, whose results are for `on_sampling_mesh`."""
-        return self._programs.get_or_make(
-            _to_sampler_params,
-            self.config.without_codes,
-            self.mesh,
-            jnp.dtype(self.dtype),
-            self._reorder,
-        )
+    def view(self, model: Decoder) -> Program:
+        """Return the program of `to_sampler_params`. model: of arrays or shapes."""
+        settings = self.config.without_codes, self.mesh, jnp.dtype(self.dtype), self._reorder
+        return Program("view", self._programs.get_or_make(_to_sampler_params, *settings), (model,))
 
-    def on_sampling_mesh(self, written: Decoder) -> Decoder:
-        """Return the results of `to_sampler_params_program`, or their shapes, as they lie on the
-        sampling mesh."""
+    def abstract_params(self, model: Decoder) -> Decoder:
+        """Return the shapes of `to_sampler_params`. model: of shapes."""
+        shapes = jax.eval_shape(self.view(model).function, model)
+        where = _written_layout(self.config.without_codes, self.mesh, self._reorder)
+        return self._put_together(meshes.placed(shapes, where))
+
+    def _put_together(self, written: Decoder) -> Decoder:
+        """Return the results of `view`, or their shapes, as they lie on the sampling mesh."""
         if self._reorder is None:
             return written
         layout = _layout(self.config.without_codes, self.mesh)
         return self._reorder.put_together(written, layout)
+
+    def programs(self, params: Decoder, shapes: Shapes) -> dict[tuple[Any, ...], Program]:
+        """Return the programs of a call, by name and the size where there are several.
+
+        params: of `to_sampler_params`, or of `abstract_params`.
+        """
+        mesh, run = self.mesh, self._jitted
+        state, prompts = self.abstract(shapes)
+        rows = partial(meshes.abstract_rows, mesh)
+        number = meshes.abstract_number(mesh, np.int32)
+        where = meshes.sharding(mesh, ("devices",), (mesh.size,))
+        codes = jax.ShapeDtypeStruct((mesh.size,), np.int32, sharding=where)
+        every = rows((shapes.rows,))
+        found: dict[tuple[Any, ...], Program] = {}
+
+        def name(program: str, *inputs: Any, size: Any = None, **static: Any) -> None:
+            trips = self.chunk if program == "decode" else 1
+            found[program, size] = Program(program, run[program], inputs, static, trips)
+
+        name("empty", shapes=shapes)
+        for columns in shapes.columns:
+            tokens, each = rows((shapes.prompts, columns)), (shapes.prompts,)
+            name("prefill", params, prompts, tokens, rows(each), rows(each, bool), size=columns)
+        counts = rows((meshes.row_ways(mesh),))
+        name("insert", state, prompts, state.rows, every, every, counts)
+        if len(shapes.widths) > 1:
+            both = (state.cache.keys, KEY_COLUMNS), (state.cache.values, VALUE_COLUMNS)
+            for (array, *_), axis in both:
+                name("resize", array, (number, number), number, size=axis, axis=axis)
+        for widths in self.decoded_widths(shapes):
+            static = {"filters": shapes.filters, "widths": widths}
+            name("decode", params, state, codes, size=widths, **static)
+        if shapes.tail:
+            tail, _ = self.abstract(dataclasses.replace(shapes, rows=shapes.tail))
+            name("take_rows", state, rows((shapes.tail,)))
+            name("decode_tail", params, tail, codes, size=widths, **static)
+        if self.decode is not None:
+            name("retire", state, rows((shapes.rows,), bool), size=shapes.rows)
+            if shapes.tail:
+                name("retire", tail, rows((shapes.tail,), bool), size=shapes.tail)
+        return found
 
     def shapes(
         self,
@@ -249,12 +293,8 @@ class Sampler:
     def abstract(self, shapes: Shapes) -> tuple[State, Prompts]:
         """Return the programs' device state and prompts with a ShapeDtypeStruct and its sharding
         for every array."""
-
-        def place(x: jax.ShapeDtypeStruct, *axes: str | None) -> jax.ShapeDtypeStruct:
-            return x.update(sharding=meshes.sharding(self.mesh, axes, x.shape))
-
-        make = partial(_empty(self.config, self.mesh, self.dtype), shapes=shapes)
-        return programs.lay_out_tree(jax.eval_shape(make), place)
+        settings = self.config, self.mesh, jnp.dtype(self.dtype), shapes
+        return self._programs.get_or_make(_abstract, *settings)
 
     def decoded_widths(self, shapes: Shapes) -> list[tuple[int, ...]]:
         """List the cache's widths in use that each decode program is compiled for: on a CPU all are
@@ -337,9 +377,10 @@ class _Call:
         self.widths = sampler.decoded_widths(shapes)
         self.width = shapes.widths[0]
         self.rows = shapes.rows
-        empty: tuple[State, Prompts] = sampler.programs["empty"](shapes=shapes)
-        self.state, self.prompts = empty
-        self.put = partial(meshes.put_rows, self.mesh)
+        self.programs = sampler.programs(sampler_params, shapes)
+        self.state: State
+        self.prompts: Prompts
+        self.state, self.prompts = self.programs["empty", None]()
 
     def run(self) -> Iterator[Rollout]:
         """Prefill, insert, decode a chunk, collect, until nothing is left.
@@ -358,12 +399,11 @@ class _Call:
             chunk = self.sampler.chunk
             self._fit_width(max(sample.length + min(sample.remaining, chunk) for sample in running))
             decode = "decode" if self.rows == self.shapes.rows else "decode_tail"
-            self.state, emitted = self.sampler.programs[decode](
-                self.sampler_params,
-                self.state,
-                self._interrupt_codes(),
-                filters=self.shapes.filters,
-                widths=next(widths for widths in self.widths if self.width in widths),
+            widths = next(widths for widths in self.widths if self.width in widths)
+            # Whether this process was told to stop, on its devices: see `processes.stop_code`.
+            codes = np.full(self.mesh.size, processes.stop_code(), np.int32)
+            self.state, emitted = self.programs[decode, widths](
+                self.sampler_params, self.state, codes
             )
             self.sampler.usage.seconds += time.perf_counter() - started
             yield from self._hand_out(finished)
@@ -399,8 +439,8 @@ class _Call:
             lengths[place], fresh[place] = len(request.prompt_ids), True
             tokens[place, columns - lengths[place] :] = request.prompt_ids
             self.sampler.usage.prefilled += len(request.prompt_ids)
-        inputs = map(self.put, (tokens, lengths, fresh))
-        self.prompts = self.sampler.programs["prefill"](self.sampler_params, self.prompts, *inputs)
+        prefill = self.programs["prefill", columns]
+        self.prompts = prefill(self.sampler_params, self.prompts, tokens, lengths, fresh)
 
     def _insert(self, inserted: dict[int, tuple[int, Sample]]) -> None:
         shapes = self.shapes
@@ -418,8 +458,8 @@ class _Call:
             stop, decode = sample.request.params.stop, self.sampler.decode
             if stop and decode is not None:  # as `generate` has seen to
                 self.watches[row] = Watch(decode, stop)
-        inputs = jax.tree.map(self.put, (fresh, order.ravel(), places.ravel(), counts))
-        self.state = self.sampler.programs["insert"](self.state, self.prompts, *inputs)
+        inputs = fresh, order.ravel(), places.ravel(), counts
+        self.state = self.programs["insert", None](self.state, self.prompts, *inputs)
 
     def _describe(self, fresh: Rows[np.ndarray], row: int, sample: Sample) -> None:
         """Write a new sample's settings into the host arrays."""
@@ -439,8 +479,7 @@ class _Call:
             return
         order = self.schedule.narrow(tail)
         self.rows = tail
-        take_rows = self.sampler.programs["take_rows"]
-        self.state = take_rows(self.state, self.put(np.array(order, np.int32)))
+        self.state = self.programs["take_rows", None](self.state, np.array(order, np.int32))
         places = {row: place for place, row in enumerate(order)}
         self.tokens = {places[row]: parts for row, parts in self.tokens.items() if row in places}
         self.watches = {places[row]: watch for row, watch in self.watches.items() if row in places}
@@ -456,23 +495,16 @@ class _Call:
     def _resized(self, cache: Cache) -> Cache:
         """Move the cache to a ring of this width, one array after the other, each in its own
         memory."""
-        everywhere = meshes.replicated(self.mesh)
-        column = meshes.put(np.array(0, np.int32), everywhere)
-        width = meshes.put(np.array(self.width, np.int32), everywhere)
+        number = meshes.abstract_number(self.mesh, np.int32)
+        column, width = put_like((0, self.width), (number, number))
         ring = cache.column, cache.width
 
         def resize(axis: int, array: jax.Array) -> jax.Array:
-            return self.sampler.programs["resize"](array, ring, width, axis=axis)
+            return self.programs["resize", axis](array, ring, width)
 
         keys = tuple(map(partial(resize, KEY_COLUMNS), cache.keys))
         values = tuple(map(partial(resize, VALUE_COLUMNS), cache.values))
         return dataclasses.replace(cache, keys=keys, values=values, column=column, width=width)
-
-    def _interrupt_codes(self) -> jax.Array:
-        """Put on this process's devices whether it was told to stop: see `processes.stop_code`."""
-        where = meshes.sharding(self.mesh, ("devices",), (self.mesh.size,))
-        mine = np.full(self.mesh.size, processes.stop_code(), np.int32)
-        return meshes.put(mine, where)
 
     def _collect(self, emitted: Emitted) -> list[Rollout]:
         """Add the chunk's tokens to this process's rows, and give the rollouts of those that are
@@ -521,7 +553,7 @@ class _Call:
         if ends:
             ended = np.zeros(self.rows, np.bool_)
             ended[list(ends)] = True
-            self.state = self.sampler.programs["retire"](self.state, self.put(ended))
+            self.state = self.programs["retire", self.rows](self.state, ended)
         return ends
 
     def _rollout(self, row: int, sample: Sample, stopped: bool, end: int | None) -> Rollout:
@@ -554,9 +586,17 @@ def _layout(config: ModelConfig, mesh: Mesh) -> Decoder:
     return decoder.unstacked_shardings(config, mesh)
 
 
+def _written_layout(config: ModelConfig, mesh: Mesh, reorder: Reorder | None) -> Decoder:
+    """Return `_layout` as the program writes it."""
+    layout = _layout(config, mesh)
+    if reorder is None:
+        return layout
+    return reorder.parts_shardings(layout)
+
+
 def _to_sampler_params(
     config: ModelConfig, mesh: Mesh, dtype: jnp.dtype, reorder: Reorder | None
-) -> Jitted:
+) -> Wrapped:
     """Return the program of a sampler's `to_sampler_params`, of this config."""
     is_stacked = platform_of(mesh) == "tpu"
     convert = lora.to_sampler_params if is_stacked else lora.to_unstacked_sampler_params
@@ -567,7 +607,7 @@ def _to_sampler_params(
         converted = convert(model, dtype)
         return reorder.send_model(converted, layout) if reorder else converted
 
-    return Jitted(view, out_shardings=reorder.parts_shardings(layout) if reorder else layout)
+    return jax.jit(view, out_shardings=_written_layout(config, mesh, reorder))
 
 
 def _empty(
@@ -581,6 +621,20 @@ def _empty(
     return partial(programs.empty, config, stacked=stacked, dtype=dtype, cache_dtype=cache_dtype)
 
 
+def _abstract(
+    config: ModelConfig, mesh: Mesh, dtype: jnp.dtype, shapes: Shapes
+) -> tuple[State, Prompts]:
+    """Return what `Sampler.abstract` does."""
+
+    def place(x: jax.ShapeDtypeStruct, *axes: str | None) -> jax.ShapeDtypeStruct:
+        return x.update(sharding=meshes.sharding(mesh, axes, x.shape))
+
+    made: tuple[State, Prompts] = jax.eval_shape(
+        partial(_empty(config, mesh, dtype), shapes=shapes)
+    )
+    return programs.lay_out_tree(made, place)
+
+
 def _jitted(
     config: ModelConfig,
     mesh: Mesh,
@@ -588,22 +642,35 @@ def _jitted(
     dtype: jnp.dtype,
     kernel: AttentionSetting,
     decode_kernel: DecodeKernel,
-) -> dict[str, Jitted]:
-    """Return a sampler's programs by name."""
+) -> dict[str, Wrapped]:
+    """Return a sampler's jitted functions by name."""
     common: dict[str, Any] = {"mesh": mesh, "dtype": dtype}
     steps: dict[str, Any] = {"chunk": chunk, "kernel": decode_kernel, "branches": may_branch(mesh)}
-    empty = partial(_empty(config, mesh, dtype), mesh=mesh)
     decode = partial(programs.decode_chunk, **steps, **common)
+    ways = meshes.row_ways(mesh)
+    # Results lie alike whatever the shapes: rows are always split over all ways.
+    least = _abstract(config, mesh, dtype, Shapes(ways, ways, (16,), (16,), 1, ()))
+    state, prompts = jax.tree.map(lambda x: x.sharding, least)
+    rows, whole = meshes.rows_sharding(mesh, (ways, 1)), meshes.replicated(mesh)
+    emitted: list[Any] = [rows] * 3 + [whole] * 3
+    decoded: dict[str, Any] = {
+        "static_argnames": ("filters", "widths"),
+        "donate_argnums": 1,
+        "out_shardings": (state, Emitted(*emitted)),
+    }
+    of_state: dict[str, Any] = {"donate_argnums": 0, "out_shardings": state}
+    empty = _empty(config, mesh, dtype)
+    prefill = partial(programs.prefill, attention=kernel, **common)
     return {
-        "empty": Jitted(empty, static_argnames="shapes"),
-        "prefill": Jitted(partial(programs.prefill, attention=kernel, **common), donate_argnums=1),
-        "insert": Jitted(partial(programs.insert, mesh=mesh), donate_argnums=0),
-        "take_rows": Jitted(programs.take_rows),
-        "retire": Jitted(partial(programs.retire, mesh=mesh), donate_argnums=0),
-        "resize": Jitted(programs.resize, static_argnames="axis", donate_argnums=0),
-        "decode": Jitted(decode, static_argnames=("filters", "widths"), donate_argnums=1),
+        "empty": jax.jit(empty, static_argnames="shapes", out_shardings=(state, prompts)),
+        "prefill": jax.jit(prefill, donate_argnums=1, out_shardings=prompts),
+        "insert": jax.jit(partial(programs.insert, mesh=mesh), **of_state),
+        "take_rows": jax.jit(programs.take_rows, out_shardings=state),
+        "retire": jax.jit(programs.retire, **of_state),
+        "resize": jax.jit(programs.resize, static_argnames="axis", donate_argnums=0),
+        "decode": jax.jit(decode, **decoded),
         # By itself: the first chunk of a call does not wait until this one is compiled.
-        "decode_tail": Jitted(decode, static_argnames=("filters", "widths"), donate_argnums=1),
+        "decode_tail": jax.jit(decode, **decoded),
     }
 
 

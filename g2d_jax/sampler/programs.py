@@ -161,7 +161,6 @@ def empty(
     stacked: bool,
     dtype: jnp.dtype,
     cache_dtype: jnp.dtype,
-    mesh: Mesh | None = None,
 ) -> tuple[State, Prompts]:
     """Make a state with all rows at rest, and prompts yet to be filled in.
 
@@ -202,7 +201,7 @@ def empty(
         hidden=jnp.zeros((shapes.prompts, config.hidden_size), dtype),
         memories=memories(shapes.prompts),
     )
-    return lay_out_tree((state, prompts), partial(lay_out, mesh))
+    return state, prompts
 
 
 def prefill(
@@ -252,13 +251,12 @@ def prefill(
         padding[axis] = (old.shape[axis] - columns, 0)
         return choose(jnp.pad(new.astype(old.dtype), padding), old)
 
-    filled = Prompts(
+    return Prompts(
         keys=tuple(map(partial(put, (-4, -1, -3, -2), KEY_COLUMNS), prompts.keys, keys)),
         values=tuple(map(partial(put, (-4, -2, -3, -1), VALUE_COLUMNS), prompts.values, values)),
         hidden=jnp.where(fresh[:, None], hidden[:, -1], prompts.hidden),
         memories=jax.tree.map(choose, memories, prompts.memories),
     )
-    return lay_out_tree(filled, place)
 
 
 def _by_layer(params: Decoder, kept: Any) -> tuple[Any, ...]:
@@ -334,8 +332,7 @@ def insert(
         return jnp.where(begun.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
     cache = dataclasses.replace(state.cache, keys=keys, values=values, memories=memories)
-    begun_state = State(jax.tree.map(changed, fresh, state.rows), cache, hidden)
-    return lay_out_tree(begun_state, partial(lay_out, mesh))
+    return State(jax.tree.map(changed, fresh, state.rows), cache, hidden)
 
 
 def _copy_row(row: Array, place: Array, array: Array, source: Array) -> Array:
@@ -408,11 +405,11 @@ def take_rows(state: State, order: Array) -> State:
     return jax.tree.map(take, state)
 
 
-def retire(state: State, ended: Array, *, mesh: Mesh) -> State:
+def retire(state: State, ended: Array) -> State:
     """Put rows to rest. ended: bool [S], those whose response the host has found to be at its
     end."""
     rows = dataclasses.replace(state.rows, remaining=jnp.where(ended, 0, state.rows.remaining))
-    return lay_out_tree(dataclasses.replace(state, rows=rows), partial(lay_out, mesh))
+    return dataclasses.replace(state, rows=rows)
 
 
 def may_branch(mesh: Mesh) -> bool:
@@ -496,13 +493,7 @@ def decode_chunk(
         )
     else:
         state, emitted = jax.lax.fori_loop(0, chunk, advance, start)
-    return state, emitted._replace(
-        tokens=place(emitted.tokens, "rows", None),
-        logprobs=place(emitted.logprobs, "rows", None),
-        entropies=place(emitted.entropies, "rows", None),
-        counts=place(emitted.counts, None),
-        stopped=place(emitted.stopped, None),
-    )
+    return state, emitted
 
 
 def _draw_next(

@@ -4,7 +4,7 @@ mesh, one program."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jax.stages import Wrapped
 
 from g2d_jax import mesh as meshes
 from g2d_jax.data.tokenizer import Ids
 from g2d_jax.models.reward_model import ScalarModel, read_scores, score_flops
 from g2d_jax.runtime import processes
-from g2d_jax.runtime.program_cache import Jitted
+from g2d_jax.runtime.program import Program
 
 COLUMNS = 64
 """The shortest row, in tokens; others are COLUMNS * (1, 1.5, 2, 3, 4, 6, …)."""
@@ -44,11 +45,15 @@ class Usage:
     flops: float = 0.0
 
 
-def make_program(
-    mesh: Mesh, dtype: jnp.dtype
-) -> Callable[[ScalarModel, jax.Array, jax.Array], jax.Array]:
+def program_of(model: ScalarModel, mesh: Mesh, run: Wrapped, rows: int, length: int) -> Program:
+    """Return the program that scores a batch. model: of arrays or shapes. run: of `make_program`."""
+    tokens = meshes.abstract_rows(mesh, (rows, length))
+    return Program("reward", run, (model, tokens, meshes.abstract_rows(mesh, (rows,))))
+
+
+def make_program(mesh: Mesh, dtype: jnp.dtype) -> Wrapped:
     """Return the jitted `read_scores`."""
-    return Jitted(
+    return jax.jit(
         partial(read_scores, mesh=mesh, dtype=dtype), out_shardings=meshes.replicated(mesh)
     )
 
@@ -108,9 +113,9 @@ class BatchScorer:
         tokens, lengths = np.zeros((size, length), np.int32), np.ones(size, np.int32)
         for row, ids in enumerate(batch):
             tokens[row, : len(ids)], lengths[row] = ids, len(ids)
-        return self._run(
-            self.model, meshes.put_rows(self.mesh, tokens), meshes.put_rows(self.mesh, lengths)
-        )
+        program = program_of(self.model, self.mesh, self._run, size, length)
+        scores: jax.Array = program(self.model, tokens, lengths)
+        return scores
 
     def _count(self, lengths: Sequence[int]) -> None:
         self.usage.conversations += len(lengths)

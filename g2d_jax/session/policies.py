@@ -17,7 +17,7 @@ from g2d_jax.models import decoder, hf, lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.runtime import processes
-from g2d_jax.runtime.program_cache import Jitted
+from g2d_jax.runtime.program import Program
 from g2d_jax.session import init_params
 from g2d_jax.session.init_params import Base
 from g2d_jax.session.session import Session
@@ -80,12 +80,25 @@ def load_reference(session: Session, policy: str) -> Decoder:
     return params if cast is None else cast(params)
 
 
-def reference_cast(session: Session) -> Jitted | None:
+def reference_cast(session: Session) -> Program | None:
     """Return the program that makes a reference from a policy, None where both are of one dtype."""
     dtype = reference_dtype(session)
     if dtype == init_params.base_dtype(session.config):
         return None
-    return session.programs.get_or_make(make_cast, session.model_config, session.mesh, dtype)
+    run = session.programs.get_or_make(make_cast, session.model_config, session.mesh, dtype)
+    return Program("reference", run, (policy_shapes(session),))
+
+
+def policy_shapes(session: Session) -> Decoder:
+    """Return a policy's parameters as shapes, adapters included."""
+    return decoder.abstract_on(
+        session.model_config, session.mesh, init_params.base_dtype(session.config)
+    )
+
+
+def reference_shapes(session: Session) -> Decoder:
+    """Return a fixed reference's parameters as shapes, adapters included: see `load_reference`."""
+    return decoder.abstract_on(session.model_config, session.mesh, reference_dtype(session))
 
 
 def reference_dtype(session: Session) -> jnp.dtype:

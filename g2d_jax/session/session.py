@@ -26,7 +26,8 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime.memory import Peak
-from g2d_jax.runtime.program_cache import CompileAhead, Programs
+from g2d_jax.runtime.program import CompileAhead
+from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import init_params
 from g2d_jax.session.background_writer import Writer

@@ -36,12 +36,7 @@ from g2d_jax.session.session import Session, StopRun
 from g2d_jax.session.training_programs import Training
 from g2d_jax.stage_result import Cost, Outcome
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
-from g2d_jax.training.step import (
-    StepNumbers,
-    TrainState,
-    put_batch,
-    put_numbers,
-)
+from g2d_jax.training.step import StepNumbers, TrainState, put_numbers
 
 _MAX_SKIPPED = 5
 """A run stops at so many updates in a row that are not finite. A single one may be the batch's
@@ -99,9 +94,9 @@ class Trainer:
         clock = self.session.clock
         with clock.doing("training"):
             packed = self.training.pack(groups)
-            arrays, count = put_batch(packed, self.session.mesh)
-            run_step, _ = self.training.step
-            self.state, sums = run_step(self.state, arrays, count, self.numbers, self.frozen_params)
+            batch = packed.arrays, packed.count
+            step = self.training.step(packed)
+            self.state, sums = step(self.state, *batch, self.numbers, self.frozen_params)
             clock.launched("training", list(sums.values()))
             self.cost.trained += packed.used
             self.cost.flops += train_flops(self.session.model_config, packed.used, packed.attended)
@@ -301,7 +296,7 @@ def open_trainer(training: Training) -> Iterator[Trainer]:
             cost=cost,
             extra_state=extra_state,
             checkpoints=checkpoints,
-            numbers=put_numbers(training.step[1], session.mesh),
+            numbers=put_numbers(training.numbers, session.mesh),
             bar=bar,
             profiler=profiler,
         )

@@ -4,25 +4,26 @@ work."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
+from jax.stages import Wrapped
 
 from g2d_jax import mesh as meshes
 from g2d_jax.config import TrainingStage
 from g2d_jax.data.packing import Group, Packed
 from g2d_jax.losses.logprobs import logits_kept
-from g2d_jax.models import decoder, lora
+from g2d_jax.mesh import device_bytes
+from g2d_jax.models import lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops, read_params, train_flops
-from g2d_jax.runtime.program_cache import Jitted, Programs
-from g2d_jax.session import init_params
-from g2d_jax.session.policies import reference_cast, reference_dtype
-from g2d_jax.session.program import Program, Work, device_bytes, fixed
+from g2d_jax.runtime.program import Program, Work
+from g2d_jax.runtime.program_cache import Programs
+from g2d_jax.session.policies import policy_shapes, reference_cast
 from g2d_jax.session.row_shapes import RowShape, pack_rows
 from g2d_jax.session.session import Session
 from g2d_jax.session.training_memory import saved_per_token
@@ -38,8 +39,6 @@ from g2d_jax.training.step import (
     make_fresh_state,
     make_scorer,
     make_train_step,
-    put_batch,
-    put_numbers,
 )
 
 
@@ -49,6 +48,9 @@ class Training:
 
     objective: the configured loss; a user's own takes its place. total: updates to do. per: the
     divisor of the objective's metric sums, "tokens" or "pairs". rows: the shape of all batches.
+
+    Of its programs, fullest: makes the largest batch. share: of its tokens in a mean one. resident:
+    arrays on the devices besides the policy and its state.
     """
 
     session: Session
@@ -59,6 +61,9 @@ class Training:
     total: int
     per: str
     rows: RowShape
+    fullest: Callable[[], Sequence[Group]] = list
+    share: float = 1.0
+    resident: tuple[Any, ...] = ()
 
     @property
     def updates(self) -> int:
@@ -86,14 +91,26 @@ class Training:
         offload = session.config.compute.offload_optimizer
         return session.model_config, self.optimizer[0], session.mesh, offload
 
+    @cached_property
+    def frozen(self) -> Decoder | None:
+        """The shapes of what no update changes of the policy."""
+        _, rest = lora.partition(policy_shapes(self.session))
+        return rest
+
     @property
-    def begin(self) -> Jitted:
+    def policy(self) -> Decoder:
+        """The shapes of the policy, with the arrays of `state` and `frozen`."""
+        return lora.combine(self.state.params, self.frozen)
+
+    @property
+    def begin(self) -> Program:
         """The program that makes the first state of what is trained of a policy."""
-        return self.session.programs.get_or_make(make_fresh_state, *self._settings)
+        run = self.session.programs.get_or_make(make_fresh_state, *self._settings)
+        trained, _ = lora.partition(policy_shapes(self.session))
+        return Program("fresh state", run, (trained,))
 
     @cached_property
-    def step(self) -> tuple[Jitted, StepNumbers]:
-        """The train step, and the numbers that it takes."""
+    def _step(self) -> tuple[Wrapped, StepNumbers]:
         session, objective, programs = self.session, self.objective, self.session.programs
         own = session.objectives.get(self.name)
         # A user's own loss may look like another, so it has programs of its own.
@@ -106,113 +123,106 @@ class Training:
         step = programs.get_or_make(make_train_step, structure, optimizer, model, mesh, offload)
         return step, {"optimizer": self.optimizer[1], "loss": numbers}
 
+    @property
+    def numbers(self) -> StepNumbers:
+        """The numbers that the train step takes."""
+        return self._step[1]
+
+    def step(self, packed: Packed) -> Program:
+        """Return the train step on a batch like this one."""
+        run, numbers = self._step
+        mesh = self.session.mesh
+        batch = abstract_batch(packed, mesh)
+        inputs = self.state, *batch, abstract_numbers(numbers, mesh), self.frozen
+        return Program("train step", run, inputs, trips=packed.count)
+
     def pack(self, groups: Sequence[Group]) -> Packed:
         """Pack the batch of an update."""
         return pack_rows(self.session, groups, self.rows)
 
-    def programs(
-        self, groups: Sequence[Group], calls: float, resident: tuple[Any, ...] = ()
-    ) -> Iterator[Program]:
-        """Yield the first state, and the train step, called `calls` times on such a batch."""
-        session, name = self.session, self.name
-        config, _, mesh, _ = self._settings
-        params, state, packed = policy_shapes(session), self.state, self.pack(groups)
-        trained, rest = lora.partition(params)
-        held, changed = (device_bytes(params), device_bytes(state)), device_bytes(trained)
-        once = Work(1, 0.0, 2 * changed + held[1], {"parameters": held[0], "state": held[1]})
-        frozen = () if rest is None else (rest,)
-        yield Program(name, "fresh state", self.begin, fixed(trained), once, resident=frozen)
+    def programs(self) -> Iterator[Program]:
+        """Yield the first state, and the train step on the fullest batch, with their work."""
+        state = device_bytes(self.state)
+        yield replace(self.begin, work=Work(1, temporary=state), resident=(self.frozen,))
+        if not self.total:
+            return
+        session, packed = self.session, self.pack(self.fullest())
+        calls = self.total * self.share
         remat = 1.0 if session.compute.remat in ("none", "dots") else 4 / 3
-        flops = remat * train_flops(config, packed.used, packed.attended) / mesh.size
-        moved = 2 * held[1] + packed.count * 3 * _weights(session)
-        parts = {"parameters": held[0], "optimiser": held[1] - changed, "gradients": changed}
-        parts["activations"] = activation_bytes(session, packed)
-        step, numbers = self.step
-        work = Work(calls, flops, moved, parts, trained=packed.used * calls)
-        arguments = fixed(
-            state, *abstract_batch(packed, mesh), abstract_numbers(numbers, mesh), rest
+        flops = train_flops(session.model_config, packed.used, packed.attended)
+        gradients = device_bytes(self.state.params)  # so far, and of the micro-batch under way
+        work = Work(
+            calls,
+            remat * flops / session.mesh.size,
+            2 * state + packed.count * 3 * _weights(session),
+            2 * gradients + activation_bytes(session, packed),
+            trained=packed.used * calls,
         )
-        trips = min(packed.arrays["tokens"].shape[0], packed.count)
-        yield Program(name, "train step", step, arguments, work, {}, trips, resident)
+        yield replace(self.step(packed), work=work, resident=self.resident)
 
 
 @dataclass(frozen=True)
 class Scorer:
     """The log-probabilities of responses under policies. rows: of all batches. temperature: of the
-    distribution."""
+    distribution.
+
+    Of its program, policy: the shapes of one. is_reference: it is a fixed one. fullest: makes the
+    largest batch. calls: on such a batch. resident: arrays on the devices besides.
+    """
 
     session: Session
     rows: RowShape
     temperature: float = 1.0
+    _: KW_ONLY
+    policy: Decoder | None = None
+    is_reference: bool = False
+    fullest: Callable[[], Sequence[Group]] = list
+    calls: float = 0.0
+    resident: tuple[Any, ...] = ()
 
-    @property
-    def run(self) -> Jitted:
-        """The program that computes them."""
-        return self.session.programs.get_or_make(make_scorer, self.session.compute)
-
-    def pack(self, groups: Sequence[Group]) -> Packed:
-        """Pack groups into these rows."""
-        return pack_rows(self.session, groups, self.rows)
+    def program(self, params: Decoder, packed: Packed) -> Program:
+        """Return the program that computes them. params: arrays or shapes."""
+        mesh = self.session.mesh
+        run = self.session.programs.get_or_make(make_scorer, self.session.compute)
+        inputs = params, *abstract_batch(packed, mesh), abstract_numbers(self.temperature, mesh)
+        return Program("log-probs", run, inputs, trips=packed.count)
 
     def __call__(
         self, params: Decoder, groups: Sequence[Group], cost: Cost
     ) -> list[list[np.ndarray]]:
         """Compute them under a policy, float32 [T] for every response of every group; what that
         takes is added to the cost."""
-        session, packed = self.session, self.pack(groups)
+        session, packed = self.session, pack_rows(self.session, groups, self.rows)
         cost.scored += packed.used
         cost.flops += forward_flops(session.model_config, packed.used, packed.attended)
         with session.clock.doing("logprobs"):
-            temperature = put_numbers(self.temperature, session.mesh)
-            logprobs, _ = self.run(params, *put_batch(packed, session.mesh), temperature)
+            run = self.program(params, packed)
+            logprobs, _ = run(params, packed.arrays, packed.count, self.temperature)
             session.clock.settle()
             return packed.unpack(np.asarray(logprobs))
 
-    def program(
-        self,
-        name: str,
-        groups: Sequence[Group],
-        calls: float,
-        resident: tuple[Any, ...] = (),
-        *,
-        reference: bool = False,
-    ) -> Program:
-        """Return the program of a stage for a batch of these groups, under a policy or a fixed
-        reference."""
-        session, packed = self.session, self.pack(groups)
-        params, kind = policy_shapes(session), "log-probs"
-        if reference:
-            params, kind = reference_shapes(session), "reference log-probs"
+    def programs(self) -> Iterator[Program]:
+        """Yield the program for the fullest batch, with its work; before it that which makes the
+        reference, where its dtype is another than the policy's."""
+        if self.policy is None or not self.calls:
+            return
+        session, name, copy = self.session, "log-probs", device_bytes(self.policy)
+        if self.is_reference:
+            name = "reference log-probs"
+            cast = reference_cast(session)
+            if cast is not None:
+                yield replace(cast, work=Work(1, temporary=copy), resident=self.resident)
+        packed = pack_rows(session, self.fullest(), self.rows)
         flops = forward_flops(session.model_config, packed.used, packed.attended)
-        moved, parts = packed.count * _weights(session), {"parameters": device_bytes(params)}
-        scored = packed.used * calls
-        work = Work(calls, flops / session.mesh.size, moved, parts, scored=scored)
-        number = abstract_numbers(1.0, session.mesh)
-        arguments = fixed(params, *abstract_batch(packed, session.mesh), number)
-        return Program(name, kind, self.run, arguments, work, {}, packed.count, resident)
-
-
-def reference_programs(session: Session, name: str, resident: tuple[Any, ...]) -> Iterator[Program]:
-    """Yield the program that makes a reference from a policy of another dtype. resident: arrays
-    beside both."""
-    cast = reference_cast(session)
-    if cast is not None:
-        params = policy_shapes(session)
-        work = Work(1, 0.0, 2 * device_bytes(params), {"parameters": device_bytes(params)})
-        yield Program(name, "reference", cast, fixed(params), work, resident=resident)
-
-
-def policy_shapes(session: Session) -> Any:
-    """Return a policy's parameters as shapes, adapters included."""
-    return decoder.abstract_on(
-        session.model_config, session.mesh, init_params.base_dtype(session.config)
-    )
-
-
-def reference_shapes(session: Session) -> Any:
-    """Return a fixed reference's parameters as shapes, adapters included: see
-    `policies.load_reference`."""
-    return decoder.abstract_on(session.model_config, session.mesh, reference_dtype(session))
+        work = Work(
+            self.calls,
+            flops / session.mesh.size,
+            packed.count * _weights(session),
+            copy,  # in the type of activations
+            scored=packed.used * self.calls,
+        )
+        program = self.program(self.policy, packed)
+        yield replace(program, name=name, work=work, resident=self.resident)
 
 
 def mean_prompt(session: Session) -> float:

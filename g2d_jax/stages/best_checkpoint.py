@@ -26,7 +26,7 @@ from g2d_jax.stage_result import Cost, Outcome, Scored, Selection, Warned
 from g2d_jax.stages import alerts
 from g2d_jax.stages.held_out import HeldOut, task_results, write_problems
 from g2d_jax.stages.held_out import issues as issues
-from g2d_jax.stages.held_out import programs as programs
+from g2d_jax.stages.held_out import phases as phases
 from g2d_jax.training.checkpoint import Checkpoints
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -42,13 +42,11 @@ from g2d_jax.rollouts.generate import (
     rewards,
     sampled_batches,
 )
-from g2d_jax.rollouts.programs import sampling_programs
-from g2d_jax.rollouts.workload import workload_of
+from g2d_jax.rollouts.workload import Workload, workload_of
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_rollouts, write_columns, write_preferences
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.problems import count_drawn, train_order
-from g2d_jax.session.program import Program
 from g2d_jax.session.session import Session, StopRun
 from g2d_jax.session.windows import window_at
 from g2d_jax.stage_result import Cost, Outcome, Warned
@@ -136,13 +134,14 @@ def _sampling_issues(session: Session, name: str, stage: Collect) -> list[Issue]
     )
 
 
-def programs(
+def phases(
     session: Session, name: str, stage: Collect, response: int | None = None
-) -> Iterator[Program]:
-    """Yield the stage's programs in the order of their runs. response: mean tokens of a response,
-    None: the most."""
-    if stage.samples:
-        yield from sampling_programs(session, name, workload_of(session, name, stage, response))
+) -> list[Workload]:
+    """List the stage's sampling, if it samples. response: mean tokens of a response, None: the
+    most."""
+    if not stage.samples:
+        return []
+    return [workload_of(session, name, stage, response)]
 
 
 def rollouts_of(session: Session, name: str, cost: Cost) -> tuple[Draws, Groups]:

@@ -36,7 +36,7 @@ from g2d_jax.stages import alerts
 from g2d_jax.stages.causes import Cause, cause_of
 from g2d_jax.stages.held_out import HeldOut, task_results, write_problems
 from g2d_jax.stages.held_out import issues as issues
-from g2d_jax.stages.held_out import programs as programs
+from g2d_jax.stages.held_out import phases as phases
 from g2d_jax.study import informativeness, stats
 
 

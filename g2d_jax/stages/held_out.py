@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,12 +33,10 @@ from g2d_jax.rollouts.generate import (
     sampled_batches,
     write_sampled,
 )
-from g2d_jax.rollouts.programs import sampling_programs
 from g2d_jax.rollouts.workload import Workload, prompts_per_call
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tracking import Progress
 from g2d_jax.session.policies import load_policy
-from g2d_jax.session.program import Program
 from g2d_jax.session.session import Session
 from g2d_jax.stage_result import Cost, TaskResult
 from g2d_jax.stages import alerts
@@ -119,6 +117,13 @@ class HeldOut:
         )
 
 
+def phases(
+    session: Session, name: str, stage: BestCheckpoint | Evaluate, response: int | None = None
+) -> list[Workload]:
+    """List the sampling of an evaluate or best_checkpoint stage. response: as of `sampling`."""
+    return [sampling(session, stage, "", response)]
+
+
 def sampling(
     session: Session, stage: BestCheckpoint | Evaluate, rng_stream: str, response: int | None = None
 ) -> Workload:
@@ -131,6 +136,7 @@ def sampling(
     prompts = session.problems.counts[stage.split]
     together = min(prompts, prompts_per_call(session, samples))
     return Workload(
+        session,
         params,
         answers,
         session.sampling.shapes(stage, together, samples, params),
@@ -145,14 +151,6 @@ def sampling(
 def issues(session: Session, name: str, stage: BestCheckpoint | Evaluate) -> list[Issue]:
     """Return what may be wrong with the lengths of an evaluate or best_checkpoint stage."""
     return alerts.position_issues(session, f"stages.{name}.sampling.max_new_tokens", stage.sampling)
-
-
-def programs(
-    session: Session, name: str, stage: BestCheckpoint | Evaluate, response: int | None = None
-) -> Iterator[Program]:
-    """Yield the programs of an evaluate or best_checkpoint stage. response: mean tokens, None: the
-    most."""
-    yield from sampling_programs(session, name, sampling(session, stage, "", response))
 
 
 def write_problems(folder: epath.Path, problems: Sequence[Problem]) -> None:

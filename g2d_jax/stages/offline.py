@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +35,6 @@ from g2d_jax.runtime.terminal import counted
 from g2d_jax.session.inputs import fingerprint
 from g2d_jax.session.policies import checkpoint_of, load_policy
 from g2d_jax.session.problems import order as problem_order
-from g2d_jax.session.program import Program, compile_programs
 from g2d_jax.session.row_shapes import RowShape, choose_row_length
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import open_trainer
@@ -63,12 +61,11 @@ def run(session: Session, name: str, stage: Offline) -> Outcome:
     examples = batch(pairs, np.zeros((len(pairs), 2)))
     count = len(pairs)
     row_length = _row_length(session, examples, stage.batch_size)
-    training, scorer = compiled_of(
-        session, name, stage, count, row_length, lambda text: session.tracker.say(f"{name}: {text}")
-    )
+    scorer, training = phases(session, name, stage, pairs=count, row_length=row_length)
+    session.ahead.compile([*scorer.programs(), *training.programs()])
     steps, batch_size = training.total, training.rows.most_rows
     unused = count * stage.epochs - steps * batch_size
-    compile_programs(session.ahead, _programs(training, scorer, stage, count, None))
+    _tell_fewer(training, stage, unused)
     references, scoring = reference_logprobs(scorer, name, stage, examples)
     lengths = _lengths(pairs)
     # now, for it refuses responses without tokens
@@ -136,66 +133,57 @@ def issues(session: Session, name: str, stage: Offline) -> list[Issue]:
     return found + alerts.position_issues(session, setting, pairs=sides)
 
 
-def programs(
-    session: Session, name: str, stage: Offline, response: int | None = None
-) -> Iterator[Program]:
-    """Yield the stage's programs as far as they are known without its pairs: as many and as long as
-    there can be."""
-    source = session.config.stages_of(Collect).get(stage.preferences)
-    pairs = SCORED_AT_ONCE
-    if source is not None:
-        most = source.prompts * source.pairs_per_prompt
-        pairs = min(most, source.max_pairs or most)
-    longest = stage.longest_row(session.config.data.max_prompt_length, session.config.stages)
-    row_length = choose_row_length(session, longest)
-    training, scorer = compiled_of(session, name, stage, pairs, row_length)
-    yield from _programs(training, scorer, stage, pairs, response)
-
-
-def compiled_of(
+def phases(
     session: Session,
     name: str,
     stage: Offline,
-    pairs: int,
-    row_length: int,
-    say: Callable[[str], None] = lambda _: None,
-) -> tuple[Training, Scorer]:
-    """Return the training of a stage on so many pairs in rows of this length, and what scores
-    them."""
+    response: int | None = None,
+    pairs: int = 0,
+    row_length: int = 0,
+) -> tuple[Scorer, Training]:
+    """Return what scores so many pairs in rows of this length, and the training on them; 0: as many
+    and as long as there can be. response: mean tokens of a response, None: the most."""
+    source = session.config.stages_of(Collect).get(stage.preferences)
+    if source is not None and not pairs:
+        most = source.prompts * source.pairs_per_prompt
+        pairs = min(most, source.max_pairs or most)
+    pairs = pairs or SCORED_AT_ONCE
+    longest = stage.longest_row(session.config.data.max_prompt_length, session.config.stages)
+    row_length = row_length or choose_row_length(session, longest)
     batch_size = min(stage.batch_size, pairs)
-    steps, unused = divmod(pairs * stage.epochs, batch_size)
-    if unused or batch_size < stage.batch_size:
-        rest = f"; {unused} of the last epoch's are not used" * bool(unused)
-        say(f"{counted(steps, 'update')} of {counted(batch_size, 'pair')}{rest}")
+    steps = pairs * stage.epochs // batch_size
+    rows, scored = (RowShape(row_length, min(n, pairs)) for n in (batch_size, SCORED_AT_ONCE))
+    (fullest,) = _fullest(session, RowShape(row_length))
+    prompt, side = len(fullest.prompt_ids), len(fullest.responses[0].token_ids)
+    mean = min(mean_prompt(session), prompt) + 2 * min(response or side, side)
+    share = mean / (prompt + 2 * side)
     training = Training(
         session,
         name,
-        _with_warmup_that_fits(stage, steps, say),
+        _with_warmup_that_fits(stage, steps),
         objective_of(session.compute, stage),
         total=steps,
         per="pairs",
-        rows=RowShape(row_length, batch_size),
+        rows=rows,
+        fullest=lambda: _fullest(session, rows),
+        share=share,
     )
-    return training, Scorer(session, RowShape(row_length, min(SCORED_AT_ONCE, pairs)))
+    scorer = Scorer(
+        session,
+        scored,
+        policy=training.policy,
+        fullest=lambda: _fullest(session, scored),
+        calls=(stage.compares + 1) * pairs / scored.most_rows * share,
+    )
+    return scorer, training
 
 
-def _programs(
-    training: Training, scorer: Scorer, stage: Offline, pairs: int, response: int | None
-) -> Iterator[Program]:
-    """Yield the programs of a stage of so many pairs, in the order in which they run."""
-    session, name, rows = training.session, training.name, training.rows
+def _fullest(session: Session, rows: RowShape) -> list[Group]:
+    """Make a batch of pairs that fill the rows."""
     prompt = np.zeros(min(session.config.data.max_prompt_length, rows.length // 3), np.int32)
     side = np.zeros((rows.length - len(prompt)) // 2, np.int32)
     pair = Preference("0", "", "", "", prompt, side, side, 1.0, 0.0)
-    mean = min(mean_prompt(session), len(prompt)) + 2 * min(response or len(side), len(side))
-    share = mean / (len(prompt) + 2 * len(side))
-
-    def examples(count: int) -> list[Group]:
-        return batch([pair] * count, np.zeros((count, 2), np.float32))
-
-    scored, times = scorer.rows.most_rows, stage.compares + 1
-    yield scorer.program(name, examples(scored), times * pairs / scored * share)
-    yield from training.programs(examples(rows.most_rows), training.total * share)
+    return batch([pair] * rows.most_rows, np.zeros((rows.most_rows, 2), np.float32))
 
 
 def objective_of(compute: Compute, stage: Offline) -> Objective:
@@ -234,15 +222,25 @@ def _write_pairs(
     processes.on_leader(lambda: write_columns(path, columns))
 
 
-def _with_warmup_that_fits(
-    stage: Offline, steps: int, say: Callable[[str], None] = lambda _: None
-) -> Offline:
+def _tell_fewer(training: Training, stage: Offline, unused: int) -> None:
+    """Print where the pairs are fewer than the settings of the stage are for. unused: of the last
+    epoch."""
+    say, name = training.session.tracker.say, training.name
+    steps, batch_size = training.total, training.rows.most_rows
+    if unused or batch_size < stage.batch_size:
+        rest = f"; {unused} of the last epoch's are not used" * bool(unused)
+        say(f"{name}: {counted(steps, 'update')} of {counted(batch_size, 'pair')}{rest}")
+    before, warmup = stage.optimizer.warmup_steps, training.stage.optimizer.warmup_steps
+    if warmup < before:
+        say(f"{name}: only {steps} updates, so warmup_steps {before} becomes {warmup}")
+
+
+def _with_warmup_that_fits(stage: Offline, steps: int) -> Offline:
     """Shorten a warm-up that is too long for the updates."""
     # The number of pairs is known only now: few of them must not end a run that has paid for its
     # rollouts.
     if stage.optimizer.warmup_steps < steps:
         return stage
-    say(f"only {steps} updates, so warmup_steps {stage.optimizer.warmup_steps} becomes {steps - 1}")
     return dataclasses.replace(
         stage, optimizer=dataclasses.replace(stage.optimizer, warmup_steps=steps - 1)
     )

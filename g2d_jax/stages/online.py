@@ -6,11 +6,10 @@ The warm-up is this stage for K steps; so is full GRPO, and DPO on the policy's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any, assert_never
+from typing import assert_never
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from g2d_jax.config.policy_name import INIT
 from g2d_jax.config.section import warning
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import lora
+from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict, indices_by_task, pick
 from g2d_jax.rollouts import batches
 from g2d_jax.rollouts.ahead import schedule
@@ -38,20 +38,14 @@ from g2d_jax.rollouts.generate import (
     problems_of,
     rows_of,
 )
-from g2d_jax.rollouts.programs import sampling_programs
-from g2d_jax.rollouts.workload import workload_of
+from g2d_jax.rollouts.workload import Workload, workload_of
 from g2d_jax.runtime import memory
 from g2d_jax.session.answers import SHOWN, show_problem
-from g2d_jax.session.program import Program
+from g2d_jax.session.policies import reference_shapes
 from g2d_jax.session.row_shapes import RowShape, choose_row_length
 from g2d_jax.session.session import Session, StopRun
 from g2d_jax.session.trainer import Trainer, open_trainer
-from g2d_jax.session.training_programs import (
-    Training,
-    mean_prompt,
-    reference_programs,
-    reference_shapes,
-)
+from g2d_jax.session.training_programs import Scorer, Training, mean_prompt
 from g2d_jax.session.windows import window_at
 from g2d_jax.stage_result import Outcome, Stop
 from g2d_jax.stages import alerts, early_stopping
@@ -66,8 +60,9 @@ PATIENCE = 50  # steps in a row without any reward signal, after which a stage s
 def run(session: Session, name: str, stage: Online) -> Outcome:
     """Do stage.steps updates; return what was done."""
     external = session.given.pop(name, None) or external_batches(session, name, stage)
+    *_, training = phases(session, name, stage)
     with (
-        open_trainer(training_of(session, name, stage)) as trainer,
+        open_trainer(training) as trainer,
         closing(RolloutBuffer(trainer, stage, external)) as buffer,
     ):
         if buffer.ahead is not None:
@@ -142,45 +137,19 @@ def issues(session: Session, name: str, stage: Online) -> list[Issue]:
     return found
 
 
-def programs(
+def phases(
     session: Session, name: str, stage: Online, response: int | None = None
-) -> Iterator[Program]:
-    """Yield the stage's programs in the order of their runs. response: mean tokens of a response,
-    None: the most."""
-    if not stage.steps:
-        return
-    training = training_of(session, name, stage)
-    logprob_scorer = logprob_scorer_of(session, stage, training.rows)
-    bare, filled = _longest_batch(session, stage)
-    state = training.state
+) -> tuple[*tuple[Workload | Scorer, ...], Training]:
+    """List the stage's sampling, the log-probabilities that its loss needs, and its training.
+    response: mean tokens of a response, None: the most."""
+    most = stage.sampling.max_new_tokens
+    longest = session.config.data.max_prompt_length + most
+    share = (mean_prompt(session) + min(response or most, most)) / longest
     policies = scored_under(stage).values()
-    reference: tuple[Any, ...] = ()
+    reference: tuple[Decoder, ...] = ()
     if FIXED in policies:  # all policies of a run share the frozen parameters
         reference = lora.partition(reference_shapes(session))[:1]
-    workload = workload_of(session, name, stage, response)
-    if stage.samples:
-        yield from sampling_programs(
-            session,
-            name,
-            workload,
-            resident_during_view=(state.opt_state, *reference),
-            resident_during_generation=(state, *reference),
-        )
-    longest = session.config.data.max_prompt_length + stage.sampling.max_new_tokens
-    # Of a full batch's tokens in a mean one.
-    share = (mean_prompt(session) + workload.mean) / longest
-    calls = stage.steps / stage.num_iterations * share
-    if reference:
-        yield from reference_programs(session, name, (state,))
-        yield logprob_scorer.program(name, bare, calls, (state,), reference=True)
-    if PRESENT in policies:
-        yield logprob_scorer.program(name, bare, calls, (state.opt_state, *reference))
-    yield from training.programs(filled, stage.steps * share, reference)
-
-
-def training_of(session: Session, name: str, stage: Online) -> Training:
-    """Return the stage's training."""
-    return Training(
+    training = Training(
         session,
         name,
         stage,
@@ -188,38 +157,51 @@ def training_of(session: Session, name: str, stage: Online) -> Training:
         total=stage.steps,
         per="pairs" if stage.is_preference_loss else "tokens",
         rows=row_shape(session, stage),
+        fullest=partial(_longest_batch, session, stage, is_filled=True),
+        share=share,
+        resident=reference,
     )
+    found: list[Workload | Scorer] = []
+    policy = training.state, training.frozen
+    living = *policy, *reference
+    if stage.samples and stage.steps:
+        workload = workload_of(session, name, stage, response)
+        found.append(replace(workload, policy=training.policy, living=living))
+    scorer = replace(
+        logprob_scorer_of(session, stage, training.rows),
+        policy=training.policy,
+        fullest=partial(_longest_batch, session, stage),
+        calls=stage.steps / stage.num_iterations * share,
+        resident=living,
+    )
+    for params in reference:
+        scored = lora.combine(params, training.frozen)
+        found.append(replace(scorer, policy=scored, is_reference=True, resident=policy))
+    if PRESENT in policies:
+        found.append(scorer)
+    return *found, training
 
 
-def _longest_batch(session: Session, stage: Online) -> tuple[list[Group], list[Group]]:
+def _longest_batch(session: Session, stage: Online, is_filled: bool = False) -> list[Group]:
     """Make a batch by the stage's own code: prompts and responses of the greatest length, half of
-    them right.
-
-    Returned without and with the log-probabilities of other policies.
-    """
+    them right. is_filled: with the log-probabilities of other policies."""
     length = stage.sampling.max_new_tokens
     prompt = np.zeros(session.config.data.max_prompt_length, np.int32)
     tokens = np.zeros(length, np.int32)
     floats = np.zeros(length, np.float32)
-    right = (stage.num_generations + 1) // 2
-    verdicts = [Verdict.CORRECT] * right + [Verdict.INCORRECT] * (stage.num_generations - right)
-
-    def respond(problem: Problem) -> list[ScoredRollout]:
-        rows = []
-        for i, verdict in enumerate(verdicts):
-            rollout = Rollout(problem.id, 0, i, prompt, tokens, floats, floats, "stop")
-            # responses of equal text make one pair
-            rows.append(ScoredRollout(rollout, str(i), Score(verdict.accuracy, verdict)))
-        return rows
-
-    problems = [Problem(str(i), "", "0") for i in range(stage.prompts_per_step)]
-    draws = draw_once(problems)
-    groups = batches.make(
-        session.config.seed, stage, draws, list(map(respond, problems)), {"main": True}
-    ).groups
+    rows = []
+    for i in range(stage.num_generations):
+        verdict = (Verdict.CORRECT, Verdict.INCORRECT)[i % 2]
+        rollout = Rollout("", 0, i, prompt, tokens, floats, floats, "stop")
+        # responses of equal text make one pair
+        rows.append(ScoredRollout(rollout, str(i), Score(verdict.accuracy, verdict)))
+    draws = draw_once([Problem(str(i), "", "0") for i in range(stage.prompts_per_step)])
+    responses = [rows] * len(draws)
+    groups = batches.make(session.config.seed, stage, draws, responses, {"main": True}).groups
+    if not is_filled:
+        return groups
     others = np.zeros(length * sum(len(group.responses) for group in groups), np.float32)
-    filled = batches.fill(stage, groups, **dict.fromkeys(scored_under(stage), others))
-    return groups, filled
+    return batches.fill(stage, groups, **dict.fromkeys(scored_under(stage), others))
 
 
 def objective_of(compute: Compute, stage: Online) -> Objective:

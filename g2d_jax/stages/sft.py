@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +20,6 @@ from g2d_jax.runtime.terminal import counted
 from g2d_jax.session.answers import is_read_by_rule
 from g2d_jax.session.problems import described, tell
 from g2d_jax.session.problems import order as problem_order
-from g2d_jax.session.program import Program, compile_programs
 from g2d_jax.session.row_shapes import RowShape, choose_row_length
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import open_trainer
@@ -39,8 +38,9 @@ def run(session: Session, name: str, stage: Sft) -> Outcome:
     """Train on demonstrations for stage.steps updates; return what was done."""
     demonstrations, counts, _ = session.given.pop(name, None) or examples(session, name, stage)
     order = problem_order(session.config, len(demonstrations), f"sft/{name}")
-    training = training_of(session, name, stage, row_length(session, stage, demonstrations))
-    compile_programs(session.ahead, _programs(training, stage))
+    columns = row_length(session, stage, demonstrations)
+    (training,) = phases(session, name, stage, columns=columns)
+    session.ahead.compile(training.programs())
     with open_trainer(training) as trainer:
         while trainer.meet_before_update():
             with session.track_cost(trainer.cost):
@@ -60,25 +60,15 @@ def issues(session: Session, name: str, stage: Sft) -> list[Issue]:
     return found
 
 
-def programs(
-    session: Session, name: str, stage: Sft, response: int | None = None
-) -> Iterator[Program]:
-    """Yield the stage's programs without its examples, which count as of max_length each whatever
-    `response` is."""
-    longest = choose_row_length(session, stage.max_length)
-    yield from _programs(training_of(session, name, stage, longest), stage)
-
-
-def _programs(training: Training, stage: Sft) -> Iterator[Program]:
-    """Yield the stage's programs, for examples of max_length."""
+def phases(
+    session: Session, name: str, stage: Sft, response: int | None = None, columns: int = 0
+) -> list[Training]:
+    """List the stage's training, on rows of this length, 0: what holds max_length. Its examples
+    count as of max_length each whatever `response` is."""
     half = stage.max_length // 2
     pair = np.zeros(stage.max_length - half, np.int32), np.zeros(half, np.int32)
-    yield from training.programs(batch([pair] * stage.batch_size), stage.steps)
-
-
-def training_of(session: Session, name: str, stage: Sft, columns: int) -> Training:
-    """Return the stage's training on rows of this length."""
-    return Training(
+    columns = columns or choose_row_length(session, stage.max_length)
+    training = Training(
         session,
         name,
         stage,
@@ -86,7 +76,9 @@ def training_of(session: Session, name: str, stage: Sft, columns: int) -> Traini
         total=stage.steps,
         per="tokens",
         rows=RowShape(columns, stage.batch_size),
+        fullest=lambda: batch([pair] * stage.batch_size),
     )
+    return [training]
 
 
 def examples(

@@ -18,6 +18,7 @@ import numpy as np
 import optax
 from jax import Array
 from jax.sharding import Mesh
+from jax.stages import Wrapped
 
 from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import Packed
@@ -25,7 +26,7 @@ from g2d_jax.losses import Number, add_sums, empty_sums
 from g2d_jax.models import lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, abstract_on, cast, shardings
-from g2d_jax.runtime.program_cache import Jitted
+from g2d_jax.runtime.program import put_like
 from g2d_jax.training.objectives import Compute, Objective, Structure, join, response_logprobs
 from g2d_jax.training.optimizer import abstract_opt_state
 
@@ -75,7 +76,7 @@ def state_shardings(
 
 def make_fresh_state(
     config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, offload: bool = False
-) -> Jitted:
+) -> Wrapped:
     """Return begin(params) -> the first state of what is trained of a policy.
 
     It is copied, since the step donates its state.
@@ -84,18 +85,20 @@ def make_fresh_state(
     def optimizer_state(params: Decoder) -> TrainState:
         return TrainState(jax.tree.map(jnp.copy, params), optimizer.init(params))
 
-    return Jitted(optimizer_state, out_shardings=state_shardings(config, optimizer, mesh, offload))
+    return jax.jit(optimizer_state, out_shardings=state_shardings(config, optimizer, mesh, offload))
 
 
-def make_cast(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jitted:
+def make_cast(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Wrapped:
     """Return cast(params) -> the same in dtype."""
-    return Jitted(partial(cast, dtype=dtype), out_shardings=shardings(config, mesh))
+    return jax.jit(partial(cast, dtype=dtype), out_shardings=shardings(config, mesh))
 
 
 def put_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, Array], Array]:
     """Put packed rows on the mesh, split over data and fsdp, and the number of micro-batches."""
-    arrays = {name: meshes.put_rows(mesh, array, axis=1) for name, array in packed.arrays.items()}
-    return arrays, meshes.put(np.asarray(packed.count, np.int32), meshes.replicated(mesh))
+    batch: tuple[dict[str, Array], Array] = put_like(
+        (packed.arrays, packed.count), abstract_batch(packed, mesh)
+    )
+    return batch
 
 
 def abstract_batch(
@@ -105,23 +108,20 @@ def abstract_batch(
     array."""
     arrays = {}
     for name, x in packed.arrays.items():
-        where = meshes.rows_sharding(mesh, x.shape, axis=1)
-        arrays[name] = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
-    return arrays, jax.ShapeDtypeStruct((), np.int32, sharding=meshes.replicated(mesh))
+        arrays[name] = meshes.abstract_rows(mesh, x.shape, x.dtype, axis=1)
+    return arrays, meshes.abstract_number(mesh, np.int32)
 
 
 def put_numbers(numbers: Any, mesh: Mesh) -> Any:
     """Put the numbers that are arguments of a program, one or a tree of them, on every device, as
     float32 scalars."""
-    where = meshes.replicated(mesh)
-    return jax.tree.map(lambda number: meshes.put(np.asarray(number, np.float32), where), numbers)
+    return put_like(numbers, abstract_numbers(numbers, mesh))
 
 
 def abstract_numbers(numbers: Any, mesh: Mesh) -> Any:
     """Return the result of `put_numbers` with a ShapeDtypeStruct and its sharding in place of every
     number."""
-    number = jax.ShapeDtypeStruct((), np.float32, sharding=meshes.replicated(mesh))
-    return jax.tree.map(lambda _: number, numbers)
+    return jax.tree.map(lambda _: meshes.abstract_number(mesh, np.float32), numbers)
 
 
 def make_train_step(
@@ -130,7 +130,7 @@ def make_train_step(
     config: ModelConfig,
     mesh: Mesh,
     offload: bool = False,
-) -> Jitted:
+) -> Wrapped:
     """Return step(state, arrays [N, R, …], count, numbers, rest=None) -> (state, metrics); state is
     donated.
 
@@ -180,7 +180,7 @@ def make_train_step(
             opt_state = jax.device_put(opt_state, where.opt_state)
         return TrainState(optax.apply_updates(state.params, updates), opt_state)
 
-    return Jitted(train_step, donate_argnums=0, out_shardings=(where, meshes.replicated(mesh)))
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(where, meshes.replicated(mesh)))
 
 
 def accumulate(
@@ -216,7 +216,7 @@ def _micro_batch(arrays: Arrays, index: Array | int) -> dict[str, Array]:
     }
 
 
-def make_scorer(compute: Compute) -> Jitted:
+def make_scorer(compute: Compute) -> Wrapped:
     """Return score(params, arrays, count, temperature=1.0) -> (logprobs, entropies), float32 [N, R,
     T]. It has no gradient. temperature: positive; as `put_numbers` puts it one program serves
     all."""
@@ -236,4 +236,4 @@ def make_scorer(compute: Compute) -> Jitted:
 
         return jax.lax.fori_loop(0, count, score_micro, (blank, blank))
 
-    return Jitted(score_logprobs, out_shardings=meshes.replicated(compute.mesh))
+    return jax.jit(score_logprobs, out_shardings=meshes.replicated(compute.mesh))

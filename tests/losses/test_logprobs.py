@@ -21,7 +21,7 @@ from g2d_jax.losses.logprobs import (
     token_logprobs,
     transform_logits,
 )
-from g2d_jax.mesh import make_mesh, put_rows, sharding
+from g2d_jax.mesh import make_mesh, rows_sharding, sharding
 
 N, D, V = 37, 16, 53
 
@@ -286,7 +286,7 @@ def test_sharded_equals_one_device(shape: tuple[int, int, int]) -> None:
         return mixed(full_softmax(hidden, head, targets), jnp.where(counted.reshape(-1), mix, 0.0))
 
     placed = (
-        put_rows(mesh, np.asarray(rows)),
+        jax.device_put(rows, rows_sharding(mesh, rows.shape)),
         jax.device_put(head, sharding(mesh, ("embed", "vocab"), head.shape)),
     )
     compiled = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*placed).compile()

@@ -19,6 +19,7 @@ import pytest
 from g2d_jax import cli
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
+from g2d_jax.mesh import device_bytes
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.table import block_params
 from g2d_jax.plan import show
@@ -27,9 +28,9 @@ from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.search import as_arguments, choices, overrides, search, search_savings
 from g2d_jax.plan.topologies import DEVICES, topology
 from g2d_jax.plan.work import reads_locally
+from g2d_jax.runtime.program import Program
 from g2d_jax.runtime.tracking import Screen
 from g2d_jax.session.init_params import rest_bytes
-from g2d_jax.session.program import Program, Work, device_bytes, fixed
 
 TINY = str(Path(__file__).parents[1] / "tiny.py")
 SMALL = ["config.model.num_hidden_layers=1", "config.logging.tensorboard=False"]
@@ -105,7 +106,7 @@ def shown(plan, **options):
 def test_what_is_assumed_is_said():
     entries = []
     for stage in ("collect", "evaluate"):
-        entries.append(Entry(Program(stage, "decode", None, fixed(), Work(0, 0, 0, {}))))
+        entries.append(Entry(Program("decode", None, (), stage=stage)))
 
     def assumed(prompt, *changes):
         config = Config.of(resolve(TINY, [*SMALL, *changes]))
@@ -179,14 +180,16 @@ def test_policies_with_adapters_share_their_base():
     config = resolve(TINY, [*SMALL, "config.lora.rank=2", "config.stages.warmup.beta=0.1"])
     with planned_on(1, config) as context:
         programs = {program.name: program for program in programs_of(context, "warmup")}
-        state, _, _, _, rest = programs["train step"].arguments({})
+        state, _, _, _, rest = programs["train step"].inputs
         adapters, base = 4 * count_trained(context.model_config), device_bytes(rest)
-        assert programs["train step"].resident_bytes({}) == adapters < base
-        assert programs["view"].resident_bytes({}) == device_bytes(state.opt_state) + adapters
-        *resident, _ = programs["prefill"].resident  # the last is the sampler's own state
-        assert device_bytes(resident) == device_bytes(state) + adapters + base
-        (drawn,) = [p for p in programs_of(context, "collect") if p.name == "prefill"]
-        assert drawn.resident_bytes({}) == base + device_bytes(drawn.resident[-1])
+        assert device_bytes(programs["train step"].beside()) == adapters < base
+        assert device_bytes(programs["view"].beside()) == device_bytes(state.opt_state) + adapters
+        own = device_bytes(programs["insert"].inputs[0])
+        beside = device_bytes(programs["prefill"].beside())
+        assert beside == device_bytes(state) + adapters + base + own
+        programs = {program.name: program for program in programs_of(context, "collect")}
+        own = device_bytes(programs["insert"].inputs[0])
+        assert device_bytes(programs["prefill"].beside()) == base + own
 
 
 @pytest.mark.parametrize(
@@ -203,7 +206,7 @@ def test_adapters_are_planned_beside_their_base(kind, bits, scale, tiles):
     config = resolve(TINY, [*SMALL, *lora])
     with planned_on(1, config) as context:
         fresh, step = programs_of(context, "sft")
-        model, (state, _, _, _, rest) = context.model_config, step.arguments({})
+        model, (state, _, _, _, rest) = context.model_config, step.inputs
         # parameters and moments; two counts
         assert device_bytes(state) == 3 * 4 * count_trained(model) + 2 * 4
         sizes = {
@@ -215,9 +218,11 @@ def test_adapters_are_planned_beside_their_base(kind, bits, scale, tiles):
         others = count_params(model.base) - sum(sizes.values()) * model.num_hidden_layers
         assert device_bytes(rest) == layers * model.num_hidden_layers + (4 if kind else 2) * others
         assert (
-            device_bytes(rest) == fresh.resident_bytes({}) == rest_bytes(Config.of(config), model)
+            device_bytes(rest)
+            == device_bytes(fresh.beside())
+            == rest_bytes(Config.of(config), model)
         )
-        step.lower({})
+        step.lower()
 
 
 def test_a_local_model_folder_and_a_name_give_shapes_without_a_download(monkeypatch):
@@ -227,7 +232,7 @@ def test_a_local_model_folder_and_a_name_give_shapes_without_a_download(monkeypa
         assert context.model_config.hidden_size == 3584
         step = programs_of(context, "train")[-1]
         assert step.name == "train step"
-        assert step.arguments({})[1]["ref_logprob"].shape[2] == 1024 + 2048
+        assert step.inputs[1]["ref_logprob"].shape[2] == 1024 + 2048
 
 
 def test_a_reward_model_is_scored_with_and_stays(monkeypatch):
@@ -236,14 +241,14 @@ def test_a_reward_model_is_scored_with_and_stays(monkeypatch):
     with planned_on(8, config) as context:
         programs = {program.name: program for program in programs_of(context, "train")}
         reward = programs["reward"]
-        model, tokens, lengths = reward.arguments({})
+        model, tokens, lengths = reward.inputs
         assert tokens.shape == (8, 4096) and lengths.shape == (8,)
         size = device_bytes(model)
         trunk = 32 * (4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 128256 * 4096
         assert 2 * trunk / 8 < size < 2 * trunk / 8 * 1.001
-        state = programs["train step"].arguments({})[0]
-        assert programs["train step"].resident_bytes({}) >= size
-        assert programs["reference log-probs"].resident_bytes({}) >= size + device_bytes(state)
+        state = programs["train step"].inputs[0]
+        assert device_bytes(programs["train step"].beside()) >= size
+        assert device_bytes(programs["reference log-probs"].beside()) >= size + device_bytes(state)
         longest, stage = config.data.max_prompt_length + 1024, config.stages.train
         assert reward.work.scored == 8 * stage.steps * stage.prompts_per_step * longest
     # a reward model scores one of the two tasks, with a third of the weight
@@ -393,19 +398,20 @@ from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.topologies import topology
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
-from g2d_jax.session.program import device_bytes
+from g2d_jax.mesh import device_bytes
 machine = topology("v5e-16")
 target.prepare(machine)
 compiler = planning.Compiler(machine)
 with planning.planned(Config.of(resolve({tiny!r}, {overrides!r})), compiler) as context:
-    made = {{}}
     for program in programs_of(context, "warmup"):
         if program.name in ("view", "empty", "prefill", "insert", "decode"):
-            arguments = device_bytes(program.arguments(made))
-            compiled = compiler.compile(program, made)
-            made[program.name] = compiled.outputs
-            more = (compiled.peak - arguments) / program.work.parts.get("KV cache", 1)
-            kernels = program.lower(made).as_text().count("@tpu_custom_call")
+            compiled = compiler.compile(program)
+            size = 1
+            if program.name in ("insert", "decode"):
+                state = program.inputs[program.name == "decode"]
+                size = device_bytes((state.cache.keys, state.cache.values))
+            more = (compiled.peak - device_bytes(program.inputs)) / size
+            kernels = program.lower().as_text().count("@tpu_custom_call")
             print("program", program.name, more, sum(compiled.sent.values()), kernels)
 """
 
@@ -449,9 +455,7 @@ def test_the_sampler_on_a_tpu_of_four_hosts(tensor, attention):
 
 
 RECIPE = """
-import jax, jax.numpy as jnp
 from g2d_jax import mesh as meshes
-from g2d_jax.models import decoder
 from g2d_jax.plan import target, planning
 from g2d_jax.plan.hlo import bytes_sent, collectives
 from g2d_jax.plan.programs import programs_of
@@ -466,16 +470,12 @@ for overrides in ([], ["compute.sampling_tensor=16"]):
         programs = {program.name: program for program in programs_of(context, "warmup")}
         sampler, decode = context.sampling.sampler, programs["decode"]
         mesh = sampler.mesh
-        state, _ = sampler.abstract(programs["empty"].static["shapes"])
-        params = decoder.abstract_on(context.model_config, mesh, jnp.bfloat16)
-        where = meshes.sharding(mesh, ("devices",), (mesh.size,))
-        codes = jax.ShapeDtypeStruct((mesh.size,), jnp.int32, sharding=where)
-        compiled = decode.run.lower(params, state, codes, **decode.static).compile()
+        compiled = decode.lower().compile()
         if not overrides:
-            print("view", compiler.compile(programs["view"], {}).peak / 2**30)
-    sending = collectives(compiled.as_text(), decode.dynamic)
-    count = sum(each.times for each in sending) / decode.dynamic
-    sent = sum(bytes_sent(sending).values()) / decode.dynamic / 1e6
+            print("view", compiler.compile(programs["view"]).peak / 2**30)
+    sending = collectives(compiled.as_text(), decode.trips)
+    count = sum(each.times for each in sending) / decode.trips
+    sent = sum(bytes_sent(sending).values()) / decode.trips / 1e6
     logits = 4 * decode.work.rows * 152064 // mesh.shape["tensor"]
     kinds = [each.kind for each in sending if each.size == logits]
     peak = compiled.memory_analysis().peak_memory_in_bytes / 2**30

@@ -11,20 +11,20 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from g2d_jax import config as settings
 from g2d_jax.config import Config
-from g2d_jax.mesh import make_mesh
+from g2d_jax.mesh import device_bytes, make_mesh
 from g2d_jax.models import shapes
 from g2d_jax.plan.search import choices, overrides, savings, train_bytes
 from g2d_jax.plan.target import _needed
 from g2d_jax.plan.topologies import DEVICES, topology
 from g2d_jax.plan.work import ASSUMED, problems, shape_of, time_of
-from g2d_jax.session.program import Work, device_bytes
+from g2d_jax.runtime.program import Work
 from g2d_jax.session.training_programs import saved_per_token
 
 
 def test_a_program_over_many_tokens_takes_as_long_as_its_longest_part():
     """A v5e: 197 TFLOP/s, 819 GB/s, and 200 GB/s over two axes of the torus, of which one gives a
     quarter."""
-    device, work = DEVICES["v5e"], Work(1, 197e12, 819e9 / 2, {})
+    device, work = DEVICES["v5e"], Work(1, 197e12, 819e9 / 2)
     axes = {16: 2, 4: 1}
     alone = time_of(work, device, {}, axes)
     assert (alone.least, alone.bound) == (1.0, "products")
@@ -41,7 +41,7 @@ def test_a_decode_step_is_the_sum_of_what_it_reads_sends_and_waits_for():
     """Qwen2.5-1.5B, 256 rows that read 1,024 columns on one v6e chip: 3.09 GB of weights, longer
     than the products, and 7.5 GB of cache, in all 6.5 ms as performance tables have it."""
     cached = 256 * 1024 * 28_672
-    work = Work(1, 2 * 1.544e9 * 256, 2 * 1.544e9, {}, cached=cached, layers=28)
+    work = Work(1, 2 * 1.544e9 * 256, 2 * 1.544e9, cached=cached, layers=28)
     alone = time_of(work, DEVICES["v6e"], {}, {})
     assert alone.bound == "cache" and alone.least == pytest.approx(6.5e-3, rel=0.01)
     assert alone.seconds == pytest.approx(alone.least / 0.472)

@@ -25,12 +25,13 @@ from g2d_jax import cli, run_stages
 from g2d_jax import config as settings
 from g2d_jax.config import Config, Reward, graph
 from g2d_jax.config_load import resolve
-from g2d_jax.mesh import make_mesh, put
+from g2d_jax.mesh import make_mesh
 from g2d_jax.models import decoder, hf, lora
 from g2d_jax.models.config import Lora, ModelConfig
 from g2d_jax.records import Problem
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.heartbeat import watched
+from g2d_jax.runtime.program import put_like
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.sampler.reorder import Reorder
 from g2d_jax.session import inputs
@@ -111,7 +112,7 @@ def reordered() -> None:
     target = jax.sharding.Mesh(order, training.axis_names, axis_types=training.axis_types)
     reorder, layout = Reorder(training, target), decoder.shardings(model, target)
     whole = jax.tree.map(np.asarray, decoder.init(model, jax.random.key(0)))
-    lying = jax.tree.map(put, whole, decoder.shardings(model, training))
+    lying = put_like(whole, decoder.abstract_on(model, training))
     send = jax.jit(
         lambda lying: reorder.send_model(lying, layout),
         out_shardings=reorder.parts_shardings(layout),

@@ -40,7 +40,7 @@ def test_every_device_gets_its_part(sizes: tuple[int, int, int]) -> None:
         arrays[name] = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
         shardings[name] = NamedSharding(target, spec)
     held = {
-        name: meshes.put(
+        name: jax.device_put(
             array, meshes.sharding(training, ("embed", *[None] * 2)[: array.ndim], array.shape)
         )
         for name, array in arrays.items()

@@ -282,7 +282,7 @@ def test_usage(base):
 
 
 def sizes(sampler):
-    return {name: program.function._cache_size() for name, program in sampler.programs.items()}
+    return {name: program._cache_size() for name, program in sampler._jitted.items()}
 
 
 def test_repeated_bit_for_bit_without_compiling(sampler, model, base):
@@ -500,14 +500,8 @@ def test_a_prompt_is_inserted_where_it_lies(model):
     mesh = meshes.sampling(meshes.make_mesh(2, 4, 1), 2, CONFIG.num_key_value_heads)
     sampler = make_sampler(mesh, max_num_seqs=64, prefill_rows=8)
     shapes = sampler.shapes(64, 512, [SamplingParams(200)], [40])
-    state, prompts = sampler.abstract(shapes)
-
-    def rows(*shape: int, dtype: type = np.int32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=meshes.rows_sharding(mesh, shape))
-
-    fresh = jax.tree.map(lambda x: rows(*x.shape, dtype=x.dtype), state.rows)
-    inputs = fresh, rows(shapes.rows), rows(shapes.rows), rows(meshes.row_ways(mesh))
-    compiled = sampler.programs["insert"].lower(state, prompts, *inputs).compile()
+    state, _ = sampler.abstract(shapes)
+    compiled = sampler.programs(None, shapes)["insert", None].lower().compile()
     text, memory = compiled.as_text(), compiled.memory_analysis()
     assert not re.findall(
         r"\b(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\b", text
@@ -529,12 +523,9 @@ def test_another_width_takes_the_memory_of_one_array_more(axis):
     nothing is sent."""
     mesh = meshes.sampling(meshes.make_mesh(2, 4, 1), 2, CONFIG.num_key_value_heads)
     sampler = make_sampler(mesh, max_num_seqs=64)
-    state, _ = sampler.abstract(sampler.shapes(64, 512, [SamplingParams(200)], [40]))
-    array = (state.cache.keys if axis == programs.KEY_COLUMNS else state.cache.values)[0]
-    number = jax.ShapeDtypeStruct((), np.int32, sharding=meshes.replicated(mesh))
-    compiled = (
-        sampler.programs["resize"].lower(array, (number, number), number, axis=axis).compile()
-    )
+    shapes = sampler.shapes(64, 512, [SamplingParams(200)], [40])
+    resize = sampler.programs(None, shapes)["resize", axis]
+    array, compiled = resize.inputs[0], resize.lower().compile()
     size, memory = meshes.device_bytes(array), compiled.memory_analysis()
     assert memory.alias_size_in_bytes == size
     assert size <= memory.temp_size_in_bytes < 1.1 * size
@@ -634,7 +625,7 @@ def test_filters_are_compiled_in_where_a_request_has_one(sampler, asked, filters
 def chunk_of_filters(sampler, model):
     """A chunk of 6 steps of rows with 0, 3, 1 and 9 tokens left, of which some use a filter."""
     shapes = sampler.shapes(4, 4, [SamplingParams(9, top_k=5), SamplingParams(9, top_p=0.8)], [7])
-    state, _ = sampler.programs["empty"](shapes=shapes)
+    state, _ = sampler.programs(None, shapes)["empty", None]()
     rows = dataclasses.replace(
         state.rows,
         remaining=jnp.array([0, 3, 1, 9]),

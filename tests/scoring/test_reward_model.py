@@ -193,13 +193,13 @@ def test_ragged_lengths_use_few_programs(llama: RewardModel) -> None:
     run = llama.scorer._run
     for count in (1, 2, 3, 5, 8):  # 8 rows of 64 columns are a full batch
         llama.scorer.score([np.full(60, 5, np.int32)] * count)
-    warm = run.function._cache_size()
+    warm = run._cache_size()
     rng = np.random.default_rng(0)
     for count in range(1, 20):
         llama.scorer.score(
             [rng.integers(0, 256, rng.integers(1, 65)).astype(np.int32) for _ in range(count)]
         )
-    assert run.function._cache_size() == warm
+    assert run._cache_size() == warm
 
 
 def test_usage_counts_tokens_and_exact_positions(llama: RewardModel) -> None:

@@ -28,7 +28,7 @@ from g2d_jax.session.policies import load_policy
 from g2d_jax.session.problems import order
 from g2d_jax.session.trainer import open_trainer
 from g2d_jax.session.windows import SyncWindow, window_at
-from g2d_jax.stages.online import training_of
+from g2d_jax.stages.online import phases
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_nothing_but_the_state_stays_on_the_devices(train, tmp_path, opened):
         return sum(array.shape == shape for array in jax.live_arrays())
 
     before = copies()
-    with open_trainer(training_of(session, "train", stage)) as trainer:
+    with open_trainer(phases(session, "train", stage)[-1]) as trainer:
         assert copies() - before == 3
         RolloutBuffer(trainer, stage).generate_window(window_at(0, stage))
         assert copies() - before == 3
@@ -130,7 +130,7 @@ def test_a_window_longer_than_memory_is_read_back(train, tmp_path, opened, monke
             made.append(buffer.next_batch(window).batch)
         return made
 
-    with open_trainer(training_of(session, "train", stage)) as trainer:
+    with open_trainer(phases(session, "train", stage)[-1]) as trainer:
         buffer = RolloutBuffer(trainer, stage)
         buffer.generate_window(window)
         buffer.add_logprobs(window)

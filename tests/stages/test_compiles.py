@@ -4,25 +4,25 @@ few."""
 from __future__ import annotations
 
 import threading
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator
 
 import jax
 import numpy as np
 import pytest
+from unofficial import watch_compiler
 from worlds import only
 
 from g2d_jax import config as settings
-from g2d_jax import pipeline, run_stages
+from g2d_jax import run_stages
 from g2d_jax.config import Config, graph
+from g2d_jax.mesh import make_mesh
+from g2d_jax.models.decoder import count_params
 from g2d_jax.records import Preference
-from g2d_jax.runtime.program_cache import Jitted, Programs
+from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.session.program import Program
 from g2d_jax.session.row_shapes import RowShape
-from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import open_trainer
 from g2d_jax.session.training_programs import Training
 from g2d_jax.stages import offline, sft
@@ -129,76 +129,48 @@ def test_stages_whose_numbers_differ_share_their_programs(config, opened, tmp_pa
     assert (count["train_step"], count["optimizer_state"]) == (2, 1)
 
 
-Shape = tuple[Any, ...]
-
-
-def shape_of(run: Jitted, arguments: tuple[Any, ...], static: Mapping[str, Any]) -> Shape:
-    """A program as the compiler tells them apart: its function, the arrays it takes, what is static."""
-    leaves = [(leaf.shape, np.dtype(leaf.dtype).name) for leaf in jax.tree.leaves(arguments)]
-    return id(run), run._name, tuple(leaves), tuple(sorted(static.items()))
-
-
-class Stages:
-    """The programs that each stage of a run names, and those that it calls."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.named = defaultdict[str, set[Shape]](set)
-        self.called = defaultdict[str, set[Shape]](set)
-        self.stage = ""
-        run_stage, lower, call = run_stages.run_stage, Program.lower, Jitted.__call__
-
-        def stage_begins(session: Session, name: str, *rest: Any, **named: Any) -> Any:
-            self.stage = name
-            return run_stage(session, name, *rest, **named)
-
-        def names(program: Program, outputs: Any) -> Any:
-            arguments = program.arguments(outputs)
-            self.named[program.stage].add(shape_of(program.run, arguments, program.static))
-            return lower(program, outputs)
-
-        def calls(run: Jitted, *arguments: Any, **static: Any) -> Any:
-            self.called[self.stage].add(shape_of(run, arguments, static))
-            return call(run, *arguments, **static)
-
-        patch.setattr(pipeline, "run_stage", stage_begins)
-        patch.setattr(Program, "lower", names)
-        patch.setattr(Jitted, "__call__", calls)
+SMALL = 1 / 4
+"""Of the model's bytes: what a program that no stage names may take and give, such as a slice or the
+checksum of an array."""
 
 
 @pytest.mark.slow
-def test_every_kind_of_stage_gives_the_programs_that_it_runs(
-    config, tmp_path, compiled_by, monkeypatch
+def test_no_stage_compiles_a_program_that_it_did_not_name(
+    config, opened, tmp_path, monkeypatch, compiled_by
 ):
-    """On eight devices, each stage calls no others than it names, and the run's own thread compiles
-    none of them: other threads have."""
-    run_by = Stages(monkeypatch)
+    """Every kind of stage, each with functions of its own, on eight devices: other threads compile
+    what it names, and its own thread nothing of any size but the first parameters of all."""
     stages = config.stages
     stages.sft.steps = 2
     stages.warmup.update(steps=2, beta=0.1)
+    online = {**stages.warmup.to_dict(), "beta": 0.0, "loss": "dpo"}
     with config.unlocked():
+        stages.preferred = settings.online(**{**online, "sync_every": 1})
+        stages.behind = settings.online(**{**online, "loss": "grpo", "sync_every": 2})
+        stages.behind_dpo = settings.online(**{**online, "sync_every": 2})
         stages.select = settings.best_checkpoint(policy="warmup", sampling=settings.sampling(8))
     stages.dpo.update(policy="select", batch_size=4)
     config.dtype = "bfloat16"
     # two widths of the cache, and responses that need the second
     stages.evaluate.sampling.max_new_tokens = 272
     stages.evaluate.update(policies=("init", "dpo"), greedy=True)
-    jax.config.update("jax_enable_compilation_cache", False)
-    try:
-        manifests = pipeline.run(config, tmp_path)
-    finally:
-        jax.config.update("jax_enable_compilation_cache", True)
-    assert {manifest.kind for manifest in manifests.values()} == settings.STAGES.keys()
-    by_thread = {"compiling" in thread: set() for thread, _ in compiled_by}
-    for thread, name in compiled_by:
-        by_thread["compiling" in thread].add(name)
-    sampling = {"view", "empty", "prefill", "insert", "resize", "decode_chunk"}
-    given = {*sampling, "cast", "score_logprobs", "optimizer_state", "train_step"}
-    assert by_thread[True] == given
-    told = Counter[str]()
-    for manifest in manifests.values():
-        told.update({name: program.compiled for name, program in manifest.programs.items()})
+    order, compiled = graph.plan(Config.of(config)), watch_compiler(monkeypatch)
+    kinds, told = set(), Counter[str]()
+    for name in order.order:
+        session = opened(config, tmp_path)
+        session.mesh, session.programs = make_mesh(), Programs()
+        del compiled[:]
+        run_stages.compile_ahead(session, [name])
+        result = run_stages.run_stage(session, name, order)
+        session.close()
+        kinds.add(result.kind)
+        told.update({program: made.compiled for program, made in result.programs.items()})
+        most = SMALL * 4 * count_params(session.model_config)
+        unnamed = [
+            (program, size)
+            for thread, program, size in compiled
+            if "compiling" not in thread and program != "_parameters" and size > most
+        ]
+        assert not unnamed and max(size for *_, size in compiled) > most, name
+    assert kinds == settings.STAGES.keys()
     assert told == Counter(name for _, name in compiled_by)
-    assert not given & by_thread.get(False, set())
-    assert run_by.called.keys() == manifests.keys()
-    for stage, called in run_by.called.items():
-        assert called <= run_by.named[stage], stage

@@ -59,7 +59,7 @@ def sampled(
     draws = [(problem, 0) for problem in session.problems.train[:prompts]]
     params = stage.sampling.params(session.sampling.stop_ids)
     workload = Workload(
-        params, samples, session.sampling.shapes(stage, prompts, samples, params), "test"
+        session, params, samples, session.sampling.shapes(stage, prompts, samples, params), "test"
     )
     sampler_params = partial(
         session.sampling.sampler.to_sampler_params, load_policy(session, "init")

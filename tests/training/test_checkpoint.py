@@ -27,6 +27,7 @@ from g2d_jax.config import Optimizer
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.runtime import failures
+from g2d_jax.runtime.program import put_like
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint, checksums, host_checksum
 from g2d_jax.training.optimizer import abstract_opt_state, make_optimizer
 
@@ -56,7 +57,7 @@ def make_state(devices: int = 1) -> dict[str, Any]:
     random = np.random.default_rng(0)
 
     def fill(x: jax.ShapeDtypeStruct) -> jax.Array:
-        return meshes.put(np.asarray(random.normal(size=x.shape) * 100).astype(x.dtype), x.sharding)
+        return put_like(random.normal(size=x.shape) * 100, x)
 
     return jax.tree.map(fill, abstract(devices))
 
@@ -384,7 +385,9 @@ def test_checksums_by_hand_and_on_a_mesh():
     }
     big = np.random.default_rng(0).normal(size=(16, 24)).astype(np.float32)
     mesh = meshes.make_mesh()
-    assert checksums({"x": jnp.asarray(big)}) == checksums({"x": meshes.put_rows(mesh, big)})
+    assert checksums({"x": jnp.asarray(big)}) == checksums(
+        {"x": put_like(big, meshes.abstract_rows(mesh, big.shape, big.dtype))}
+    )
 
 
 WRITER = """

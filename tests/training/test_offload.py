@@ -57,7 +57,7 @@ def trained(offload: bool, weights: tuple[float, ...]) -> tuple[TrainState, list
         )
         assert all(leaf.is_deleted() for leaf in before)
         skipped.append(float(metrics["skipped"]))
-    assert step.function._cache_size() == 1  # type: ignore[attr-defined]
+    assert step._cache_size() == 1  # type: ignore[attr-defined]
     return state, skipped
 
 

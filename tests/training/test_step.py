@@ -272,7 +272,7 @@ def test_steps_lower_the_loss_without_compiling_again(trained):
     for _ in range(6):
         state, metrics = trained["step"](state, *trained["batch"])
         losses.append(float(metrics["loss"]))
-    assert trained["step"].function._cache_size() == 1
+    assert trained["step"]._cache_size() == 1
     assert losses == sorted(losses, reverse=True) and losses[-1] < 0.8 * losses[0]
 
 
@@ -318,7 +318,7 @@ def test_other_numbers_compile_nothing_and_give_what_constants_give(model):
             state, _ = shared(state, *batch, numbers)
     expected = constant_steps(model, objective, optimizer, of_optimizer, batch)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), state.params, expected)
-    assert len(steps) == 1 and shared.function._cache_size() == 1
+    assert len(steps) == 1 and shared._cache_size() == 1
 
 
 def constant_steps(
@@ -361,7 +361,7 @@ def test_the_scorer_on_a_mesh_equals_one_device(model):
         one = on_one(model, *put_batch(batch, ONE), put_numbers(temperature, ONE))
         pairs += zip(found, one, strict=True)
         entropies.append(float(one[1].sum()))
-    assert on_mesh.function._cache_size() == on_one.function._cache_size() == 1
+    assert on_mesh._cache_size() == on_one._cache_size() == 1
     assert entropies[1] > 1.01 * entropies[0]
     for found, one in pairs:
         responses = zip(batch.unpack(np.asarray(found)), batch.unpack(np.asarray(one)), strict=True)

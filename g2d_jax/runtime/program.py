@@ -1,0 +1,129 @@
+"""A jitted function with the shapes that it is compiled for, and threads that compile it ahead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import jax
+import numpy as np
+from jax.stages import Wrapped
+
+from g2d_jax.runtime.compile_times import compiling
+
+_under_way = WeakKeyDictionary[Wrapped, list[Future[Any]]]()
+"""Jitted function -> what other threads compile of it, until its next call."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of a program in a stage, for plans. All figures but the tokens are of one device and
+    one call.
+
+    calls: in the whole stage. flops: by models/flops.py, and what remat computes again. moved:
+    bytes from and to memory, at least; None: its arguments and results. temporary: bytes that it
+    needs besides those, by formula. generated, prefilled, scored, trained: tokens of the whole
+    stage on all devices; responses: those that rewards score.
+
+    Of decoding: rows: that are decoded together. cached: bytes of keys and values read, not among
+    those moved. columns: of the cache that are read of a row in a step, on average. layers: whose
+    kernels a GPU launches one after the other, see `capacity.launched_layers`.
+    """
+
+    calls: float
+    flops: float = 0.0
+    moved: float | None = None
+    temporary: float = 0.0
+    generated: float = 0.0
+    prefilled: float = 0.0
+    scored: float = 0.0
+    trained: float = 0.0
+    responses: float = 0.0
+    rows: int = 0
+    cached: float = 0.0
+    columns: float = 0.0
+    layers: int = 0
+
+
+@dataclass(frozen=True)
+class Program:
+    """A jitted function for arrays of these shapes: runs call it; plans, dry runs and threads that
+    compile ahead lower it.
+
+    inputs: a tree of ShapeDtypeStructs with shardings for each argument; arrays may stand in for
+    them. static: its static arguments. trips: of its outermost loop, where the text of the program
+    does not state them. For plans, stage: that runs it; work: what it does there; resident: trees
+    of arrays on the devices meanwhile, which may be among its inputs.
+    """
+
+    name: str
+    function: Wrapped
+    inputs: tuple[Any, ...]
+    static: Mapping[str, Any] = field(default_factory=dict)
+    trips: int = 1
+    stage: str = ""
+    work: Work = Work(0)
+    resident: tuple[Any, ...] = ()
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call it on arrays of these shapes; those of the host are put where the inputs lie.
+
+        It waits for what is compiled ahead; what failed there is compiled, and fails, here."""
+        if ahead := _under_way.pop(self.function, None):
+            with compiling.waiting(self.name):
+                wait(ahead)
+        return self.function(*map(put_like, arguments, self.inputs), **self.static)
+
+    def lower(self) -> Any:
+        """Lower it for its inputs, ready to be compiled: see jax.stages."""
+        return self.function.lower(*self.inputs, **self.static)
+
+    def beside(self) -> list[Any]:
+        """List the resident arrays that are not among its inputs."""
+        resident = {id(x): x for x in jax.tree.leaves(self.resident)}
+        for x in jax.tree.leaves(self.inputs):
+            resident.pop(id(x), None)
+        return list(resident.values())
+
+
+def put_like(tree: Any, like: Any) -> Any:
+    """Put a tree of numbers or of host arrays, which every process holds in full, on the devices as
+    ShapeDtypeStructs say; one that is there stays."""
+    leaves = jax.tree.leaves(tree)
+    if not leaves or isinstance(leaves[0], jax.Array):
+        return tree
+
+    def put(x: Any, like: Any) -> jax.Array:
+        host = np.asarray(x, like.dtype)
+        return jax.make_array_from_callback(host.shape, like.sharding, host.__getitem__)
+
+    return jax.tree.map(put, tree, like)
+
+
+class CompileAhead:
+    """Threads that compile, first come first served. JAX keeps what they compile for the call
+    itself."""
+
+    def __init__(self) -> None:
+        self._threads: ThreadPoolExecutor | None = None
+
+    def compile(self, programs: Iterable[Program]) -> None:
+        """Compile programs in threads, in their order, while this one goes on."""
+        if self._threads is None:
+            # XLA uses several threads itself; on a CPU the devices want the cores too
+            count = 1 if jax.default_backend() == "cpu" else max((os.cpu_count() or 1) // 2, 1)
+            self._threads = ThreadPoolExecutor(min(count, 4), thread_name_prefix="compiling")
+        for program in programs:
+            future = self._threads.submit(lambda program=program: program.lower().compile())  # type: ignore[misc]
+            _under_way.setdefault(program.function, []).append(future)
+
+    def close(self) -> None:
+        """Give up what has not begun, and wait for the rest: a thread inside XLA cannot be
+        stopped."""
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+            self._threads = None
