@@ -86,11 +86,11 @@ def correct(config: ModelConfig, options: argparse.Namespace) -> bool:
     import jax.numpy as jnp
     import numpy as np
 
-    from g2d_jax import mesh as meshes
     from g2d_jax.models import decoder
     from g2d_jax.models.attention import packed_attention
     from g2d_jax.models.kernels import attention_for
     from g2d_jax.records import SEGMENT_STRIDE
+    from g2d_jax.runtime import mesh as meshes
 
     cpu = meshes.make_mesh(devices=jax.devices("cpu")[:1])
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, (4, 256)).astype(np.int32)

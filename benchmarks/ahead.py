@@ -41,7 +41,7 @@ from ml_collections import ConfigDict  # noqa: E402
 
 from g2d_jax import config as settings  # noqa: E402
 from g2d_jax import pipeline  # noqa: E402
-from g2d_jax.config_load import resolve  # noqa: E402
+from g2d_jax.recipes.config_load import resolve  # noqa: E402
 from g2d_jax.runtime.tables import read_rollouts  # noqa: E402
 from g2d_jax.runtime.tracking import read_metrics  # noqa: E402
 from g2d_jax.session.trainer import Trainer  # noqa: E402

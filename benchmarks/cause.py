@@ -16,7 +16,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
-from g2d_jax.config_load import choices, resolve
+from g2d_jax.recipes.config_load import choices, resolve
 
 ABLATIONS = Path(__file__).with_name("ablations.py")
 # Pass rates among the 32 responses to a prompt (hard and easy ones have the same reward variance),

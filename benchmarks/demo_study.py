@@ -15,7 +15,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
-from g2d_jax.config_load import choices, resolve
+from g2d_jax.recipes.config_load import choices, resolve
 
 FOLDER = Path(__file__).parent
 JUDGE = runpy.run_path(str(FOLDER / "tuned_alike.py"))["judge"]

@@ -20,10 +20,11 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from g2d_jax import pipeline, stage_result
-from g2d_jax.config_load import resolve
+from g2d_jax import pipeline
 from g2d_jax.data import arithmetic
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.runtime.tables import read_rollouts
+from g2d_jax.session import stage_result
 from g2d_jax.study.stats import Paired
 
 FLAT = {"forgotten": dict.fromkeys(range(2, 10), 0.6)}

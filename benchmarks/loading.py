@@ -106,7 +106,7 @@ def child(folder: Path, output: Path) -> None:
     processes.initialise()
     import jax
 
-    from g2d_jax import mesh as meshes
+    from g2d_jax.runtime import mesh as meshes
 
     mesh = meshes.make_mesh()
     jax.block_until_ready(

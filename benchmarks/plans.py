@@ -113,10 +113,10 @@ def rows() -> list[Row]:
 def measure(row: Row) -> dict[str, Any]:
     """Compile a row's programs. In a process that has not used JAX."""
     from g2d_jax.config import Config
-    from g2d_jax.config_load import resolve
     from g2d_jax.plan import planning, target
     from g2d_jax.plan.show import hours
     from g2d_jax.plan.topologies import GIB, topology
+    from g2d_jax.recipes.config_load import resolve
 
     machine = topology(row.machine)
     target.prepare(machine)

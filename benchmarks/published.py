@@ -27,7 +27,7 @@ from g2d_jax.models.flops import (  # noqa: E402
     matmul_params,
     train_flops,
 )
-from g2d_jax.rates import RATES, Seconds  # noqa: E402
+from g2d_jax.runtime.rates import RATES, Seconds  # noqa: E402
 from g2d_jax.sampler import simulated  # noqa: E402
 from g2d_jax.sampler.capacity import Split  # noqa: E402
 

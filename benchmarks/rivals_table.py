@@ -26,8 +26,8 @@ from typing import Any
 import pandas as pd
 import rivals
 
-from g2d_jax import accounting, stage_result
-from g2d_jax.stage_result import Evaluated, StageResult
+from g2d_jax.session import accounting, stage_result
+from g2d_jax.session.stage_result import Evaluated, StageResult
 
 FALL, NEAR = 5.0, 2.0
 COSTS = ("flops", "generated", "trained", "tokens")

@@ -43,9 +43,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "stages")]
 
 from alike import differences, redone, steps_logged  # noqa: E402
 
-from g2d_jax import workdir  # noqa: E402
 from g2d_jax.runtime import storage  # noqa: E402
 from g2d_jax.runtime.processes import RESTART  # noqa: E402
+from g2d_jax.session import workdir  # noqa: E402
 
 CONFIG = "demo:preset=smoke"
 # about a minute on a core: many checkpoints, and a policy right often enough to learn online
@@ -64,7 +64,7 @@ MARK = "G2D_SOAK"  # in the environment of all that is started
 SKEW = "G2D_SOAK_SKEW"
 COMMAND = """
 import os, sys, time
-from g2d_jax import cli
+from g2d_jax.commands import cli
 if "G2D_SOAK_SKEW" in os.environ:
     import itertools, jax
     which, seconds = os.environ["G2D_SOAK_SKEW"].split()

@@ -10,7 +10,7 @@ docs/benchmarks.md has the rule of choice and the result.
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
-from g2d_jax.config_load import resolve
+from g2d_jax.recipes.config_load import resolve
 
 
 def get_config(arg: str = "") -> ConfigDict:

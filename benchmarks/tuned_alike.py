@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from g2d_jax import stage_result
+from g2d_jax.session import stage_result
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -214,8 +214,8 @@ def read_priced(study: Path, name: str, recipe: str, topology: str, response: in
     read = read_study(study, name)
     if not recipe:
         return read
-    from g2d_jax.config_load import resolve
     from g2d_jax.plan import rates
+    from g2d_jax.recipes.config_load import resolve
 
     def say(message: str) -> None:
         print(message, file=sys.stderr)

@@ -40,7 +40,7 @@ def machine() -> str:
     import jax
 
     from g2d_jax.plan.topologies import DEVICES, TOPOLOGIES
-    from g2d_jax.rates import kind_of
+    from g2d_jax.runtime.rates import kind_of
 
     kind = kind_of(jax.devices()[0])
     if not kind:
@@ -95,7 +95,7 @@ def one_mesh() -> Any:
     """A mesh of the first device."""
     import jax
 
-    from g2d_jax import mesh as meshes
+    from g2d_jax.runtime import mesh as meshes
 
     return meshes.make_mesh(devices=jax.devices()[:1])
 
@@ -392,9 +392,9 @@ def sampled(config: ModelConfig, model: Any, options: Namespace, decode: str, ch
     import jax.numpy as jnp
     import numpy as np
 
-    from g2d_jax import mesh as meshes
     from g2d_jax.models.flops import matmul_params
     from g2d_jax.records import Request, SamplingParams
+    from g2d_jax.runtime import mesh as meshes
     from g2d_jax.sampler.engine import Sampler
 
     prompts, longest, mean = (4, 64, 20) if is_tiny(config) else (64, 2048, 600)

@@ -36,7 +36,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
 from g2d_jax import recipes
-from g2d_jax.config_load import choices
+from g2d_jax.recipes.config_load import choices
 
 MODELS = {
     "llama-3.1-8b-instruct": "meta-llama/Llama-3.1-8B-Instruct",

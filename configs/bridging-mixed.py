@@ -32,7 +32,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
 from g2d_jax import recipes
-from g2d_jax.config_load import choices, resolve
+from g2d_jax.recipes.config_load import choices, resolve
 
 # row -> the task trained on alone, DPO's beta, Adam's epsilon, the norm gradients are clipped to,
 # reference sync

@@ -8,7 +8,7 @@ Hardware:  2 CPU cores, under 2 GB of memory
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
-from g2d_jax.config_load import choices
+from g2d_jax.recipes.config_load import choices
 
 
 def get_config(arg: str = "") -> ConfigDict:

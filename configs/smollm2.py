@@ -13,7 +13,7 @@ import os
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
-from g2d_jax.config_load import choices
+from g2d_jax.recipes.config_load import choices
 
 
 def get_config(arg: str = "") -> ConfigDict:

@@ -15,7 +15,7 @@ Choices: preset=full|smoke; seeds=N; updates=N; beta=B of DPO; sync=false for a 
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
-from g2d_jax.config_load import choices, resolve
+from g2d_jax.recipes.config_load import choices, resolve
 
 
 def get_config(arg: str = "") -> ConfigDict:

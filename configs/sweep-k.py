@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
 from g2d_jax import recipes
-from g2d_jax.config_load import choices, resolve
+from g2d_jax.recipes.config_load import choices, resolve
 
 # K and the learning rates of GRPO alone; the warm-up of G2D has the second one.
 GRIDS = {
@@ -22,7 +22,7 @@ GRIDS = {
     "smoke": ((0, 2, 4), (3e-5, 1e-4)),
 }
 # Around the K that arXiv 2605.21266 found best, 150 for Qwen2.5-7B and 500 for Llama-3.1-8B; what
-# else the real presets set is in g2d_jax/recipes.py.
+# else the real presets set is in g2d_jax/recipes/__init__.py.
 REAL = {150: (0, 25, 50, 100, 150, 300, 600), 500: (0, 50, 100, 250, 500, 1000)}
 GRIDS |= {name: (REAL[model.k], (3e-7, 1e-6, 3e-6)) for name, model in recipes.MODELS.items()}
 

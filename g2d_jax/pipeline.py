@@ -19,21 +19,21 @@ from typing import TYPE_CHECKING
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import host_memory, run_issues
 from g2d_jax.config import Config
 from g2d_jax.config.graph import plan
 from g2d_jax.records import Ended
 from g2d_jax.rewards.functions import RewardFunction
-from g2d_jax.run_stages import (
+from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime.tracking import Tracker
+from g2d_jax.session.workdir import absolute, has_begun
+from g2d_jax.stages import host_memory, run_issues
+from g2d_jax.stages.run_stages import (
     Objectives,
     compile_ahead,
     open_session,
     require_packages,
     run_stage,
 )
-from g2d_jax.runtime import processes, storage
-from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.workdir import absolute, has_begun
 
 if TYPE_CHECKING:
     from g2d_jax.report.result import Result

@@ -225,7 +225,7 @@ def taken_answers(taken: list[tuple[dict[str, Any], Future[Any]]]) -> Iterator[t
 def _sampler(config: Any) -> Any:
     import jax
 
-    from g2d_jax.mesh import make_mesh
+    from g2d_jax.runtime.mesh import make_mesh
     from g2d_jax.sampler.engine import Sampler
 
     mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])

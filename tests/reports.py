@@ -13,7 +13,7 @@ from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.report.page import RENEW, SCRIPT, STYLE
 from g2d_jax.runtime.storage import write_json
 from g2d_jax.runtime.tables import write_rollouts
-from g2d_jax.stage_result import Change, Cost, Evaluated, Evaluation, StageResult, write
+from g2d_jax.session.stage_result import Change, Cost, Evaluated, Evaluation, StageResult, write
 from g2d_jax.study.stats import accuracy, paired
 
 HOSTILE = "\n".join(

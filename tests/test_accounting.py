@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from g2d_jax import accounting
-from g2d_jax.accounting import cost_of
 from g2d_jax.config.section import Rollouts
 from g2d_jax.config.stages import stage as kinds
 from g2d_jax.config.stages.stage import TrainingStage
-from g2d_jax.stage_result import MEASURES, TOKENS, Cost, StageResult
+from g2d_jax.session import accounting
+from g2d_jax.session.accounting import cost_of
+from g2d_jax.session.stage_result import MEASURES, TOKENS, Cost, StageResult
 
 STAGES: dict[str, dict[str, Any]] = {
     "sft": {"kind": "sft", "policy": "init"},

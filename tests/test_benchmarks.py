@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from sources import load_problems
 
-from g2d_jax import run_issues
 from g2d_jax.config import Config
-from g2d_jax.config_load import resolve
 from g2d_jax.data import arithmetic
+from g2d_jax.recipes.config_load import resolve
+from g2d_jax.stages import run_issues
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPT = runpy.run_path(str(BENCHMARKS / "accelerator.py"))

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax.config import Config, Invalid, Issue, Section, check
 from g2d_jax.config.section import Hint
-from g2d_jax.config_load import resolve
+from g2d_jax.recipes.config_load import resolve
 
 BASE = resolve("demo")
 
@@ -236,7 +236,7 @@ def test_the_list_needs_no_jax_and_no_network() -> None:
 import socket, sys
 socket.socket.connect = None
 from g2d_jax.config import check
-from g2d_jax.config_load import resolve
+from g2d_jax.recipes.config_load import resolve
 print(len(check.issues(resolve("demo", ["engine.kind=server", "lora.base_dtype=bfloat16"]))[1]))
 assert not {"jax", "transformers", "torch"} & {*sys.modules}
 """

@@ -28,11 +28,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import make_tokenizer, their_logits_and_ours
 
-from g2d_jax import cli, commands, pipeline, stage_result
-from g2d_jax.commands import answers
+from g2d_jax import commands, pipeline
+from g2d_jax.commands import answers, cli
 from g2d_jax.config import Config
-from g2d_jax.config_load import resolve
 from g2d_jax.data import arithmetic
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.records import Ended, Problem, Rollout
 from g2d_jax.report.run import state
 from g2d_jax.report.runs import read_run
@@ -41,9 +41,10 @@ from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import LOCK, holder, try_lock
 from g2d_jax.runtime.tracking import Screen, Tracker
+from g2d_jax.session import stage_result
 from g2d_jax.session.answers import worked_examples
 from g2d_jax.session.policies import load_policy
-from g2d_jax.workdir import claim, write_settings
+from g2d_jax.session.workdir import claim, write_settings
 
 G2D = Callable[..., str]
 TINY = str(Path(__file__).parent / "tiny.py")
@@ -282,7 +283,7 @@ def test_ctrl_c_that_is_lost_in_a_callback_is_heard(
     traceback is not printed."""
     code = """
 import gc, os, signal, sys
-from g2d_jax import cli
+from g2d_jax.commands import cli
 def press(phase, info):
     if "jax.numpy" in sys.modules and press in gc.callbacks:
         gc.callbacks.remove(press)

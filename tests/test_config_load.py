@@ -19,18 +19,21 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import cli, config, config_load, dryrun, pipeline, recipes, run_issues
+from g2d_jax import config, pipeline, recipes
+from g2d_jax.commands import cli, dryrun
 from g2d_jax.config import check
 from g2d_jax.config import io as config_io
+from g2d_jax.recipes import config_load
 from g2d_jax.runtime import storage
 from g2d_jax.session import init_params
-from g2d_jax.workdir import claim
+from g2d_jax.session.workdir import claim
+from g2d_jax.stages import run_issues
 
 ROOT = Path(__file__).resolve().parents[1]
 
 FILE = """
 from g2d_jax import config as schema
-from g2d_jax.config_load import choices
+from g2d_jax.recipes.config_load import choices
 
 def get_config(arg=""):
     chosen = choices(arg, preset=("full", "smoke"), seed=0, rate=0.5, fast=False, tag="x")
@@ -134,7 +137,7 @@ def test_the_installed_folder_comes_first(tmp_path):
     command = [
         sys.executable,
         "-c",
-        "from g2d_jax import config_load; print(*config_load.shipped())",
+        "from g2d_jax.recipes import config_load; print(*config_load.shipped())",
     ]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(

@@ -10,11 +10,11 @@ import pytest
 from hub_server import hub_server
 from safetensors.numpy import save_file
 
-from g2d_jax import contents
-from g2d_jax.contents import of_files, of_model, of_repository
+from g2d_jax.session import contents
+from g2d_jax.session.contents import of_files, of_model, of_repository
 
 HUB = """
-from g2d_jax.contents import of_model
+from g2d_jax.session.contents import of_model
 from g2d_jax.models import hf
 print(*(of_model(hf.resolve("org/model", revision=r)) for r in ("main", "main", "v1")), sep=",")
 """

@@ -15,14 +15,17 @@ from pathlib import Path
 import pytest
 from forks import Forks
 
-from g2d_jax import __version__, arguments, run_issues, stage_result
+from g2d_jax import __version__
 from g2d_jax import config as settings
+from g2d_jax.commands import arguments
 from g2d_jax.config import STAGES, Config, check
 from g2d_jax.config.graph import plan
-from g2d_jax.config_load import resolve, shipped
 from g2d_jax.plan.topologies import topology
+from g2d_jax.recipes.config_load import resolve, shipped
 from g2d_jax.runtime import failures
 from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.session import stage_result
+from g2d_jax.stages import run_issues
 from g2d_jax.sweep import points
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from g2d_jax import commands
 from g2d_jax.config import io as config_io
-from g2d_jax.config_load import resolve
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.runtime import storage
 
 TINY = str(Path(__file__).parent / "tiny.py")

@@ -22,9 +22,9 @@ import pytest
 from etils import epath
 
 from g2d_jax.config import Config
-from g2d_jax.config_load import resolve
-from g2d_jax.mesh import make_mesh
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.records import Problem
+from g2d_jax.runtime.mesh import make_mesh
 from g2d_jax.runtime.storage import read_json
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import read_metrics

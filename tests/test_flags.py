@@ -8,8 +8,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from g2d_jax import mesh as meshes
 from g2d_jax.runtime import flags, processes
+from g2d_jax.runtime import mesh as meshes
 
 pytestmark = pytest.mark.quick
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from ml_collections import ConfigDict
 
-from g2d_jax import dryrun, host_memory
-from g2d_jax.config_load import resolve
+from g2d_jax.commands import dryrun
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.runtime.memory import GIB
+from g2d_jax.stages import host_memory
 
 TINY = str(Path(__file__).with_name("tiny.py"))
 

@@ -12,18 +12,13 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1] / "g2d_jax"
 
 ROOMS = [
-    "records keys config config_load recipes matmul mesh rates runtime workdir",
+    "records config runtime",
     "models data losses rewards study",
-    "stage_result",
-    "accounting contents sampler training scoring",
+    "sampler training scoring",
     "session",
     "rollouts",
     "stages",
-    "trial run_issues run_stages",
-    (
-        "report sweep card push host_memory dryrun plan pipeline commands "
-        "status arguments cli __main__"
-    ),
+    "report recipes sweep plan pipeline commands __main__",
 ]
 LEVELS = {room: level for level, rooms in enumerate(ROOMS) for room in rooms.split()}
 SIDEWAYS = {("data", "g2d_jax.rewards.extract"), ("frontier", "g2d_jax.study.stats")}
@@ -85,7 +80,7 @@ def test_what_a_run_imports_knows_no_wing():
     wings = set(ROOMS[-1].split())
     wheel = [name for name in MODULES if part(name) and part(name) not in wings]
     assert not {(name, other) for name in wheel for other in IMPORTS[name] if part(other) in wings}
-    assert "run_stages" in {part(name) for name in wheel}
+    assert "stages" in {part(name) for name in wheel}
 
 
 def test_parts_of_level_1_stand_alone():
@@ -111,7 +106,7 @@ def test_no_circles():
 def test_jax_is_not_imported():
     code = """
 import importlib, sys
-for module in ("g2d_jax", "g2d_jax.rewards.worker", "g2d_jax.config_load", "g2d_jax.report.frame"):
+for module in ("g2d_jax", "g2d_jax.rewards.worker", "g2d_jax.recipes.config_load", "g2d_jax.report.frame"):
     importlib.import_module(module)
     assert "jax" not in sys.modules, module
 """

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from g2d_jax import keys
+from g2d_jax.runtime import keys
 
 NAMES = st.lists(st.one_of(st.text(max_size=6), st.integers()), max_size=4).map(tuple)
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from g2d_jax import mesh as meshes
-from g2d_jax.matmul import CPU, PLAIN, products_on
+from g2d_jax.runtime import mesh as meshes
+from g2d_jax.runtime.matmul import CPU, PLAIN, products_on
 
 LEFT, RIGHT, OUT = (24, 16), (16, 40), (24, 40)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from g2d_jax import mesh as meshes
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime.program import put_like
 
 pytestmark = pytest.mark.quick

@@ -15,21 +15,22 @@ import jax
 import pytest
 from etils import epath
 
-from g2d_jax.cli import main
+from g2d_jax.commands.cli import main
 from g2d_jax.config import Config
-from g2d_jax.config_load import resolve
 from g2d_jax.data import arithmetic
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.workdir import write_settings
+from g2d_jax.recipes.config_load import resolve
+from g2d_jax.session.workdir import write_settings
 
 TABLE = Path(__file__).with_name("mistakes.txt").read_text()
 LINES = [line for line in TABLE.splitlines() if line and line[0] != "#"]
 MISTAKES = {name: (at, how.split(" ; ")) for name, at, how in (s.split(" | ") for s in LINES)}
 
 CONFIG = """
-from g2d_jax import config as settings, config_load
+from g2d_jax import config as settings
+from g2d_jax.recipes import config_load
 
 def get_config():
     config = config_load.resolve("demo:preset=smoke").unlock()

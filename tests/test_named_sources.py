@@ -11,8 +11,10 @@ from ml_collections import ConfigDict
 from toys import save_rows
 
 from g2d_jax import config as settings
-from g2d_jax import dryrun, pipeline, run_issues
-from g2d_jax.config_load import resolve, shipped
+from g2d_jax import pipeline
+from g2d_jax.commands import dryrun
+from g2d_jax.recipes.config_load import resolve, shipped
+from g2d_jax.stages import run_issues
 
 TINY = str(Path(__file__).parent / "tiny.py")
 NUMBERS = [{"problem": f"{n}+1=?", "answer": str(n + 1)} for n in range(1, 9)]

@@ -16,9 +16,10 @@ import pytest
 from forks import Forked, Forks
 from object_store import BUCKET
 
-from g2d_jax import cli, run_issues
-from g2d_jax.config_load import resolve
+from g2d_jax.commands import cli
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.runtime.lock import LOCK
+from g2d_jax.stages import run_issues
 
 sys.path.append(str(Path(__file__).parent / "stages"))
 from alike import differences
@@ -57,7 +58,7 @@ for url in sys.argv[2:]:
             sys.exit("found what is not there")
 """
 G2D = """import sys
-from g2d_jax import cli
+from g2d_jax.commands import cli
 from g2d_jax.runtime import lock
 lock.BEAT, lock.LEASE = 0.5, 8.0
 sys.exit(cli.main(sys.argv[1:]))"""
@@ -126,7 +127,7 @@ def test_a_run_starts_from_a_model_on_a_store(gs, call, tmp_path):
 def test_what_lies_on_a_store_is_known_by_the_stores_checksums(gs, call):
     code = f"""
 from etils import epath
-from g2d_jax.contents import of_files, of_model
+from g2d_jax.session.contents import of_files, of_model
 folder = epath.Path("gs://{BUCKET}/contents")
 def put(name, data):
     (folder / name).write_bytes(data)

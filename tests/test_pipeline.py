@@ -11,24 +11,26 @@ from etils import epath
 from ml_collections import ConfigDict
 from tiny import even
 
-from g2d_jax import commands, pipeline, run_issues, run_stages, stage_result, status
+from g2d_jax import commands, pipeline
 from g2d_jax import config as settings
-from g2d_jax.accounting import behind
-from g2d_jax.commands import evaluation
+from g2d_jax.commands import evaluation, status
 from g2d_jax.config import Config, graph
 from g2d_jax.config.io import to_dict
-from g2d_jax.config_load import resolve
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.report.run import write_run
 from g2d_jax.report.runs import read_run
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, read_metrics
+from g2d_jax.session import stage_result
+from g2d_jax.session.accounting import behind
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.row_shapes import choose_row_length
 from g2d_jax.session.session import Session, StopRun
-from g2d_jax.stage_result import StageResult
+from g2d_jax.session.stage_result import StageResult
+from g2d_jax.session.workdir import claim
+from g2d_jax.stages import run_issues, run_stages
 from g2d_jax.training import objectives
-from g2d_jax.workdir import claim
 
 TINY = str(Path(__file__).parent / "tiny.py")
 

@@ -17,15 +17,16 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import cli, commands, pipeline
+from g2d_jax import commands, pipeline
 from g2d_jax import config as settings
+from g2d_jax.commands import cli
 from g2d_jax.config import Config, Invalid, places
 from g2d_jax.config.io import from_dict, to_dict
-from g2d_jax.config_load import resolve
 from g2d_jax.data.arithmetic import tokenizer
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.session import init_params
 from g2d_jax.sweep.points import points, with_axes
 

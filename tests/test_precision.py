@@ -16,18 +16,18 @@ from etils import epath
 from g2d_jax import commands
 from g2d_jax import config as settings
 from g2d_jax.config import Config
-from g2d_jax.config_load import resolve
-from g2d_jax.mesh import abstract_rows, make_mesh
 from g2d_jax.models import reward_model
 from g2d_jax.plan.planning import Compiler, planned
 from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.topologies import topology
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.runtime import precision, storage
+from g2d_jax.runtime.mesh import abstract_rows, make_mesh
 from g2d_jax.scoring.batches import make_program
 from g2d_jax.session import init_params
+from g2d_jax.session.workdir import require_same_run
 from g2d_jax.sweep.graph import build
 from g2d_jax.sweep.points import points
-from g2d_jax.workdir import require_same_run
 
 TINY = str(Path(__file__).parent / "tiny.py")
 

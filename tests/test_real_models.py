@@ -17,12 +17,14 @@ import toys as toy
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import commands, dryrun, pipeline, recipes, run_issues
+from g2d_jax import commands, pipeline, recipes
+from g2d_jax.commands import dryrun
 from g2d_jax.config import Config, graph
 from g2d_jax.config.graph import plan
-from g2d_jax.config_load import resolve
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.session.policies import load_policy
+from g2d_jax.stages import run_issues
 from g2d_jax.sweep.points import points
 
 ROOT = Path(__file__).parents[1]

@@ -27,12 +27,13 @@ from toys import (
     solved_problems,
 )
 
-from g2d_jax import commands, pipeline, run_issues
+from g2d_jax import commands, pipeline
 from g2d_jax.config import Config
 from g2d_jax.config.graph import plan
-from g2d_jax.config_load import resolve
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.runtime.tracking import Tracker, read_metrics
 from g2d_jax.session.session import Session
+from g2d_jax.stages import run_issues
 
 Run = tuple[Path, dict[str, Any]]
 

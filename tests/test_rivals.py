@@ -12,8 +12,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from g2d_jax.config_load import resolve
-from g2d_jax.run_issues import checked
+from g2d_jax.recipes.config_load import resolve
+from g2d_jax.stages.run_issues import checked
 from g2d_jax.sweep.points import points
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"

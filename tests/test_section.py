@@ -15,7 +15,7 @@ from g2d_jax import config as settings
 from g2d_jax.config import STAGES, Config, check
 from g2d_jax.config.places import walk
 from g2d_jax.config.section import Bounds, Invalid, Issue, Section, editable, read
-from g2d_jax.config_load import apply, resolve
+from g2d_jax.recipes.config_load import apply, resolve
 
 
 class Inner(Section):

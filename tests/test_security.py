@@ -23,15 +23,15 @@ from forks import Forks
 from sources import load_problems
 
 from g2d_jax import config as settings
-from g2d_jax import workdir
 from g2d_jax.config import Config
 from g2d_jax.config.io import to_dict
-from g2d_jax.config_load import resolve
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import load_tokenizer
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.runtime import storage, tables
+from g2d_jax.session import workdir
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,7 +67,7 @@ FORBIDDEN_CALLS = {
 }
 EXCEPTIONS = {
     ("stages/__init__.py", "import_module"),  # of the kinds of stages alone
-    ("config_load.py", "exec_module"),  # a config file is the user's own program
+    ("recipes/config_load.py", "exec_module"),  # a config file is the user's own program
     ("rewards/functions.py", "exec_module"),  # … and the reward file beside it that it names
     # reward.function = "package.module:function" names the user's own code
     (

@@ -24,13 +24,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
-from g2d_jax.config_load import resolve
 from g2d_jax.data.splits import problem_id
 from g2d_jax.data.tokenizer import load_tokenizer
 from g2d_jax.models import hf
 from g2d_jax.models.hf_config import config_from_hf
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.models.table import expected_shapes
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.rewards.extract import solution_answer
 
 gguf = pytest.importorskip("gguf")

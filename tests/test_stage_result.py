@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from g2d_jax import stage_result
 from g2d_jax.runtime import storage
-from g2d_jax.stage_result import (
+from g2d_jax.session import stage_result
+from g2d_jax.session.stage_result import (
     Change,
     Compiled,
     Cost,

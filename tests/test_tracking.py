@@ -19,7 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from g2d_jax import config_load, dryrun, pipeline
+from g2d_jax import pipeline
+from g2d_jax.commands import dryrun
+from g2d_jax.recipes import config_load
 from g2d_jax.report.tables import FIRST
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.terminal import clean

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from g2d_jax import config as settings
 from g2d_jax.config import Config, Remat
-from g2d_jax.config_load import resolve
-from g2d_jax.mesh import make_mesh
 from g2d_jax.models import shapes
+from g2d_jax.recipes.config_load import resolve
+from g2d_jax.runtime.mesh import make_mesh
 from g2d_jax.session import training_memory
 from g2d_jax.session.devices import Devices
 from g2d_jax.session.training_memory import (

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from g2d_jax.config_load import resolve
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.report.rows import Row
-from g2d_jax.stage_result import NO_ACCURACY, Evaluated, Evaluation, StageResult, write
+from g2d_jax.session.stage_result import NO_ACCURACY, Evaluated, Evaluation, StageResult, write
 from g2d_jax.study.frontier import Interval
 from g2d_jax.sweep.points import points
 

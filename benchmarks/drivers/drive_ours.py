@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from cases import FAMILIES, MODELS, STOPS, Case, Clock, run, tokens
 
-from g2d_jax import mesh as meshes
 from g2d_jax.config import OnlineDPO, Optimizer
 from g2d_jax.data.packing import Group, Packed, Response, computed_columns, pack, round_up
 from g2d_jax.losses import dpo_weights, group_advantages
@@ -21,6 +20,7 @@ from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.kernels import remat_for
 from g2d_jax.records import Request, Rollout, SamplingParams
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime import processes
 from g2d_jax.sampler.engine import Sampler
 from g2d_jax.session.row_shapes import CPU_TOKENS

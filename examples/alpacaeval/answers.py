@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from g2d_jax import config as settings
-from g2d_jax import config_load, pipeline, recipes
+from g2d_jax import pipeline, recipes
+from g2d_jax.recipes import config_load
 
 LONGEST_PROMPT = 16_384  # tokens
 _CODE = re.compile(r"```([^`]*)```")

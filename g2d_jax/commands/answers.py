@@ -17,7 +17,6 @@ from g2d_jax.data.stops import cut
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, Rollout, SamplingParams, Verdict, pick
 from g2d_jax.report.samples import conversation
-from g2d_jax.run_issues import tell
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.terminal import clean
 from g2d_jax.runtime.tracking import Tracker
@@ -26,6 +25,7 @@ from g2d_jax.session.policies import load_policy
 from g2d_jax.session.problems import READ_FOR
 from g2d_jax.session.session import Session
 from g2d_jax.stages.alerts import position_issues
+from g2d_jax.stages.run_issues import tell
 
 
 def sample(

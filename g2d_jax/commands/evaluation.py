@@ -9,7 +9,6 @@ from typing import Any
 
 from etils import epath
 
-from g2d_jax import contents, stage_result
 from g2d_jax.commands.opening import joined, not_at_hand, opened
 from g2d_jax.config import Config, Evaluate, Sft, Source, Split, places
 from g2d_jax.config.io import identity
@@ -18,16 +17,16 @@ from g2d_jax.data import splits
 from g2d_jax.models import hf
 from g2d_jax.report.tables import FIRST, answers_table, summary_table
 from g2d_jax.rewards.functions import RewardFunction, load_reward
-from g2d_jax.run_issues import tell
 from g2d_jax.runtime import precision, processes, storage
-from g2d_jax.session import inputs
+from g2d_jax.session import contents, inputs, stage_result
 from g2d_jax.session.policies import checkpoint_of
 from g2d_jax.session.problems import READ_FOR
 from g2d_jax.session.session import Session
-from g2d_jax.stage_result import StageResult
+from g2d_jax.session.stage_result import StageResult
+from g2d_jax.session.workdir import absolute
 from g2d_jax.stages import evaluate as evaluation
+from g2d_jax.stages.run_issues import tell
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import absolute
 
 
 def evaluate(

@@ -6,7 +6,7 @@ import json
 
 from etils import epath
 
-from g2d_jax.card import WRITTEN_BY, base_named, card
+from g2d_jax.commands.card import WRITTEN_BY, base_named, card
 from g2d_jax.commands.opening import joined, last_policy, opened
 from g2d_jax.config import places
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE

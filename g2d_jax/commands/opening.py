@@ -10,19 +10,19 @@ from typing import Any
 import jax
 from etils import epath
 
-from g2d_jax import run_stages
-from g2d_jax.accounting import TRAINING, behind
 from g2d_jax.config import BestCheckpoint, Config, Faults, Invalid, Mesh, places
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import to_dict
-from g2d_jax.mesh import make_mesh, slices
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime import flags, precision, processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
+from g2d_jax.runtime.mesh import make_mesh, slices
 from g2d_jax.runtime.tracking import Tracker
+from g2d_jax.session.accounting import TRAINING, behind
 from g2d_jax.session.problems import SPLITS
 from g2d_jax.session.session import Session
-from g2d_jax.workdir import absolute, packages, read_settings, stage_folders, stage_steps
+from g2d_jax.session.workdir import absolute, packages, read_settings, stage_folders, stage_steps
+from g2d_jax.stages import run_stages
 
 
 def read_config(workdir: epath.Path) -> Config:

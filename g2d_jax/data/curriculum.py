@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from g2d_jax import keys
 from g2d_jax.config import Filter
 from g2d_jax.data.order import Draw, Mixture, Order
 from g2d_jax.records import differ
+from g2d_jax.runtime import keys
 
 _NEW_SHARE = 0.5
 """The weight of the last group in the running pass rate: the policy moves, so older groups soon

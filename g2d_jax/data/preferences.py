@@ -10,8 +10,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from g2d_jax import keys
 from g2d_jax.records import Preference, Prompt, ScoredRollout, exceeds
+from g2d_jax.runtime import keys
 
 Pair: TypeAlias = tuple[int, int]
 """The places of the chosen and the rejected response in their group."""

@@ -24,8 +24,8 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 from g2d_jax.losses.reduction import Number
-from g2d_jax.matmul import CPU, PLAIN, Products, products_on
-from g2d_jax.mesh import RULES, spec
+from g2d_jax.runtime.matmul import CPU, PLAIN, Products, products_on
+from g2d_jax.runtime.mesh import RULES, spec
 
 CHUNK = 1024
 """Tokens per chunk at most: enough to keep a matrix unit busy."""

@@ -17,7 +17,6 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from g2d_jax.matmul import products_on
 from g2d_jax.models import delta, experts
 from g2d_jax.models.attention import KEY_COLUMNS, VALUE_COLUMNS, attend_blocks, attend_cached
 from g2d_jax.models.config import ModelConfig
@@ -34,6 +33,7 @@ from g2d_jax.models.decoder import (
 )
 from g2d_jax.models.delta import Inputs, Memory
 from g2d_jax.models.kernels import DecodeKernel, platform_of
+from g2d_jax.runtime.matmul import products_on
 
 Pair = tuple[Array, Array]
 """Keys and values, or what each row and the longest one reaches."""

@@ -12,8 +12,8 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from g2d_jax import mesh as meshes
 from g2d_jax.models.attention import attend_cached
+from g2d_jax.runtime import mesh as meshes
 
 WIDTH, COLUMN = 512, 200
 EARLIER = (0, 130, -1, WIDTH - 1)

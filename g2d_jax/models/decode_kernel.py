@@ -30,9 +30,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, PartitionSpec
 
-from g2d_jax import mesh as meshes
 from g2d_jax.models.attention import LOWEST, blocks_back
 from g2d_jax.models.kernels import LANES, PIECE_BYTES, piece_columns
+from g2d_jax.runtime import mesh as meshes
 
 STEP_BYTES = 2**19
 """Bytes of the keys of a step: three steps of keys and values, of which two are on their way, are 3

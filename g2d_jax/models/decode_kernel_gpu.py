@@ -25,9 +25,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jax.sharding import Mesh, PartitionSpec
 
-from g2d_jax import mesh as meshes
 from g2d_jax.models.attention import LOWEST, blocks_back
 from g2d_jax.models.kernels import platform_of
+from g2d_jax.runtime import mesh as meshes
 
 BLOCK = 64
 """Columns of a block at most: 128 bytes of a key's line in bfloat16. A row reads one block more than

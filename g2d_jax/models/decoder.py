@@ -22,9 +22,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from g2d_jax import mesh as meshes
 from g2d_jax.config import Remat
-from g2d_jax.matmul import products_on
 from g2d_jax.models import delta, experts, quantise
 from g2d_jax.models.attention import (
     SAVED,
@@ -46,6 +44,8 @@ from g2d_jax.models.linear import (
     wide_linear,
 )
 from g2d_jax.models.table import Param, block_params, outer_params, params, places
+from g2d_jax.runtime import mesh as meshes
+from g2d_jax.runtime.matmul import products_on
 
 PRODUCT = "product"
 """The name under which the results of linear layers are kept by remat "dots"."""

@@ -29,10 +29,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
-from g2d_jax import mesh as meshes
 from g2d_jax.models.attention import LOWEST, visible
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.records import SEGMENT_STRIDE
+from g2d_jax.runtime import mesh as meshes
 
 CHUNK = 64
 """Tokens that are taken at once: as many as transformers and flash-linear-attention take."""

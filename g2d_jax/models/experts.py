@@ -26,9 +26,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
-from g2d_jax import mesh as meshes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.kernels import platform_of
+from g2d_jax.runtime import mesh as meshes
 
 BLOCKS = (16, 512)
 """The fewest and the most tokens of a block."""

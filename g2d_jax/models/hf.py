@@ -29,7 +29,6 @@ from jax import Array
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder, lora, quantise, safetensors_file
 from g2d_jax.models.config import Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
@@ -47,6 +46,7 @@ from g2d_jax.models.hf_folder import (
 )
 from g2d_jax.models.safetensors_file import Stored
 from g2d_jax.models.table import PEFT, Param, Place, expected_shapes, fused, tensors
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime import processes, storage
 
 __all__ = [

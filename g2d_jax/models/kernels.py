@@ -41,9 +41,9 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
-from g2d_jax import mesh as meshes
 from g2d_jax.config import AttentionSetting, DecodeKernel, Remat, RematSetting
 from g2d_jax.models.attention import CPU_BLOCK, SAVED, Segments, Windowed, packed_attention, visible
+from g2d_jax.runtime import mesh as meshes
 
 Kernel = Literal["xla", "splash", "cudnn"]
 Layout = Literal["sequence", "packed"]

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from g2d_jax import mesh as meshes
 from g2d_jax.models import quantise
+from g2d_jax.runtime import mesh as meshes
 
 Multiply = Callable[..., Array]
 """`Products.multiply` of a platform."""

@@ -27,7 +27,6 @@ from etils import epath
 from jax import Array
 from jax.sharding import Mesh
 
-from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder, flops, hf
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, forward
@@ -41,6 +40,7 @@ from g2d_jax.models.kernels import attention_for
 from g2d_jax.models.safetensors_file import Stored
 from g2d_jax.models.table import Param
 from g2d_jax.records import SEGMENT_STRIDE
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime import precision, storage
 
 SCORE, V_HEAD = "score.weight", "v_head.weight"

@@ -110,8 +110,8 @@ def _compiler(settings: Config, name: str, say: Callable[[str], None]) -> planni
     from g2d_jax.plan import target
 
     target.prepare(machine)
-    from g2d_jax import run_stages
     from g2d_jax.plan import planning
+    from g2d_jax.stages import run_stages
 
     check.checked(settings)
     return planning.Compiler(machine, say)

@@ -16,7 +16,6 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from g2d_jax import mesh as meshes
 from g2d_jax.config import Config
 from g2d_jax.config.graph import plan
 from g2d_jax.models.config import ModelConfig
@@ -25,6 +24,7 @@ from g2d_jax.plan.programs import programs_of, scorings
 from g2d_jax.plan.target import Compiled, DoesNotFit
 from g2d_jax.plan.topologies import GIB, Device, Topology
 from g2d_jax.plan.work import Time, problems, reads_locally, shape_of, time_of, train_problems
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime import precision
 from g2d_jax.runtime.program import Program
 from g2d_jax.runtime.tracking import Tracker

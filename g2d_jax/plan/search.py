@@ -14,13 +14,13 @@ from typing import get_args
 import numpy as np
 from ml_collections import ConfigDict
 
-from g2d_jax import config_load
 from g2d_jax.config import Config, Remat, TrainingStage
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import count_trained
 from g2d_jax.plan.planning import Compiler, planned
 from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.topologies import Topology
+from g2d_jax.recipes import config_load
 from g2d_jax.session import init_params
 from g2d_jax.session.training_memory import TOKENS, WORK, load
 from g2d_jax.training import optimizer

@@ -12,7 +12,7 @@ from g2d_jax.plan.planning import Entry, Plan
 from g2d_jax.plan.topologies import GIB
 from g2d_jax.plan.work import ASSUMED, SUITES, Time, reads_locally
 from g2d_jax.runtime.tracking import Screen
-from g2d_jax.stage_result import TOKENS
+from g2d_jax.session.stage_result import TOKENS
 from g2d_jax.study.pricing import Rates
 
 

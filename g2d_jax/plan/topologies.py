@@ -19,8 +19,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
-from g2d_jax.mesh import usable
-from g2d_jax.rates import RATES, Rates
+from g2d_jax.runtime.mesh import usable
+from g2d_jax.runtime.rates import RATES, Rates
 from g2d_jax.runtime.terminal import counted
 
 GIB = 2**30

@@ -13,9 +13,9 @@ from g2d_jax.data.rows import SUFFIXES
 from g2d_jax.models import hf, shapes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.plan.topologies import Device
-from g2d_jax.rates import Seconds
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.program import Work
+from g2d_jax.runtime.rates import Seconds
 
 SUITES = {"math500": 500, "amc23": 40, "gsm8k": 1319}
 ASSUMED = 1000  # held-out problems of a file whose length no setting gives

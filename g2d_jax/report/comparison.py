@@ -28,8 +28,8 @@ from g2d_jax.report.tables import Table, table
 from g2d_jax.report.verdict import comparison_sentence
 from g2d_jax.runtime.storage import PathLike, read_json
 from g2d_jax.runtime.terminal import counted
-from g2d_jax.stage_result import Evaluation
-from g2d_jax.workdir import FROM_PYTHON, absolute
+from g2d_jax.session.stage_result import Evaluation
+from g2d_jax.session.workdir import FROM_PYTHON, absolute
 
 FILES = ("compare.html", "compare.md", "compare.csv", "figures")
 

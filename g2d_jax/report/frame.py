@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from g2d_jax import accounting, stage_result
 from g2d_jax.config.policy_name import PolicyName, is_external, own_stage
 from g2d_jax.report.format import number
 from g2d_jax.report.runs import OFFLINE, ONLINE, SELECT, Run, Settings, read_run, studies
 from g2d_jax.runtime.storage import PathLike, read_json
-from g2d_jax.stage_result import MEASURES, Evaluated, Evaluation, StageResult, Stop
+from g2d_jax.session import accounting, stage_result
+from g2d_jax.session.stage_result import MEASURES, Evaluated, Evaluation, StageResult, Stop
+from g2d_jax.session.workdir import PLANS, absolute
 from g2d_jax.study import frontier, stats
 from g2d_jax.study.pricing import Rates
-from g2d_jax.workdir import PLANS, absolute
 
 
 def policies(*workdirs: PathLike) -> pd.DataFrame:

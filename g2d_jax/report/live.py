@@ -19,7 +19,7 @@ from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.threads import repeating
 from g2d_jax.runtime.tracking import Samples
 from g2d_jax.session.session import Session
-from g2d_jax.workdir import without_secrets
+from g2d_jax.session.workdir import without_secrets
 
 PAGE = "report.html"
 

@@ -28,7 +28,7 @@ from g2d_jax.report.markup import on_one_line, shorten, shown, visible
 from g2d_jax.report.samples import Listing
 from g2d_jax.report.tables import Table, markdown, one_line, sheet
 from g2d_jax.runtime.storage import PathLike, plain, write_bytes
-from g2d_jax.workdir import absolute
+from g2d_jax.session.workdir import absolute
 
 STYLE = Path(__file__).with_name("style.css").read_text("utf-8")
 SCRIPT = Path(__file__).with_name("filter.js").read_text("utf-8")

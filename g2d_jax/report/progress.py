@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from etils import epath
 
-from g2d_jax import stage_result
 from g2d_jax.config import Config
 from g2d_jax.config.graph import plan
 from g2d_jax.records import Ended
@@ -18,7 +17,8 @@ from g2d_jax.report.format import number
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.lock import holder
 from g2d_jax.runtime.tracking import ended_by
-from g2d_jax.workdir import LINKS, stage_folders
+from g2d_jax.session import stage_result
+from g2d_jax.session.workdir import LINKS, stage_folders
 
 PROGRESS = "progress.json"
 """File of a work directory in which a run tells what it is at: what its progress bar shows, and

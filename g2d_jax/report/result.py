@@ -10,7 +10,7 @@ from etils import epath
 
 from g2d_jax.report.runs import read_run
 from g2d_jax.runtime.storage import PathLike
-from g2d_jax.stage_result import StageResult
+from g2d_jax.session.stage_result import StageResult
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,13 +18,13 @@ import pandas as pd
 from etils import epath
 from numpy.typing import NDArray
 
-from g2d_jax import accounting
 from g2d_jax.report.frame import frame_of, runs_of
 from g2d_jax.report.runs import EVALUATE, OFFLINE, ONLINE, Run, studies
 from g2d_jax.runtime.storage import PathLike, read_json
+from g2d_jax.session import accounting
+from g2d_jax.session.workdir import PLANS, absolute
 from g2d_jax.study import frontier, stats
 from g2d_jax.study.pricing import Rates
-from g2d_jax.workdir import PLANS, absolute
 
 Array = NDArray[np.float64]
 

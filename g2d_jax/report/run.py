@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from g2d_jax.accounting import TRAINING
 from g2d_jax.report import curves, figures, tables
 from g2d_jax.report import format as fmt
 from g2d_jax.report.curves import Logged
@@ -21,7 +20,8 @@ from g2d_jax.report.samples import browser
 from g2d_jax.report.tables import MEASURES, PAIRS, Table
 from g2d_jax.report.verdict import no_verdict, run_sentence, run_verdict
 from g2d_jax.runtime.processes import how_to_continue
-from g2d_jax.stage_result import Evaluation
+from g2d_jax.session.accounting import TRAINING
+from g2d_jax.session.stage_result import Evaluation
 from g2d_jax.study.stats import t_quantile
 
 READ_MORE = "Means over the problems; docs/metrics.md says what each measure is."

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from etils import epath
 
-from g2d_jax import stage_result
 from g2d_jax.records import Ended
 from g2d_jax.runtime.lock import holder
 from g2d_jax.runtime.storage import PathLike, read_bytes, read_informing, read_json
 from g2d_jax.runtime.tracking import ended_by, read_metrics
-from g2d_jax.stage_result import Evaluated, Evaluation, StageResult
-from g2d_jax.workdir import PLANS, absolute, no_run, stage_folders
+from g2d_jax.session import stage_result
+from g2d_jax.session.stage_result import Evaluated, Evaluation, StageResult
+from g2d_jax.session.workdir import PLANS, absolute, no_run, stage_folders
 
 ONLINE = "online"
 OFFLINE = "offline"

@@ -24,7 +24,7 @@ from g2d_jax.report.markup import shorten
 from g2d_jax.report.prompts import prompts_of
 from g2d_jax.report.rows import Row
 from g2d_jax.report.runs import COLLECT, Run, read_parquet
-from g2d_jax.stage_result import Evaluation
+from g2d_jax.session.stage_result import Evaluation
 
 PROBLEMS, CHANGED, SAMPLES = 40, 20, 4
 """The problems of a list, those among them that are there for their change, and the first samples

@@ -17,7 +17,7 @@ from g2d_jax.report.tables import COSTS, Table, table
 from g2d_jax.report.verdict import command, study_sentence, study_verdict
 from g2d_jax.runtime.storage import PathLike, fingerprint
 from g2d_jax.runtime.terminal import counted
-from g2d_jax.stage_result import TOKENS
+from g2d_jax.session.stage_result import TOKENS
 from g2d_jax.study import frontier
 from g2d_jax.study.pricing import Rates
 

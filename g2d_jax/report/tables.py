@@ -15,7 +15,7 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report.format import UNKNOWN, Written, policy_name, words
 from g2d_jax.runtime.memory import GIB
 from g2d_jax.runtime.terminal import clean
-from g2d_jax.stage_result import (
+from g2d_jax.session.stage_result import (
     NOT_COMPARED,
     TIMES,
     TOKENS,

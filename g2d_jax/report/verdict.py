@@ -22,7 +22,7 @@ from g2d_jax.report.rows import Row, Study, flat
 from g2d_jax.report.runs import COLLECT, OFFLINE, ONLINE, Run
 from g2d_jax.report.tables import count_problems, has_accuracy, ranked
 from g2d_jax.runtime.terminal import counted
-from g2d_jax.stage_result import NOT_COMPARED, Evaluation
+from g2d_jax.session.stage_result import NOT_COMPARED, Evaluation
 from g2d_jax.study.frontier import Interval
 from g2d_jax.study.stats import Paired, t_quantile
 

@@ -54,10 +54,10 @@ from g2d_jax.session.policies import load_reference
 from g2d_jax.session.problems import train_order
 from g2d_jax.session.row_shapes import RowShape
 from g2d_jax.session.session import Session
+from g2d_jax.session.stage_result import Cost
 from g2d_jax.session.trainer import Trainer
 from g2d_jax.session.training_programs import Scorer
 from g2d_jax.session.windows import SyncWindow
-from g2d_jax.stage_result import Cost
 
 MAX_BATCHES_IN_MEMORY = 64
 """Batches of a window that stay in memory, with their log-probabilities; others are read back."""

@@ -38,7 +38,7 @@ from g2d_jax.runtime import processes
 from g2d_jax.runtime.tables import read_rollouts, safe_text
 from g2d_jax.session.problems import ids_of, joined, tell
 from g2d_jax.session.session import Session
-from g2d_jax.stage_result import Cost
+from g2d_jax.session.stage_result import Cost
 
 LEFT_OUT = (
     "are left out: so are their problems in data.train, whose reference answers the verifier "

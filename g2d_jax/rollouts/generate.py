@@ -23,7 +23,7 @@ from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_rollouts, safe_text, write_rollouts
 from g2d_jax.runtime.tracking import Progress
 from g2d_jax.session.session import Session, StopRun
-from g2d_jax.stage_result import Cost
+from g2d_jax.session.stage_result import Cost
 
 LOGGED = 8  # responses of an update that are kept for reading
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from g2d_jax.config import Collect, Online
-from g2d_jax.mesh import device_bytes
 from g2d_jax.models import lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import attended, forward_flops, read_params
 from g2d_jax.records import SamplingParams
+from g2d_jax.runtime.mesh import device_bytes
 from g2d_jax.runtime.program import Program, Work
 from g2d_jax.sampler import simulated
 from g2d_jax.sampler.capacity import LOGIT, launched_layers

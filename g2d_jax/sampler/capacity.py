@@ -17,7 +17,7 @@ from typing import NamedTuple
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import count_params
 from g2d_jax.models.flops import matmul_params, read_params
-from g2d_jax.rates import Rates, Seconds
+from g2d_jax.runtime.rates import Rates, Seconds
 
 UNKNOWN = 256
 """Rows where a platform reports no memory, as on CPUs."""

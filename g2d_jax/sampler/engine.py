@@ -21,8 +21,6 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.stages import Wrapped
 
-from g2d_jax import keys as named_keys
-from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import round_up
 from g2d_jax.data.stops import Decode, Watch
 from g2d_jax.models import decoder, lora
@@ -40,6 +38,8 @@ from g2d_jax.models.kernels import (
     platform_of,
 )
 from g2d_jax.records import Request, Rollout, SamplingParams
+from g2d_jax.runtime import keys as named_keys
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.program import Program, put_like
 from g2d_jax.runtime.program_cache import Programs

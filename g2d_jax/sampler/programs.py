@@ -23,8 +23,6 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
-from g2d_jax import mesh as meshes
-from g2d_jax.matmul import products_on
 from g2d_jax.models.attention import KEY_COLUMNS, VALUE_COLUMNS
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decode import Cache, decode
@@ -32,6 +30,8 @@ from g2d_jax.models.decoder import Decoder, forward, head_matrix, lay_out
 from g2d_jax.models.delta import Memory, no_memory
 from g2d_jax.models.kernels import AttentionSetting, DecodeKernel, attention_for, platform_of
 from g2d_jax.records import SEGMENT_STRIDE
+from g2d_jax.runtime import mesh as meshes
+from g2d_jax.runtime.matmul import products_on
 from g2d_jax.sampler.sampling import Draw, Filter, draw
 
 Held = TypeVar("Held", Array, np.ndarray)

@@ -24,14 +24,13 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from g2d_jax import keys
 from g2d_jax.config import Engine as Settings
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import hf
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.hf_folder import ADAPTERS
 from g2d_jax.records import MOST_LOGPROB, Request, Rollout
-from g2d_jax.runtime import processes
+from g2d_jax.runtime import keys, processes
 from g2d_jax.runtime.threads import in_daemons
 from g2d_jax.sampler.answers import Reader
 from g2d_jax.sampler.connection import PLAIN, Connection

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from g2d_jax.mesh import slices
 from g2d_jax.models.decoder import Block, Decoder, parameter
 from g2d_jax.models.table import block_params, outer_params
+from g2d_jax.runtime.mesh import slices
 
 Tree = TypeVar("Tree")
 

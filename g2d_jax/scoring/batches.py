@@ -14,9 +14,9 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.stages import Wrapped
 
-from g2d_jax import mesh as meshes
 from g2d_jax.data.tokenizer import Ids
 from g2d_jax.models.reward_model import ScalarModel, read_scores, score_flops
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.program import Program
 

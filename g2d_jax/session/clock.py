@@ -22,7 +22,7 @@ from typing import Any
 import jax
 
 from g2d_jax.runtime.compile_times import compiling
-from g2d_jax.stage_result import ACTIVITIES
+from g2d_jax.session.stage_result import ACTIVITIES
 
 
 class Clock:

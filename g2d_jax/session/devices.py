@@ -11,14 +11,14 @@ from typing import Any
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from g2d_jax import mesh as meshes
 from g2d_jax.config import Config, Online, Stage, TrainingStage
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.flops import matmul_params, read_params
 from g2d_jax.models.kernels import platform_of, remat_for
-from g2d_jax.rates import Rates, rates_of
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime import processes
+from g2d_jax.runtime.rates import Rates, rates_of
 from g2d_jax.sampler import capacity
 from g2d_jax.session import init_params
 from g2d_jax.session.training_memory import (

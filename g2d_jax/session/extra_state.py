@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from g2d_jax.data.curriculum import History
-from g2d_jax.stage_result import Cost, Stop, Warned
+from g2d_jax.session.stage_result import Cost, Stop, Warned
 
 
 @dataclass

@@ -23,7 +23,7 @@ from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.lock import awaited
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session.reward_manager import RewardManager
-from g2d_jax.workdir import LINKS, absolute
+from g2d_jax.session.workdir import LINKS, absolute
 
 if TYPE_CHECKING:
     from g2d_jax.rewards.pool import VerifierPool

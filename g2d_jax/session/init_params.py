@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from etils import epath
 from jax.sharding import Mesh
 
-from g2d_jax import keys
 from g2d_jax.config import Config, Model
 from g2d_jax.config import Lora as Adapters
 from g2d_jax.config.io import differences, identity
@@ -19,8 +18,8 @@ from g2d_jax.models import decoder, hf, lora, quantise
 from g2d_jax.models.config import Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.table import Param
-from g2d_jax.runtime import storage
-from g2d_jax.workdir import read_inputs, read_settings, stage_folders
+from g2d_jax.runtime import keys, storage
+from g2d_jax.session.workdir import read_inputs, read_settings, stage_folders
 
 
 def adapters(settings: Adapters) -> dict[str, Any]:

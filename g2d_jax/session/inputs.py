@@ -15,7 +15,6 @@ from typing import Any
 
 from etils import epath
 
-from g2d_jax import contents
 from g2d_jax.config import Config, Issue, Reward, places, prefix_of, setting_of
 from g2d_jax.config.check import refuse
 from g2d_jax.config.io import identity, input_settings, to_dict
@@ -24,10 +23,11 @@ from g2d_jax.config.section import error
 from g2d_jax.data.problems import on_hub, open_rows
 from g2d_jax.models import hf
 from g2d_jax.runtime import precision, storage
+from g2d_jax.session import contents
 from g2d_jax.session.policies import followed, stage_of_run
 from g2d_jax.session.session import Session
+from g2d_jax.session.workdir import has_begun, read_inputs
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import has_begun, read_inputs
 
 _OUTSIDE = ("seed", "dtype", "model", "lora", "tokenizer", "data", "reward", "tasks", "engine")
 

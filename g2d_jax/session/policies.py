@@ -9,8 +9,6 @@ from dataclasses import fields, replace
 import jax.numpy as jnp
 from etils import epath
 
-from g2d_jax import contents, stage_result
-from g2d_jax.accounting import POLICIES
 from g2d_jax.config import places
 from g2d_jax.config.policy_name import INIT, OF_RUN, PolicyName
 from g2d_jax.models import decoder, hf, lora
@@ -18,12 +16,13 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.program import Program
-from g2d_jax.session import init_params
+from g2d_jax.session import contents, init_params, stage_result
+from g2d_jax.session.accounting import POLICIES
 from g2d_jax.session.init_params import Base
 from g2d_jax.session.session import Session
+from g2d_jax.session.workdir import check_place, stage_folders
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.step import make_cast
-from g2d_jax.workdir import check_place, stage_folders
 
 
 def load_policy(session: Session, name: str) -> Decoder:

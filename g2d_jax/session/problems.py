@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
-from g2d_jax import keys
 from g2d_jax.config import Config, Invalid, Issue, Reward, Source, Task, setting_of
 from g2d_jax.config.section import faults, warning
 from g2d_jax.data.fields import THOUGHTS
@@ -20,7 +19,7 @@ from g2d_jax.data.splits import Names, drop_overlap, names_of
 from g2d_jax.data.template import Template
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.records import Problem, Prompt, by_id, indices_by_task
-from g2d_jax.runtime import processes
+from g2d_jax.runtime import keys, processes
 from g2d_jax.runtime.terminal import counted
 
 Say = Callable[[str], None]

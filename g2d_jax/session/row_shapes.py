@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import Group, Packed, computed_columns, pack, round_up
 from g2d_jax.models import kernels
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.session.session import Session
 
 CPU_TOKENS = 1024

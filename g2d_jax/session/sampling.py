@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
-from g2d_jax import mesh as meshes
 from g2d_jax.config import Config, DecodeKernel, Stage
 from g2d_jax.data.stops import Decode
 from g2d_jax.data.tokenizer import PromptTokenizer
@@ -21,6 +20,7 @@ from g2d_jax.models.config import LongRope
 from g2d_jax.models.decode_check import trial
 from g2d_jax.models.kernels import choose_decode
 from g2d_jax.records import SamplingParams
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.runtime.tracking import run_id
@@ -28,7 +28,7 @@ from g2d_jax.sampler.engine import Engine, Sampler
 from g2d_jax.sampler.programs import Shapes
 from g2d_jax.session.devices import Devices
 from g2d_jax.session.tokenizers import chosen, stop_strings
-from g2d_jax.workdir import absolute
+from g2d_jax.session.workdir import absolute
 
 if TYPE_CHECKING:
     from g2d_jax.sampler.remote import Remote

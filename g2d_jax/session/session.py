@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from etils import epath
 from jax.sharding import Mesh
 
-from g2d_jax import mesh as meshes
 from g2d_jax.config import Config
 from g2d_jax.data.template import Fault, refuse
 from g2d_jax.data.tokenizer import PromptTokenizer
@@ -25,6 +24,7 @@ from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem
 from g2d_jax.rewards.functions import RewardFunction
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime.memory import Peak
 from g2d_jax.runtime.program import CompileAhead
 from g2d_jax.runtime.program_cache import Programs
@@ -37,9 +37,9 @@ from g2d_jax.session.problems import SPLITS, Problems, Reading, reading
 from g2d_jax.session.problems import load as load_problems
 from g2d_jax.session.reward_manager import RewardManager
 from g2d_jax.session.sampling import RunSampling
+from g2d_jax.session.stage_result import Cost, Warned
 from g2d_jax.session.tokenizers import open_tokenizer
 from g2d_jax.session.training_memory import Micro
-from g2d_jax.stage_result import Cost, Warned
 from g2d_jax.training.objectives import Compute, Objective
 
 

@@ -33,8 +33,8 @@ from g2d_jax.session.extra_state import ExtraState
 from g2d_jax.session.policies import base_of, frozen_params, load_policy
 from g2d_jax.session.profiles import Profiler
 from g2d_jax.session.session import Session, StopRun
+from g2d_jax.session.stage_result import Cost, Outcome
 from g2d_jax.session.training_programs import Training
-from g2d_jax.stage_result import Cost, Outcome
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
 from g2d_jax.training.step import StepNumbers, TrainState, put_numbers
 

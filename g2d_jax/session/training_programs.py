@@ -12,22 +12,22 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.stages import Wrapped
 
-from g2d_jax import mesh as meshes
 from g2d_jax.config import TrainingStage
 from g2d_jax.data.packing import Group, Packed
 from g2d_jax.losses.logprobs import logits_kept
-from g2d_jax.mesh import device_bytes
 from g2d_jax.models import lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops, read_params, train_flops
+from g2d_jax.runtime import mesh as meshes
+from g2d_jax.runtime.mesh import device_bytes
 from g2d_jax.runtime.program import Program, Work
 from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.session.policies import policy_shapes, reference_cast
 from g2d_jax.session.row_shapes import RowShape, pack_rows
 from g2d_jax.session.session import Session
+from g2d_jax.session.stage_result import Cost
 from g2d_jax.session.training_memory import saved_per_token
-from g2d_jax.stage_result import Cost
 from g2d_jax.training.objectives import Objective, split
 from g2d_jax.training.optimizer import make_optimizer, make_schedule
 from g2d_jax.training.step import (

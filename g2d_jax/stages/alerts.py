@@ -21,8 +21,8 @@ from g2d_jax.models.config import LongRope, ModelConfig
 from g2d_jax.records import Verdict
 from g2d_jax.runtime.terminal import counted, shortened
 from g2d_jax.session.session import Session
+from g2d_jax.session.stage_result import Warned
 from g2d_jax.session.trainer import Trainer
-from g2d_jax.stage_result import Warned
 from g2d_jax.stages.causes import Cause
 
 WATCHED = (

@@ -22,7 +22,7 @@ from g2d_jax.config import BestCheckpoint
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.tracking import Progress
 from g2d_jax.session.session import Session, StopRun
-from g2d_jax.stage_result import Cost, Outcome, Scored, Selection, Warned
+from g2d_jax.session.stage_result import Cost, Outcome, Scored, Selection, Warned
 from g2d_jax.stages import alerts
 from g2d_jax.stages.held_out import HeldOut, task_results, write_problems
 from g2d_jax.stages.held_out import issues as issues

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from g2d_jax import stage_result
 from g2d_jax.config import Collect, Issue, Online
 from g2d_jax.config.policy_name import PolicyName
 from g2d_jax.config.section import warning
@@ -45,11 +44,12 @@ from g2d_jax.rollouts.generate import (
 from g2d_jax.rollouts.workload import Workload, workload_of
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_rollouts, write_columns, write_preferences
+from g2d_jax.session import stage_result
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.problems import count_drawn, train_order
 from g2d_jax.session.session import Session, StopRun
+from g2d_jax.session.stage_result import Cost, Outcome, Warned
 from g2d_jax.session.windows import window_at
-from g2d_jax.stage_result import Cost, Outcome, Warned
 from g2d_jax.stages import alerts
 from g2d_jax.stages.causes import Cause, cause_of
 from g2d_jax.study import informativeness

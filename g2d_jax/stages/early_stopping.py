@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from g2d_jax.config import Online
 from g2d_jax.runtime import processes
+from g2d_jax.session.stage_result import Stop
 from g2d_jax.session.trainer import Trainer
-from g2d_jax.stage_result import Stop
 
 
 def ends(trainer: Trainer, stage: Online) -> bool:

@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from g2d_jax import stage_result
 from g2d_jax.config import Evaluate
 from g2d_jax.config.policy_name import OF_RUN, PolicyName
 from g2d_jax.records import Problem, indices_by_task, pick
 from g2d_jax.rollouts.generate import Groups, correct, describe, log_samples, rewards, rows_of
 from g2d_jax.runtime.tracking import Progress
+from g2d_jax.session import stage_result
 from g2d_jax.session.policies import chosen_policy
 from g2d_jax.session.session import Session
-from g2d_jax.stage_result import (
+from g2d_jax.session.stage_result import (
     NO_ACCURACY,
     NOT_COMPARED,
     Change,

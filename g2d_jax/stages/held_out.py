@@ -38,7 +38,7 @@ from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tracking import Progress
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.session import Session
-from g2d_jax.stage_result import Cost, TaskResult
+from g2d_jax.session.stage_result import Cost, TaskResult
 from g2d_jax.stages import alerts
 from g2d_jax.study import stats
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from g2d_jax import stage_result
 from g2d_jax.config import Collect, DPOLoss, Issue, Offline, OnlineDPO
 from g2d_jax.config.policy_name import PolicyName
 from g2d_jax.config.section import warning
@@ -32,14 +31,15 @@ from g2d_jax.rollouts.generate import measured_once
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_preferences, write_columns
 from g2d_jax.runtime.terminal import counted
+from g2d_jax.session import stage_result
 from g2d_jax.session.inputs import fingerprint
 from g2d_jax.session.policies import checkpoint_of, load_policy
 from g2d_jax.session.problems import order as problem_order
 from g2d_jax.session.row_shapes import RowShape, choose_row_length
 from g2d_jax.session.session import Session
+from g2d_jax.session.stage_result import Cost, Outcome, Warned
 from g2d_jax.session.trainer import open_trainer
 from g2d_jax.session.training_programs import Scorer, Training, mean_prompt
-from g2d_jax.stage_result import Cost, Outcome, Warned
 from g2d_jax.stages import alerts
 from g2d_jax.study import informativeness
 from g2d_jax.training import objectives

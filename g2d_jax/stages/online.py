@@ -44,10 +44,10 @@ from g2d_jax.session.answers import SHOWN, show_problem
 from g2d_jax.session.policies import reference_shapes
 from g2d_jax.session.row_shapes import RowShape, choose_row_length
 from g2d_jax.session.session import Session, StopRun
+from g2d_jax.session.stage_result import Outcome, Stop
 from g2d_jax.session.trainer import Trainer, open_trainer
 from g2d_jax.session.training_programs import Scorer, Training, mean_prompt
 from g2d_jax.session.windows import window_at
-from g2d_jax.stage_result import Outcome, Stop
 from g2d_jax.stages import alerts, early_stopping
 from g2d_jax.stages.causes import LONGER, Cause, cause_of
 from g2d_jax.stages.collect import show_rollout

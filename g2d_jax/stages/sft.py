@@ -22,9 +22,9 @@ from g2d_jax.session.problems import described, tell
 from g2d_jax.session.problems import order as problem_order
 from g2d_jax.session.row_shapes import RowShape, choose_row_length
 from g2d_jax.session.session import Session
+from g2d_jax.session.stage_result import Outcome
 from g2d_jax.session.trainer import open_trainer
 from g2d_jax.session.training_programs import Training
-from g2d_jax.stage_result import Outcome
 from g2d_jax.stages import alerts
 from g2d_jax.stages.causes import unread
 from g2d_jax.training import objectives

@@ -21,12 +21,12 @@ from types import MappingProxyType
 
 from etils import epath
 
-from g2d_jax import run_issues
 from g2d_jax.config import BestCheckpoint, Config, Evaluate, Issue, Online
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import begins_more, identity, to_dict
 from g2d_jax.runtime import precision, storage
 from g2d_jax.session.inputs import digests
+from g2d_jax.stages import run_issues
 from g2d_jax.sweep.points import Point
 
 ENDING = ("steps", "keep", "budget")

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from g2d_jax import config as schema
 from g2d_jax.config.io import from_dict, listed, suggest, to_dict
 from g2d_jax.config.places import Base, here
-from g2d_jax.config_load import apply, split_values
+from g2d_jax.recipes.config_load import apply, split_values
 from g2d_jax.runtime import storage
 
 MAIN = "main"  # the arm of a study given on the command line

@@ -28,7 +28,7 @@ from typing import Any
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import __version__, pipeline, run_issues, run_stages, stage_result
+from g2d_jax import __version__, pipeline
 from g2d_jax.config import Config, Online
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import begins_more, differences, identity, to_dict
@@ -36,12 +36,9 @@ from g2d_jax.runtime import precision, processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import LOCK, awaited, try_lock
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.session import inputs
+from g2d_jax.session import inputs, stage_result
 from g2d_jax.session.session import Session
-from g2d_jax.sweep.graph import ENDING, Graph, Node, build, node_folder
-from g2d_jax.sweep.points import Point, points
-from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import (
+from g2d_jax.session.workdir import (
     LINKS,
     PLANS,
     absolute,
@@ -50,6 +47,10 @@ from g2d_jax.workdir import (
     read_settings,
     write_settings,
 )
+from g2d_jax.stages import run_issues, run_stages
+from g2d_jax.sweep.graph import ENDING, Graph, Node, build, node_folder
+from g2d_jax.sweep.points import Point, points
+from g2d_jax.training.checkpoint import Checkpoints
 
 DONE, OPEN = "done", "open"
 PAUSE = 2.0  # seconds between two checks of nodes that other processes run

@@ -23,8 +23,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
-from g2d_jax import mesh as meshes
 from g2d_jax.runtime import failures, storage
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.training.optimizer import leaf_name
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from g2d_jax import keys
+from g2d_jax.runtime import keys
 
 
 def scale_by_adam_bfloat16(

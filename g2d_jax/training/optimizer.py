@@ -14,8 +14,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from g2d_jax import mesh as meshes
 from g2d_jax.config import Optimizer
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.training.moments import scale_by_adam_bfloat16
 
 OptimizerNumbers = Mapping[str, Any]

@@ -20,12 +20,12 @@ from jax import Array
 from jax.sharding import Mesh
 from jax.stages import Wrapped
 
-from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import Packed
 from g2d_jax.losses import Number, add_sums, empty_sums
 from g2d_jax.models import lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, abstract_on, cast, shardings
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime.program import put_like
 from g2d_jax.training.objectives import Compute, Objective, Structure, join, response_logprobs
 from g2d_jax.training.optimizer import abstract_opt_state

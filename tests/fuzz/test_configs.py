@@ -22,9 +22,11 @@ from fuzz.hostile import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import config_load, run_issues, workdir
 from g2d_jax.config import STAGES, Config
 from g2d_jax.config import io as config_io
+from g2d_jax.recipes import config_load
+from g2d_jax.session import workdir
+from g2d_jax.stages import run_issues
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("bounded_memory")]
 

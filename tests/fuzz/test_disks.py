@@ -15,8 +15,8 @@ import pytest
 from forks import Forks
 from stages.alike import differences
 
-from g2d_jax import stage_result
 from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.session import stage_result
 
 HERE = Path(__file__).parent
 RUN = ["run", "--config", str(HERE / "short.py"), "--workdir"]

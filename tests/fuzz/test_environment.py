@@ -13,12 +13,12 @@ from fuzz.hostile import tries
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import cli
+from g2d_jax.commands import cli
 from g2d_jax.config import Config
 from g2d_jax.config import io as config_io
 from g2d_jax.models import hf
 from g2d_jax.runtime.tracking import Screen
-from g2d_jax.workdir import write_settings
+from g2d_jax.session.workdir import write_settings
 
 pytestmark = pytest.mark.timeout(120)
 

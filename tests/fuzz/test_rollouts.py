@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax.config import Config, Dump, graph
-from g2d_jax.config_load import resolve
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.rollouts.external import external_groups
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session.session import Session

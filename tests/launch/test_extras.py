@@ -13,11 +13,11 @@ import pytest
 from ml_collections import ConfigDict
 from stand import LAUNCH, ROOT
 
-from g2d_jax import run_issues, run_stages
 from g2d_jax.config import Config
-from g2d_jax.config_load import resolve, shipped
 from g2d_jax.data import problems
+from g2d_jax.recipes.config_load import resolve, shipped
 from g2d_jax.runtime import failures, storage
+from g2d_jax.stages import run_issues, run_stages
 
 # fsspec.registry itself is a view of what is in it
 registry = importlib.import_module("fsspec.registry")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from stand import BIN, ROOT, launch
 
-from g2d_jax import stage_result
+from g2d_jax.session import stage_result
 
 
 @pytest.mark.slow

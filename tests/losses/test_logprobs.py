@@ -21,7 +21,7 @@ from g2d_jax.losses.logprobs import (
     token_logprobs,
     transform_logits,
 )
-from g2d_jax.mesh import make_mesh, rows_sharding, sharding
+from g2d_jax.runtime.mesh import make_mesh, rows_sharding, sharding
 
 N, D, V = 37, 16, 53
 

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from g2d_jax import mesh as meshes
 from g2d_jax.models import decode, decoder
 from g2d_jax.models.attention import attend_blocks, attend_cached, blocks_back
 from g2d_jax.models.config import FULL, SLIDING, ModelConfig
 from g2d_jax.models.decode_kernel import attend_ring, columns_read
 from g2d_jax.plan.target import ENVIRONMENT
+from g2d_jax.runtime import mesh as meshes
 
 ONE = meshes.make_mesh(devices=jax.devices()[:1])
 kernel = jax.jit(partial(attend_ring, mesh=ONE), static_argnames="cores")
@@ -198,7 +198,7 @@ def test_a_decode_step_is_the_same_with_it() -> None:
 FOR_TPU = """
 import sys, jax, jax.numpy as jnp
 from jax.experimental import topologies
-from g2d_jax import mesh as meshes
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.models.decode_kernel import attend_ring
 device = topologies.get_topology_desc(platform="tpu", topology_name=sys.argv[1]).devices[0]
 mesh = meshes.make_mesh(devices=[device])

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from g2d_jax import mesh as meshes
 from g2d_jax.models import decode, decoder
 from g2d_jax.models.attention import attend_cached
 from g2d_jax.models.config import FULL, SLIDING, ModelConfig
@@ -22,6 +21,7 @@ from g2d_jax.models.decode_kernel_gpu import (
     columns_read,
     shares,
 )
+from g2d_jax.runtime import mesh as meshes
 
 ONE = meshes.make_mesh(devices=jax.devices()[:1])
 kernel = jax.jit(partial(attend_columns, mesh=ONE))

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from plain import assert_near, logits, noisy
 
-from g2d_jax import mesh as meshes
 from g2d_jax.models import decode, decoder
 from g2d_jax.models.attention import SEGMENT_STRIDE
 from g2d_jax.models.config import FULL, RECURRENT, SLIDING, Llama3Rope, ModelConfig, YarnRope
+from g2d_jax.runtime import mesh as meshes
 
 COMMON: dict[str, Any] = {
     "vocab_size": 61,

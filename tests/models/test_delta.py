@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain import noisy
 
-from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder, delta, hf, lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.delta import Inputs, Memory
 from g2d_jax.records import SEGMENT_STRIDE
+from g2d_jax.runtime import mesh as meshes
 
 CONFIG = ModelConfig(
     "qwen3_5_text",

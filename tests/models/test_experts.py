@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from plain import MIXTURE, assert_near, logits, noisy
 
-from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder, experts, lora
 from g2d_jax.models.config import Lora, ModelConfig
 from g2d_jax.models.experts import Routes, Stacks
+from g2d_jax.runtime import mesh as meshes
 
 
 def plain_mixture(x: Any, routes: Routes, stacks: Stacks, first: int = 0) -> jax.Array:

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 from g2d_jax.config import Optimizer
-from g2d_jax.mesh import make_mesh
 from g2d_jax.models import flops
 from g2d_jax.models.config import Lora, ModelConfig
+from g2d_jax.runtime.mesh import make_mesh
 from g2d_jax.training import objectives
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import abstract_numbers, abstract_state, make_train_step

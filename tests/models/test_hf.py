@@ -16,9 +16,9 @@ import pytest
 from plain import logits
 from safetensors.numpy import load_file, save_file
 
-from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder, hf
 from g2d_jax.records import Request, SamplingParams
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.sampler.engine import Sampler
 
 

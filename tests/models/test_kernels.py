@@ -20,11 +20,11 @@ import pytest
 from plain import attend
 from unofficial import pretend_cudnn
 
-from g2d_jax import mesh as meshes
 from g2d_jax.models import kernels
 from g2d_jax.models.attention import Segments, Windowed, visible
 from g2d_jax.models.kernels import choose, choose_decode
 from g2d_jax.records import SEGMENT_STRIDE
+from g2d_jax.runtime import mesh as meshes
 
 ONE = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
 FIELDS = ("platform", "dtype", "head_dim", "length", "layout")
@@ -255,7 +255,7 @@ def test_cudnn_is_in_the_program_for_cuda(
 FOR_TPU = """
 import jax, jax.numpy as jnp
 from jax.experimental import topologies
-from g2d_jax import mesh as meshes
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.kernels import attention_for

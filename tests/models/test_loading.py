@@ -16,14 +16,14 @@ import pytest
 from hub_server import hub_server
 from safetensors.numpy import load_file
 
-from g2d_jax import mesh as meshes
 from g2d_jax.models import hf
+from g2d_jax.runtime import mesh as meshes
 
 BOUNDED = """
 import json, sys
 from pathlib import Path
 import loading
-from g2d_jax import mesh
+from g2d_jax.runtime import mesh
 from g2d_jax.models.config import ModelConfig
 
 folder, devices = Path(sys.argv[1]), mesh.make_mesh()

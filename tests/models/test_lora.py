@@ -16,9 +16,9 @@ import plain
 import pytest
 from plain import merge, noisy
 
-from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder, hf, lora
 from g2d_jax.models.config import LINEAR, Lora, ModelConfig
+from g2d_jax.runtime import mesh as meshes
 
 BASE = ModelConfig("qwen3", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True)
 SOME = ("q_proj", "o_proj", "down_proj")

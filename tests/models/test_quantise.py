@@ -15,11 +15,11 @@ import numpy as np
 import plain
 import pytest
 
-from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder, hf, lora, quantise
 from g2d_jax.models.config import LINEAR, Lora, ModelConfig
 from g2d_jax.models.hf_folder import WEIGHTS
 from g2d_jax.models.table import Param, block_params
+from g2d_jax.runtime import mesh as meshes
 
 # A width that is no multiple of the tile, and head_dim times heads that is one.
 BASE = ModelConfig("qwen2", 64, 96, 2, 4, 2, 16, 128, tie_word_embeddings=True)

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder, flops, reward_model
 from g2d_jax.models.reward_model import ReadOut
+from g2d_jax.runtime import mesh as meshes
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

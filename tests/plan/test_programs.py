@@ -16,10 +16,8 @@ import jax
 import numpy as np
 import pytest
 
-from g2d_jax import cli
+from g2d_jax.commands import cli
 from g2d_jax.config import Config
-from g2d_jax.config_load import resolve
-from g2d_jax.mesh import device_bytes
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.table import block_params
 from g2d_jax.plan import show
@@ -28,6 +26,8 @@ from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.search import as_arguments, choices, overrides, search, search_savings
 from g2d_jax.plan.topologies import DEVICES, topology
 from g2d_jax.plan.work import reads_locally
+from g2d_jax.recipes.config_load import resolve
+from g2d_jax.runtime.mesh import device_bytes
 from g2d_jax.runtime.program import Program
 from g2d_jax.runtime.tracking import Screen
 from g2d_jax.session.init_params import rest_bytes
@@ -350,7 +350,7 @@ from g2d_jax.plan import target, planning
 from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.topologies import topology
 from g2d_jax.config import Config
-from g2d_jax.config_load import resolve
+from g2d_jax.recipes.config_load import resolve
 machine = topology("2xv5e-4")
 target.prepare(machine)
 compiler = planning.Compiler(machine)
@@ -397,8 +397,8 @@ from g2d_jax.plan import target, planning
 from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.topologies import topology
 from g2d_jax.config import Config
-from g2d_jax.config_load import resolve
-from g2d_jax.mesh import device_bytes
+from g2d_jax.recipes.config_load import resolve
+from g2d_jax.runtime.mesh import device_bytes
 machine = topology("v5e-16")
 target.prepare(machine)
 compiler = planning.Compiler(machine)
@@ -455,13 +455,13 @@ def test_the_sampler_on_a_tpu_of_four_hosts(tensor, attention):
 
 
 RECIPE = """
-from g2d_jax import mesh as meshes
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.plan import target, planning
 from g2d_jax.plan.hlo import bytes_sent, collectives
 from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.topologies import topology
 from g2d_jax.config import Config
-from g2d_jax.config_load import resolve
+from g2d_jax.recipes.config_load import resolve
 machine = topology("v5e-16")
 target.prepare(machine)
 compiler = planning.Compiler(machine)
@@ -524,7 +524,7 @@ target.prepare(machine)
 import jax
 import jax.numpy as jnp
 import numpy as np
-from g2d_jax import mesh as meshes
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.records import SamplingParams

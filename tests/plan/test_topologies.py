@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from g2d_jax.mesh import usable
 from g2d_jax.plan.target import gpu_config
 from g2d_jax.plan.topologies import DEVICES, GRIDS, TOPOLOGIES, topology
+from g2d_jax.runtime.mesh import usable
 
 
 @pytest.mark.parametrize(

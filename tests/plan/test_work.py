@@ -11,12 +11,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from g2d_jax import config as settings
 from g2d_jax.config import Config
-from g2d_jax.mesh import device_bytes, make_mesh
 from g2d_jax.models import shapes
 from g2d_jax.plan.search import choices, overrides, savings, train_bytes
 from g2d_jax.plan.target import _needed
 from g2d_jax.plan.topologies import DEVICES, topology
 from g2d_jax.plan.work import ASSUMED, problems, shape_of, time_of
+from g2d_jax.runtime.mesh import device_bytes, make_mesh
 from g2d_jax.runtime.program import Work
 from g2d_jax.session.training_programs import saved_per_token
 

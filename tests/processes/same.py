@@ -10,9 +10,10 @@ import pandas as pd
 from alike import timeless
 from safetensors.numpy import load_file
 
-from g2d_jax import commands, stage_result
+from g2d_jax import commands
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.session import stage_result
 
 ATOL = {"logprobs": 1e-5, "parameters": 5e-5, "metrics": 1e-4}
 """What rounding may change where devices share a sum in another order; seen are 5e-7, 4e-6 and

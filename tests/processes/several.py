@@ -21,23 +21,24 @@ import pytest
 from etils import epath
 from unofficial import let_every_process_write_programs
 
-from g2d_jax import cli, run_stages
 from g2d_jax import config as settings
+from g2d_jax.commands import cli
 from g2d_jax.config import Config, Reward, graph
-from g2d_jax.config_load import resolve
-from g2d_jax.mesh import make_mesh
 from g2d_jax.models import decoder, hf, lora
 from g2d_jax.models.config import Lora, ModelConfig
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.records import Problem
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.heartbeat import watched
+from g2d_jax.runtime.mesh import make_mesh
 from g2d_jax.runtime.program import put_like
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.sampler.reorder import Reorder
 from g2d_jax.session import inputs
 from g2d_jax.session.reward_manager import RewardManager
 from g2d_jax.session.session import Session
-from g2d_jax.workdir import check_token, claim
+from g2d_jax.session.workdir import check_token, claim
+from g2d_jax.stages import run_stages
 
 let_every_process_write_programs()
 

@@ -9,7 +9,7 @@ import same
 from forks import Forked
 from launched import HERE, Launch
 
-from g2d_jax import stage_result
+from g2d_jax.session import stage_result
 from g2d_jax.sweep.graph import node_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -13,8 +13,8 @@ from g2d_jax import commands
 from g2d_jax.config import Config
 from g2d_jax.models import lora
 from g2d_jax.session.policies import load_policy
+from g2d_jax.session.workdir import claim
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import claim
 
 pytestmark = pytest.mark.timeout(900)
 

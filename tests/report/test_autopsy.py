@@ -9,12 +9,14 @@ import jax
 import pandas as pd
 import pytest
 
-from g2d_jax import cli, pipeline, stage_result
-from g2d_jax.config_load import resolve
+from g2d_jax import pipeline
+from g2d_jax.commands import cli
 from g2d_jax.data import arithmetic
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.report.autopsy import read, report, verdict, write_autopsy
+from g2d_jax.session import stage_result
 
 TRL = str(Path(__file__).parent / "trl-1.16")
 SHAPE = ModelConfig("qwen2", 22, 16, 1, 2, 1, 8, 16, tie_word_embeddings=True)

@@ -28,7 +28,7 @@ from g2d_jax.report.tables import sheet
 from g2d_jax.report.verdict import comparison_sentence
 from g2d_jax.runtime.storage import read_json, write_json
 from g2d_jax.runtime.tables import write_rollouts
-from g2d_jax.stage_result import Cost, read, write
+from g2d_jax.session.stage_result import Cost, read, write
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 48, "stop": []}
 MEASURED = {"split": "test", "sampling": SAMPLING}

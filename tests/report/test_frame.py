@@ -9,7 +9,7 @@ from reports import cost, evaluation, finish
 
 from g2d_jax.report.frame import policies
 from g2d_jax.runtime.storage import write_json
-from g2d_jax.stage_result import Selection
+from g2d_jax.session.stage_result import Selection
 
 STAGES = {
     "sft": {"kind": "sft", "policy": "init", "optimizer": {"learning_rate": 3e-3}},

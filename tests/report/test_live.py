@@ -18,9 +18,9 @@ from etils import epath
 from forks import Forks
 from reports import Page
 
-from g2d_jax import config_load
 from g2d_jax.config import Config
 from g2d_jax.config.io import to_dict
+from g2d_jax.recipes import config_load
 from g2d_jax.report import live
 from g2d_jax.report.live import samples_table, stages_table
 from g2d_jax.report.page import Live, Report, html

@@ -24,8 +24,8 @@ from g2d_jax.runtime.tables import (
     write_preferences,
 )
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stage_result import Warned, write
-from g2d_jax.stage_result import read as of_a_stage
+from g2d_jax.session.stage_result import Warned, write
+from g2d_jax.session.stage_result import read as of_a_stage
 
 
 def change(folder: Path, stage: str, **fields) -> None:

@@ -17,7 +17,7 @@ from g2d_jax.report.runs import studies
 from g2d_jax.report.study import details, priced, report, results, state, write_study
 from g2d_jax.report.verdict import study_verdict
 from g2d_jax.runtime.storage import write_json
-from g2d_jax.stage_result import Stop
+from g2d_jax.session.stage_result import Stop
 from g2d_jax.study.pricing import Rates
 
 STEPS = "stages.warmup.steps"

@@ -13,7 +13,7 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report import tables
 from g2d_jax.report.markup import shorten, shown, visible
 from g2d_jax.report.tables import answers_table, guarded, sheet, summary_table
-from g2d_jax.stage_result import (
+from g2d_jax.session.stage_result import (
     NO_ACCURACY,
     Change,
     Compiled,

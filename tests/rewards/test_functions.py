@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from g2d_jax.config_load import resolve
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.records import Problem, Verdict
 from g2d_jax.rewards.functions import (
     RewardFailed,

@@ -8,7 +8,7 @@ import pytest
 from g2d_jax.models import shapes
 from g2d_jax.models.decoder import count_params
 from g2d_jax.models.flops import matmul_params
-from g2d_jax.rates import RATES
+from g2d_jax.runtime.rates import RATES
 from g2d_jax.sampler.capacity import UNKNOWN, Split, best_ways, kv_bytes
 
 SEVEN = shapes.shape("Qwen/Qwen2.5-7B")

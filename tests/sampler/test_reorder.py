@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.sampler.reorder import Reorder
 
 pytestmark = pytest.mark.quick

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 from plain import noisy
 
-from g2d_jax import keys
-from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import Group, Response, pack
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.records import SEGMENT_STRIDE, Request, Rollout, SamplingParams
+from g2d_jax.runtime import keys
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.sampler import programs
 from g2d_jax.sampler.engine import Sampler, Usage
 from g2d_jax.sampler.sampling import uniforms

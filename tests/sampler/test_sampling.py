@@ -12,7 +12,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import keys
+from g2d_jax.runtime import keys
 from g2d_jax.sampler.sampling import FILTERS, draw, filter_logits, inverse_cdf, uniforms
 
 pytestmark = pytest.mark.quick

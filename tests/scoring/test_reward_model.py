@@ -18,20 +18,21 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from g2d_jax import config as settings
-from g2d_jax import mesh as meshes
-from g2d_jax import pipeline, run_issues
+from g2d_jax import pipeline
 from g2d_jax.config import Config, Reward
 from g2d_jax.config import RewardModel as Settings
 from g2d_jax.config.section import read
-from g2d_jax.config_load import resolve
 from g2d_jax.data.template import DEFAULT_SYSTEM, TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.records import Problem, Score, Verdict
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.scoring.conversation import Conversations
 from g2d_jax.scoring.reward_model import RewardModel, conversations_of
 from g2d_jax.session.reward_manager import RewardManager
 from g2d_jax.session.session import Session
+from g2d_jax.stages import run_issues
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -13,9 +13,9 @@ from forks import Forks
 from ml_collections import ConfigDict
 
 from g2d_jax.config import Config, graph
-from g2d_jax.config_load import resolve
-from g2d_jax.mesh import make_mesh
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.rewards.functions import RewardFunction
+from g2d_jax.runtime.mesh import make_mesh
 from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.sampler.engine import Sampler

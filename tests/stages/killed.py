@@ -151,7 +151,7 @@ def run(job: dict[str, Any], server: socket.socket, stack: ExitStack) -> int:
     if "devices" in job:
         os.environ["XLA_FLAGS"] += f" --xla_force_host_platform_device_count={job['devices']}"
     from g2d_jax import pipeline
-    from g2d_jax.config_load import resolve
+    from g2d_jax.recipes.config_load import resolve
     from g2d_jax.runtime import processes
 
     signal.signal(signal.SIGINT, processes.on_interrupt)  # as the g2d command does

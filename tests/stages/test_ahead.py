@@ -19,7 +19,6 @@ from killed import Runs
 from ml_collections import ConfigDict
 from worlds import only, run
 
-from g2d_jax import run_issues, stage_result
 from g2d_jax.config import Config, Engine, Online
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import load_tokenizer
@@ -30,7 +29,9 @@ from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import Tracker, read_metrics
 from g2d_jax.sampler.connection import PAUSE
 from g2d_jax.sampler.remote import Remote
-from g2d_jax.stage_result import StageResult
+from g2d_jax.session import stage_result
+from g2d_jax.session.stage_result import StageResult
+from g2d_jax.stages import run_issues
 
 STAGE = {"steps": 6, "keep": (), "sync_every": 2, "clip": {"importance_cap": 2.0}}
 

@@ -15,7 +15,7 @@ from g2d_jax.report.run import report
 from g2d_jax.report.runs import read_run
 from g2d_jax.runtime.storage import write_json
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.stage_result import Warned
+from g2d_jax.session.stage_result import Warned
 from g2d_jax.stages import alerts, online
 from g2d_jax.stages.alerts import collapse, too_few
 from g2d_jax.stages.causes import Cause

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 from worlds import run
 
-from g2d_jax import accounting, commands, run_issues
+from g2d_jax import commands
 from g2d_jax import config as settings
 from g2d_jax.config import Config
 from g2d_jax.config.graph import plan
@@ -17,14 +17,16 @@ from g2d_jax.records import ScoredRollout, Verdict
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.session import accounting
 from g2d_jax.session.policies import checkpoint_of, chosen_policy, load_policy, require_elsewhere
 from g2d_jax.session.session import Session, StopRun
-from g2d_jax.stage_result import NO_ACCURACY
+from g2d_jax.session.stage_result import NO_ACCURACY
+from g2d_jax.session.workdir import claim
+from g2d_jax.stages import run_issues
 from g2d_jax.stages.best_checkpoint import best_step
 from g2d_jax.stages.held_out import mean_quotient
 from g2d_jax.sweep.graph import build
 from g2d_jax.sweep.points import points
-from g2d_jax.workdir import claim
 
 
 def negative(completions: list[str], **columns: object) -> list[float | None]:

@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 from worlds import bits, only, run
 
 from g2d_jax import config as settings
-from g2d_jax import run_issues, stage_result
 from g2d_jax.config import Online
 from g2d_jax.data.order import draw
 from g2d_jax.rollouts import buffer as buffers
@@ -24,10 +23,12 @@ from g2d_jax.rollouts.buffer import RolloutBuffer
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_preferences, read_rollouts, write_preferences
 from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.session import stage_result
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.problems import order
 from g2d_jax.session.trainer import open_trainer
 from g2d_jax.session.windows import SyncWindow, window_at
+from g2d_jax.stages import run_issues
 from g2d_jax.stages.online import phases
 
 

@@ -14,7 +14,7 @@ from g2d_jax.report.tables import stages_table
 from g2d_jax.runtime.compile_times import Compiling, compiling
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.session.clock import Clock
-from g2d_jax.stage_result import ACTIVITIES, Cost, StageResult
+from g2d_jax.session.stage_result import ACTIVITIES, Cost, StageResult
 from g2d_jax.stages import sft
 from g2d_jax.training import objectives
 

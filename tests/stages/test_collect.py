@@ -15,7 +15,7 @@ import pytest
 from ml_collections import ConfigDict
 from worlds import bits, only, run
 
-from g2d_jax import commands, run_issues, stage_result
+from g2d_jax import commands
 from g2d_jax import config as settings
 from g2d_jax.config import Config, Dump
 from g2d_jax.config.graph import plan
@@ -26,14 +26,15 @@ from g2d_jax.rollouts import external as external_rollouts
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.session import stage_result
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.row_shapes import RowShape
 from g2d_jax.session.session import StopRun
+from g2d_jax.session.stage_result import Cost
 from g2d_jax.session.training_programs import Scorer
-from g2d_jax.stage_result import Cost
-from g2d_jax.stages import collect, offline
+from g2d_jax.session.workdir import claim
+from g2d_jax.stages import collect, offline, run_issues
 from g2d_jax.study import informativeness
-from g2d_jax.workdir import claim
 
 
 @pytest.fixture

@@ -14,18 +14,17 @@ from unofficial import watch_compiler
 from worlds import only
 
 from g2d_jax import config as settings
-from g2d_jax import run_stages
 from g2d_jax.config import Config, graph
-from g2d_jax.mesh import make_mesh
 from g2d_jax.models.decoder import count_params
 from g2d_jax.records import Preference
+from g2d_jax.runtime.mesh import make_mesh
 from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session.row_shapes import RowShape
 from g2d_jax.session.trainer import open_trainer
 from g2d_jax.session.training_programs import Training
-from g2d_jax.stages import offline, sft
+from g2d_jax.stages import offline, run_stages, sft
 from g2d_jax.training import objectives
 
 COMPILED = "/jax/core/compile/backend_compile_duration"

@@ -10,13 +10,13 @@ from etils import epath
 from ml_collections import ConfigDict
 from worlds import bits, run
 
-from g2d_jax import run_issues
 from g2d_jax.config import Config, graph
-from g2d_jax.config_load import resolve
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.session import Session
-from g2d_jax.stage_result import Cost, Stop
+from g2d_jax.session.stage_result import Cost, Stop
+from g2d_jax.stages import run_issues
 from g2d_jax.training.checkpoint import Checkpoints
 
 TINY = str(Path(__file__).parents[1] / "tiny.py")

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 from worlds import bits, only, run
 
-from g2d_jax import commands, keys, pipeline, run_issues
+from g2d_jax import commands, pipeline
 from g2d_jax.config import Config, Engine
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.template import TemplateSettings
@@ -30,13 +30,14 @@ from g2d_jax.models.hf import fetcher
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.report.run import write_run
 from g2d_jax.report.runs import read_run
-from g2d_jax.runtime import endpoint, storage
+from g2d_jax.runtime import endpoint, keys, storage
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.sampler.connection import EngineError
 from g2d_jax.sampler.remote import Remote, Served
 from g2d_jax.session.policies import load_policy
-from g2d_jax.workdir import write_settings
+from g2d_jax.session.workdir import write_settings
+from g2d_jax.stages import run_issues
 
 PROMPT = np.array([3, 4, 5], np.int32)
 REDIRECT, BYTES = (302, b""), (200, b"x" * 20_000_000)

@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 from worlds import run
 
 from g2d_jax import config as settings
-from g2d_jax import stage_result
 from g2d_jax.config import Config, check, graph
 from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.records import Verdict
@@ -21,10 +20,11 @@ from g2d_jax.report.tables import answers_table, summary_table
 from g2d_jax.rollouts.generate import greedy_file
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts
+from g2d_jax.session import stage_result
 from g2d_jax.session.session import Session
-from g2d_jax.stage_result import NO_ACCURACY, Cost, Evaluation
+from g2d_jax.session.stage_result import NO_ACCURACY, Cost, Evaluation
+from g2d_jax.session.workdir import claim
 from g2d_jax.stages.held_out import HeldOut
-from g2d_jax.workdir import claim
 
 
 @pytest.fixture

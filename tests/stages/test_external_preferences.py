@@ -11,13 +11,13 @@ from ml_collections import ConfigDict
 from toys import QWEN, make_tokenizer
 from worlds import only, run
 
-from g2d_jax import dryrun, run_issues
+from g2d_jax.commands import dryrun
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.records import Preference
 from g2d_jax.rollouts import external_preferences
 from g2d_jax.runtime.tables import write_preferences
-from g2d_jax.stages import offline
+from g2d_jax.stages import offline, run_issues
 
 CHAT = PromptTokenizer(make_tokenizer(QWEN))
 

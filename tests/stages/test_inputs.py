@@ -19,16 +19,17 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load_file, save_file
 from toys import QWEN, SIZES, make_tokenizer, save_rows
 
-from g2d_jax import commands, dryrun, pipeline, stage_result
+from g2d_jax import commands, pipeline
 from g2d_jax import config as settings
+from g2d_jax.commands import dryrun
 from g2d_jax.config import Config, Source, Stage, graph
 from g2d_jax.config.section import ModelPath, Preferences, ProblemsPath, Rollouts, Section
 from g2d_jax.models import table
 from g2d_jax.models.hf_folder import read_config
-from g2d_jax.session import inputs
-from g2d_jax.stage_result import StageResult
+from g2d_jax.session import inputs, stage_result
+from g2d_jax.session.stage_result import StageResult
+from g2d_jax.session.workdir import claim, read_inputs
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import claim, read_inputs
 
 ROWS = [{"problem": f"What is {n}+1?", "answer": str(n + 1)} for n in range(24)]
 TOLD = [{"prompt": row["problem"], "completion": row["answer"]} for row in ROWS]

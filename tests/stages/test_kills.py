@@ -10,9 +10,9 @@ import syscalls
 from alike import arrays, differences, redone, steps_logged
 from killed import Runs
 
-from g2d_jax import stage_result
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.session import stage_result
 from g2d_jax.training.checkpoint import Checkpoints
 
 EVERY, KEEP = 2, 2  # checkpoint.every and checkpoint.keep of the tiny config

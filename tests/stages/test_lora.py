@@ -15,7 +15,7 @@ from plain import merge
 from safetensors.numpy import load_file
 
 from g2d_jax import commands
-from g2d_jax.card import card
+from g2d_jax.commands.card import card
 from g2d_jax.models import decoder, hf
 from g2d_jax.records import SEGMENT_STRIDE
 from g2d_jax.runtime.tracking import read_metrics

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from g2d_jax import config as settings
-from g2d_jax import mesh as meshes
 from g2d_jax.config import Online, Optimizer
 from g2d_jax.config.section import read
 from g2d_jax.data.packing import Packed, pack
@@ -27,6 +26,7 @@ from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.records import SEGMENT_STRIDE, Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.rollouts import batches
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.stages import online
 from g2d_jax.training.objectives import Compute, split
 from g2d_jax.training.optimizer import make_optimizer

@@ -18,8 +18,8 @@ from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.row_shapes import RowShape
 from g2d_jax.session.session import Session
+from g2d_jax.session.stage_result import Cost, StageResult
 from g2d_jax.session.training_programs import Scorer
-from g2d_jax.stage_result import Cost, StageResult
 from g2d_jax.stages import offline
 from g2d_jax.study import informativeness
 

@@ -15,11 +15,10 @@ from etils import epath
 from ml_collections import ConfigDict
 from worlds import bits, only, run
 
-from g2d_jax import dryrun, stage_result
+from g2d_jax.commands import dryrun
 from g2d_jax.config import Clip, Config, Online, OnlineDPO, check
-from g2d_jax.config_load import resolve
-from g2d_jax.mesh import make_mesh
 from g2d_jax.models.flops import forward_flops
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.records import Problem
 from g2d_jax.rollouts.external import external_batches
 from g2d_jax.rollouts.generate import (
@@ -31,14 +30,16 @@ from g2d_jax.rollouts.generate import (
 )
 from g2d_jax.rollouts.workload import Workload
 from g2d_jax.runtime import storage
+from g2d_jax.runtime.mesh import make_mesh
 from g2d_jax.runtime.tracking import Progress, Screen, read_metrics
+from g2d_jax.session import stage_result
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.session import Session, StopRun
-from g2d_jax.stage_result import Cost
+from g2d_jax.session.stage_result import Cost
+from g2d_jax.session.workdir import claim
 from g2d_jax.stages import online
 from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import claim
 
 
 @pytest.fixture

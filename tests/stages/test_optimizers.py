@@ -10,7 +10,7 @@ from alike import arrays, contents
 from worlds import training
 
 from g2d_jax.config import Sft
-from g2d_jax.config_load import resolve
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.stages import sft
 
 FACTORED = ["model.hidden_size=128", "model.intermediate_size=128"]

@@ -8,7 +8,7 @@ import pytest
 from worlds import run
 
 from g2d_jax import config as settings
-from g2d_jax import dryrun
+from g2d_jax.commands import dryrun
 from g2d_jax.config.io import to_dict
 from g2d_jax.data import arithmetic
 from g2d_jax.data.tokenizer import PromptTokenizer

@@ -9,7 +9,8 @@ import json
 import pytest
 from worlds import run
 
-from g2d_jax import cli, run_issues
+from g2d_jax.commands import cli
+from g2d_jax.stages import run_issues
 
 
 def traced(workdir) -> dict[str, bytes]:

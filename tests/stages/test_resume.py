@@ -9,8 +9,9 @@ import pytest
 from alike import differences, redone, steps_logged
 from killed import Runs
 
-from g2d_jax import commands, stage_result
+from g2d_jax import commands
 from g2d_jax.runtime.tables import read_preferences
+from g2d_jax.session import stage_result
 
 pytestmark = pytest.mark.timeout(900)
 

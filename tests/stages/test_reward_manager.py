@@ -11,9 +11,9 @@ from worlds import only, run
 from g2d_jax import config as settings
 from g2d_jax.config import Reward, check
 from g2d_jax.config.section import read
-from g2d_jax.config_load import resolve
-from g2d_jax.mesh import make_mesh
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.records import Problem
+from g2d_jax.runtime.mesh import make_mesh
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.session.reward_manager import RewardManager, shares

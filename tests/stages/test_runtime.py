@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from g2d_jax import config as settings
-from g2d_jax import dryrun, run_issues
+from g2d_jax.commands import dryrun
 from g2d_jax.config import Collect, Dump, Offline, Online, Optimizer, Sft
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.packing import Group, Response
@@ -34,9 +34,9 @@ from g2d_jax.session.policies import (
     load_reference,
 )
 from g2d_jax.session.row_shapes import CPU_TOKENS, RowShape, choose_row_length, pack_rows
+from g2d_jax.session.stage_result import Cost
 from g2d_jax.session.training_programs import Scorer
-from g2d_jax.stage_result import Cost
-from g2d_jax.stages import sft
+from g2d_jax.stages import run_issues, sft
 
 
 def test_kernels_of_attention_are_noted_and_not_said(config, tmp_path, opened, capsys):

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from toys import QWEN, make_tokenizer
 from worlds import only
 
-from g2d_jax import dryrun
+from g2d_jax.commands import dryrun
 from g2d_jax.config import Invalid
 from g2d_jax.rollouts.generate import graded_texts
 

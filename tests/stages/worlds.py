@@ -11,12 +11,12 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from g2d_jax import run_issues, run_stages
 from g2d_jax.config import TrainingStage, graph
 from g2d_jax.session.row_shapes import RowShape
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import Trainer, open_trainer
 from g2d_jax.session.training_programs import Training
+from g2d_jax.stages import run_issues, run_stages
 from g2d_jax.training import objectives
 
 

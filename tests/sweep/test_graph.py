@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import pytest
 
 from g2d_jax import config as settings
-from g2d_jax import run_issues
 from g2d_jax.config import Config
-from g2d_jax.config_load import resolve
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.runtime import storage
 from g2d_jax.session.inputs import digests
+from g2d_jax.stages import run_issues
 from g2d_jax.sweep.graph import Graph, build
 from g2d_jax.sweep.points import points
 from g2d_jax.training.checkpoint import Checkpoints

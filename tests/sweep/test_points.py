@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
 from g2d_jax.config.io import from_dict, to_dict
-from g2d_jax.config_load import resolve
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.sweep.points import points, refuse_decided, with_axes
 
 TINY = str(Path(__file__).parents[1] / "tiny.py")

@@ -12,14 +12,15 @@ import pytest
 from etils import epath
 from forks import Forked, Forks
 
-from g2d_jax import commands, stage_result
-from g2d_jax.config_load import resolve
+from g2d_jax import commands
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.runtime.lock import try_lock
+from g2d_jax.session import stage_result
 from g2d_jax.session.policies import checkpoint_of
+from g2d_jax.session.workdir import stage_folders
 from g2d_jax.sweep import run as sweeps
 from g2d_jax.sweep.graph import build, node_folder
 from g2d_jax.sweep.points import Point, points, with_axes
-from g2d_jax.workdir import stage_folders
 
 TINY = str(Path(__file__).parents[1] / "tiny.py")
 STEPS = "stages.warmup.steps=0,1,3"

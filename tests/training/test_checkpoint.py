@@ -22,11 +22,11 @@ from forks import Forks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import mesh as meshes
 from g2d_jax.config import Optimizer
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.runtime import failures
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime.program import put_like
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint, checksums, host_checksum
 from g2d_jax.training.optimizer import abstract_opt_state, make_optimizer

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from g2d_jax import mesh as meshes
 from g2d_jax.config import OnlineDPO, Optimizer
 from g2d_jax.losses.logprobs import CPU_CHUNK as CHUNK
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.plan import hlo as text
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective, split
 from g2d_jax.training.optimizer import make_optimizer

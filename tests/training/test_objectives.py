@@ -13,11 +13,11 @@ import pytest
 from plain import assert_near
 
 from g2d_jax import losses
-from g2d_jax import mesh as meshes
 from g2d_jax.config import OnlineDPO
 from g2d_jax.data.packing import Group, Packed, Response, pack
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Loss, join, split
 from g2d_jax.training.step import make_scorer, put_batch

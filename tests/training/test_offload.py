@@ -11,11 +11,11 @@ import jax
 import numpy as np
 import pytest
 
-from g2d_jax import mesh as meshes
 from g2d_jax.config import Optimizer
 from g2d_jax.data.packing import Group, Response, pack
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.objectives import Compute

@@ -13,10 +13,10 @@ import optax
 import pytest
 from etils import epath
 
-from g2d_jax import mesh as meshes
 from g2d_jax.config import Optimizer
 from g2d_jax.models import decoder, table
 from g2d_jax.models.config import ModelConfig
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.moments import stochastic_round
 from g2d_jax.training.optimizer import (

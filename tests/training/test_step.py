@@ -14,11 +14,11 @@ import optax
 import pytest
 from plain import assert_near, logits, noisy
 
-from g2d_jax import mesh as meshes
 from g2d_jax.config import OnlineDPO, Optimizer
 from g2d_jax.data.packing import Group, Packed, Response, pack
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective, split
 from g2d_jax.training.optimizer import make_optimizer

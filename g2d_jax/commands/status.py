@@ -17,7 +17,7 @@ from g2d_jax.report.tables import gibibytes
 from g2d_jax.runtime import memory, processes, storage
 from g2d_jax.runtime.lock import holder, holder_here
 from g2d_jax.runtime.tracking import Screen
-from g2d_jax.workdir import LINKS, PLANS, absolute, stage_folders
+from g2d_jax.session.workdir import LINKS, PLANS, absolute, stage_folders
 
 PAUSE = 2.0
 """Seconds between two looks of `watch`."""

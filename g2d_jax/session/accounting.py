@@ -8,7 +8,7 @@ from typing import Any
 from g2d_jax.config import STAGES
 from g2d_jax.config.policy_name import PolicyName
 from g2d_jax.config.section import Place
-from g2d_jax.stage_result import MEASURES, Cost, StageResult
+from g2d_jax.session.stage_result import MEASURES, Cost, StageResult
 
 TRAINING = tuple(name for name, kind in STAGES.items() if kind.trains)
 """The kinds of stages that make policies."""

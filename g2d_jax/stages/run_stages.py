@@ -16,10 +16,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from g2d_jax import mesh as meshes
-from g2d_jax import run_issues, stage_result
 from g2d_jax import stages as stage_modules
-from g2d_jax.accounting import TRAINING
 from g2d_jax.config import Config, Sft
 from g2d_jax.config.graph import Plan
 from g2d_jax.config.io import to_dict
@@ -28,17 +25,18 @@ from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.records import Ended
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction
 from g2d_jax.runtime import flags, memory, precision, processes, program_cache
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, require_wandb
-from g2d_jax.session import inputs
+from g2d_jax.session import inputs, stage_result
+from g2d_jax.session.accounting import TRAINING
 from g2d_jax.session.problems import described, table
 from g2d_jax.session.session import Session, StopRun
+from g2d_jax.session.stage_result import Compiled, StageResult
 from g2d_jax.session.training_memory import Micro, keep
-from g2d_jax.stage_result import Compiled, StageResult
-from g2d_jax.training.objectives import Compute, Objective
-from g2d_jax.workdir import (
+from g2d_jax.session.workdir import (
     PROGRAMS,
     check_token,
     claim,
@@ -47,6 +45,8 @@ from g2d_jax.workdir import (
     source_digest,
     without_secrets,
 )
+from g2d_jax.stages import run_issues
+from g2d_jax.training.objectives import Compute, Objective
 
 Objectives = Mapping[str, Callable[[Compute], Objective]]
 """Stage -> the function that makes its loss."""

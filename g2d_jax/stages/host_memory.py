@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from g2d_jax import mesh as meshes
 from g2d_jax import stages as stage_modules
 from g2d_jax.config.graph import plan
 from g2d_jax.losses.logprobs import chunk_of
 from g2d_jax.models.kernels import platform_of
 from g2d_jax.runtime import memory
+from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime.memory import GIB
 from g2d_jax.runtime.program import Program
 from g2d_jax.session.session import Session

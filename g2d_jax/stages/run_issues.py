@@ -14,7 +14,6 @@ from functools import partial
 
 from ml_collections import ConfigDict
 
-from g2d_jax import stage_result
 from g2d_jax import stages as stage_modules
 from g2d_jax.config import Config, Issue, check, places, prefix_of, setting_of
 from g2d_jax.config.io import to_dict
@@ -26,13 +25,13 @@ from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.models.kernels import LANES
 from g2d_jax.rewards.functions import load_reward
 from g2d_jax.runtime import processes
-from g2d_jax.session import init_params
+from g2d_jax.session import init_params, stage_result
 from g2d_jax.session.answers import answer_issues
 from g2d_jax.session.policies import base_of, model_of, require_elsewhere
 from g2d_jax.session.row_shapes import kernel_of
 from g2d_jax.session.session import Session
-from g2d_jax.stage_result import Warned
-from g2d_jax.trial import Trial, try_reward
+from g2d_jax.session.stage_result import Warned
+from g2d_jax.stages.trial import Trial, try_reward
 
 
 def checked(

@@ -9,17 +9,17 @@ from pathlib import Path
 from etils import epath
 from huggingface_hub import HfApi, get_token
 
-from g2d_jax import stage_result
-from g2d_jax.accounting import behind
-from g2d_jax.card import WRITTEN_BY, card
 from g2d_jax.commands import export, opened, read_config
+from g2d_jax.commands.card import WRITTEN_BY, card
 from g2d_jax.config import Config
 from g2d_jax.config.graph import plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
 from g2d_jax.runtime import processes, storage
+from g2d_jax.session import stage_result
+from g2d_jax.session.accounting import behind
 from g2d_jax.session.session import Session
-from g2d_jax.workdir import absolute
+from g2d_jax.session.workdir import absolute
 
 KINDS = ("model", "adapters", "pairs")
 """The kinds of things that a run publishes."""

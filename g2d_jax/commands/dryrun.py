@@ -12,13 +12,11 @@ from tempfile import TemporaryDirectory
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import host_memory, run_issues
 from g2d_jax.config import Issue, TrainingStage
 from g2d_jax.config import io as config_io
 from g2d_jax.config.graph import Plan, plan
 from g2d_jax.config.policy_name import own_stage
 from g2d_jax.models.decoder import count_params, count_trained
-from g2d_jax.run_stages import require_packages
 from g2d_jax.runtime import flags, precision, storage
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs
@@ -30,7 +28,9 @@ from g2d_jax.session.answers import (
 from g2d_jax.session.problems import table
 from g2d_jax.session.session import Session
 from g2d_jax.session.training_memory import kept
-from g2d_jax.workdir import absolute, has_begun, require_same_run
+from g2d_jax.session.workdir import absolute, has_begun, require_same_run
+from g2d_jax.stages import host_memory, run_issues
+from g2d_jax.stages.run_stages import require_packages
 
 
 def show(

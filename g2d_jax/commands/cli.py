@@ -18,10 +18,10 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from g2d_jax import recipes
-from g2d_jax.arguments import parse
+from g2d_jax.commands.arguments import parse
 from g2d_jax.config import Issue, places
 from g2d_jax.config import io as config_io
-from g2d_jax.config_load import resolve
+from g2d_jax.recipes.config_load import resolve
 from g2d_jax.runtime import failures, flags, processes, terminal
 
 if TYPE_CHECKING:
@@ -159,7 +159,9 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     wrong: list[Issue] = []
     instead = f"g2d sweep --config {arguments.config} --workdir DIR"
     config = _of_a_run(arguments, overrides, instead, wrong)
-    from g2d_jax import dryrun, pipeline, run_issues
+    from g2d_jax import pipeline
+    from g2d_jax.commands import dryrun
+    from g2d_jax.stages import run_issues
 
     if arguments.dry_run:
         named = resolve(arguments.config)
@@ -334,7 +336,7 @@ def _export(arguments: argparse.Namespace, _: list[str]) -> None:
 
 
 def _push(arguments: argparse.Namespace, _: list[str]) -> None:
-    from g2d_jax import push
+    from g2d_jax.commands import push
 
     _join(arguments)
     url = push.push(**_options(arguments, push.push))
@@ -361,7 +363,7 @@ def _typed() -> Iterator[str]:
 
 
 def _status(arguments: argparse.Namespace, _: list[str]) -> None:
-    from g2d_jax import status
+    from g2d_jax.commands import status
 
     if arguments.watch:
         status.watch(arguments.workdir)

@@ -41,7 +41,7 @@ from g2d_jax.config.io import (
     typed,
 )
 from g2d_jax.config.section import Invalid, Issue, editable
-from g2d_jax.workdir import read_settings
+from g2d_jax.session.workdir import read_settings
 
 _UNSET = ("none", "null")
 
@@ -105,7 +105,7 @@ def resolve(
 def shipped() -> dict[str, Path | str]:
     """Map names to the configs that come with the package: files of the installed package, or of
     the source checkout, and the names of recipes."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     folder = package / "configs"
     if not folder.is_dir() and (package.parent / "pyproject.toml").is_file():
         folder = package.parent / "configs"

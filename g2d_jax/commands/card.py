@@ -19,7 +19,7 @@ from g2d_jax.report.runs import read_run
 from g2d_jax.runtime import storage
 from g2d_jax.session.policies import base_path, base_revision
 from g2d_jax.session.session import Session
-from g2d_jax.workdir import without_secrets
+from g2d_jax.session.workdir import without_secrets
 
 WRITTEN_BY = "Written by g2d_jax"
 """The words that mark a README.md as a card of this library: its folder may be written anew."""

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from g2d_jax import __version__
 from g2d_jax.config.io import suggest
-from g2d_jax.config_load import take_apart
+from g2d_jax.recipes.config_load import take_apart
 from g2d_jax.records import AnswerRule
 
 
