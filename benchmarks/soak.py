@@ -64,7 +64,7 @@ MARK = "G2D_SOAK"  # in the environment of all that is started
 SKEW = "G2D_SOAK_SKEW"
 COMMAND = """
 import os, sys, time
-from g2d_jax.commands import cli
+from g2d_jax import cli
 if "G2D_SOAK_SKEW" in os.environ:
     import itertools, jax
     which, seconds = os.environ["G2D_SOAK_SKEW"].split()

@@ -2,6 +2,6 @@
 
 import sys
 
-from g2d_jax.commands.cli import main
+from g2d_jax.cli import main
 
 sys.exit(main())

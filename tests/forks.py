@@ -18,7 +18,7 @@ from typing import Any
 
 # Imported once, for all: the command, and what it imports where it needs it, seconds each time.
 IMPORTED = (
-    "g2d_jax.commands.cli",
+    "g2d_jax.cli",
     "g2d_jax.pipeline",
     "g2d_jax.report.study",
     "g2d_jax.sweep",
@@ -29,7 +29,7 @@ IMPORTED = (
     "transformers.models.auto.tokenization_auto",
 )
 
-G2D = "import sys; from g2d_jax.commands.cli import main; sys.exit(main(sys.argv[1:]))"
+G2D = "import sys; from g2d_jax.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 class Forked:

@@ -283,7 +283,7 @@ def test_ctrl_c_that_is_lost_in_a_callback_is_heard(
     traceback is not printed."""
     code = """
 import gc, os, signal, sys
-from g2d_jax.commands import cli
+from g2d_jax import cli
 def press(phase, info):
     if "jax.numpy" in sys.modules and press in gc.callbacks:
         gc.callbacks.remove(press)

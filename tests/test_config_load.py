@@ -19,8 +19,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import config, pipeline, recipes
-from g2d_jax.commands import cli, dryrun
+from g2d_jax import cli, config, dryrun, pipeline, recipes
 from g2d_jax.config import check
 from g2d_jax.config import io as config_io
 from g2d_jax.recipes import config_load

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from g2d_jax.commands import cli
+from g2d_jax import cli
 from g2d_jax.data.dumps import DumpRow, read_dump
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "convert_rollouts.py"

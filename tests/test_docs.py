@@ -17,7 +17,7 @@ from forks import Forks
 
 from g2d_jax import __version__
 from g2d_jax import config as settings
-from g2d_jax.commands import arguments
+from g2d_jax.cli import arguments
 from g2d_jax.config import STAGES, Config, check
 from g2d_jax.config.graph import plan
 from g2d_jax.plan.topologies import topology

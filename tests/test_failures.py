@@ -176,7 +176,7 @@ def test_threads_that_cannot_be_started_are_told_by_the_command(
 ) -> None:
     code = """
 import sys, threading
-from g2d_jax.commands import cli
+from g2d_jax import cli
 
 def refuse(thread):
     raise RuntimeError("can't start new thread")  # as Python says it where the system starts none

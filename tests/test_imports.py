@@ -18,7 +18,7 @@ ROOMS = [
     "session",
     "rollouts",
     "stages",
-    "report recipes sweep plan pipeline commands __main__",
+    "report recipes sweep plan pipeline commands cli __main__",
 ]
 LEVELS = {room: level for level, rooms in enumerate(ROOMS) for room in rooms.split()}
 SIDEWAYS = {("data", "g2d_jax.rewards.extract"), ("frontier", "g2d_jax.study.stats")}

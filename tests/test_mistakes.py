@@ -15,7 +15,7 @@ import jax
 import pytest
 from etils import epath
 
-from g2d_jax.commands.cli import main
+from g2d_jax.cli import main
 from g2d_jax.config import Config
 from g2d_jax.data import arithmetic
 from g2d_jax.data.tokenizer import PromptTokenizer

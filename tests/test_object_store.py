@@ -16,7 +16,7 @@ import pytest
 from forks import Forked, Forks
 from object_store import BUCKET
 
-from g2d_jax.commands import cli
+from g2d_jax import cli
 from g2d_jax.recipes.config_load import resolve
 from g2d_jax.runtime.lock import LOCK
 from g2d_jax.stages import run_issues
@@ -58,7 +58,7 @@ for url in sys.argv[2:]:
             sys.exit("found what is not there")
 """
 G2D = """import sys
-from g2d_jax.commands import cli
+from g2d_jax import cli
 from g2d_jax.runtime import lock
 lock.BEAT, lock.LEASE = 0.5, 8.0
 sys.exit(cli.main(sys.argv[1:]))"""

@@ -12,8 +12,7 @@ import pytest
 from etils import epath
 from toys import QWEN, make_tokenizer, save_policy, save_rows, solved_problems
 
-from g2d_jax import recipes
-from g2d_jax.commands import cli
+from g2d_jax import cli, recipes
 from g2d_jax.config.io import changes, to_dict
 from g2d_jax.recipes.config_load import resolve
 from g2d_jax.runtime import storage

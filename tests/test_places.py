@@ -17,9 +17,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import commands, pipeline
+from g2d_jax import cli, commands, pipeline
 from g2d_jax import config as settings
-from g2d_jax.commands import cli
 from g2d_jax.config import Config, Invalid, places
 from g2d_jax.config.io import from_dict, to_dict
 from g2d_jax.data.arithmetic import tokenizer

@@ -10,8 +10,7 @@ import datasets
 import pytest
 from hub_server import Hub, client_settings, serving
 
-from g2d_jax import commands
-from g2d_jax.commands import cli
+from g2d_jax import cli, commands
 from g2d_jax.commands.push import push
 from g2d_jax.runtime.tables import read_preferences
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from g2d_jax.commands.cli import main
+from g2d_jax.cli import main
 
 CONFIG = Path(__file__).parent / "short.py"
 

@@ -13,7 +13,7 @@ from fuzz.hostile import tries
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax.commands import cli
+from g2d_jax import cli
 from g2d_jax.config import Config
 from g2d_jax.config import io as config_io
 from g2d_jax.models import hf

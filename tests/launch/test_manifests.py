@@ -13,7 +13,7 @@ import pytest
 import yaml
 from stand import LAUNCH, ROOT, environment, starts
 
-from g2d_jax.commands import cli
+from g2d_jax import cli
 from g2d_jax.recipes.config_load import resolve
 
 SCHEMAS = Path(__file__).parent / "schemas"
@@ -142,9 +142,7 @@ def test_image_installs_its_extra_and_starts_g2d(image: str) -> None:
     (spec,) = [word for word in install if word.startswith(".[")]
     assert image in spec.strip(".[]").split(",")  # the others: test_extras.py
     (entry,) = [json.loads(rest) for word, rest in found if word == "ENTRYPOINT"]
-    assert entry == ["g2d"] and PROJECT["project"]["scripts"] == {
-        "g2d": "g2d_jax.commands.cli:main"
-    }
+    assert entry == ["g2d"] and PROJECT["project"]["scripts"] == {"g2d": "g2d_jax.cli:main"}
     words = [word for word, _ in found]
     assert words.index("USER") > max(at for at, word in enumerate(words) if word == "RUN")
     assert dict(found[words.index("USER") :])["USER"] != "root"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from stand import ARGUMENTS, BIN, HOST, LAUNCH, environment, launch
 
-from g2d_jax.commands.cli import parse
+from g2d_jax.cli import parse
 from g2d_jax.recipes.config_load import resolve
 
 SCRIPTS = sorted([*LAUNCH.glob("*.sh"), *LAUNCH.glob("*.sbatch")])

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from g2d_jax.commands import cli
+from g2d_jax import cli
 from g2d_jax.config import Config
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.table import block_params

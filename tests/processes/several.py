@@ -21,8 +21,8 @@ import pytest
 from etils import epath
 from unofficial import let_every_process_write_programs
 
+from g2d_jax import cli
 from g2d_jax import config as settings
-from g2d_jax.commands import cli
 from g2d_jax.config import Config, Reward, graph
 from g2d_jax.models import decoder, hf, lora
 from g2d_jax.models.config import Lora, ModelConfig

@@ -121,7 +121,7 @@ def test_half_an_address_is_refused(
 def test_who_waits_for_the_others_says_so_and_not_for_ever(index: int, forks: Forks) -> None:
     """Neither the coordinator alone nor one that cannot reach it: and Ctrl-C is heard."""
     code = (
-        "import sys; from g2d_jax.commands import cli; from g2d_jax.runtime import processes; "
+        "import sys; from g2d_jax import cli; from g2d_jax.runtime import processes; "
         "processes.JOIN = int(sys.argv[1]); sys.exit(cli.main(sys.argv[2:]))"
     )
     others = (

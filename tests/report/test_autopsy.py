@@ -9,8 +9,7 @@ import jax
 import pandas as pd
 import pytest
 
-from g2d_jax import pipeline
-from g2d_jax.commands import cli
+from g2d_jax import cli, pipeline
 from g2d_jax.data import arithmetic
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig

@@ -9,7 +9,7 @@ import json
 import pytest
 from worlds import run
 
-from g2d_jax.commands import cli
+from g2d_jax import cli
 from g2d_jax.stages import run_issues
 
 

@@ -18,7 +18,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from g2d_jax import recipes
-from g2d_jax.commands.arguments import parse
+from g2d_jax.cli.arguments import parse
 from g2d_jax.config import Issue, places
 from g2d_jax.config import io as config_io
 from g2d_jax.recipes.config_load import resolve
@@ -363,7 +363,7 @@ def _typed() -> Iterator[str]:
 
 
 def _status(arguments: argparse.Namespace, _: list[str]) -> None:
-    from g2d_jax.commands import status
+    from g2d_jax.cli import status
 
     if arguments.watch:
         status.watch(arguments.workdir)
