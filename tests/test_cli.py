@@ -1011,7 +1011,7 @@ def test_evaluate_elsewhere(work: Path, folder: Path, forks: Forks) -> None:
     ]
     done = forks.run(*command, "--num-generations", "1", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert "on 5 problems, 1 answer" in done.stdout
+    assert "5 problems, 1 answer" in done.stdout
     (place,) = (work / "evaluations").iterdir()
     manifest = stage_result.read(place)
     assert manifest is not None and manifest.evaluation.policies[0].name == "warmup@1"

@@ -209,7 +209,8 @@ def _rewards(
         scores = session.scorer(
             pick(problems, places), pick(texts, places), pick(token_ids, places)
         )
-    except ValueError as error:  # raised by the user's own function: the answers can still be shown
+    # Raised by the user's own function, here or in another process: the answers can still be shown.
+    except (ValueError, processes.PeerFailed) as error:
         session.tracker.say(f"no rewards: {error}")
         return shown
     for i, score in zip(places, scores, strict=True):

@@ -96,6 +96,7 @@ def _evaluate(
             )
         inputs.verify(session, *inputs.scored_by(config, None if problems else stage.split))
         name = _evaluation_name(session, stage, policy)
+        processes.agreed("problems, weights or rewards", name)
         place = folder / "evaluations" / name
         session.folders = {**session.folders, name: place}
         if not processes.on_leader(lambda: stage_result.read(place) is not None):

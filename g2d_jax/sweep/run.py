@@ -37,7 +37,7 @@ from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import LOCK, awaited, try_lock
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs, stage_result
-from g2d_jax.session.session import Session
+from g2d_jax.session.session import Session, StopRun
 from g2d_jax.session.workdir import (
     LINKS,
     PLANS,
@@ -45,6 +45,7 @@ from g2d_jax.session.workdir import (
     environment,
     packages,
     read_settings,
+    source_digest,
     write_settings,
 )
 from g2d_jax.stages import run_issues, run_stages
@@ -72,11 +73,17 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
         watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout),
         program_cache.cached(),
     ):
-        processes.agreed("settings or packages", {**to_dict(config), "packages": packages()})
+        used = {
+            **packages(),
+            "g2d_jax": source_digest(),
+            precision.NAME: precision.of(config.dtype),
+        }
+        processes.agreed("settings or packages", {**to_dict(config), "packages": used})
         processes.on_leader(lambda: len(_whole_graph(config.name, studied, root).nodes))
         with Tracker(root if processes.leader() else None, tensorboard=False) as tracker:
             processes.on_leader(lambda: _claim(config, studied, root, tracker.say))
             graph = build(studied, _requested_by_all(root))
+            processes.agreed("problems, models or rewards", list(graph.nodes))
             _warn(tracker, graph)
             failed = _Worker(config.name, studied, graph, root, tracker).work()
             for name, reason in failed.items():
@@ -388,7 +395,9 @@ class _Worker:
                 ValueError,
                 RuntimeError,
             ) as error:  # RuntimeError: what XLA raises, out of memory for one
-                if os.environ.get("G2D_TRACEBACK"):
+                # Where it is of one process alone, the others may be anywhere.
+                is_of_all = processes.count() == 1 or isinstance(error, StopRun)
+                if os.environ.get("G2D_TRACEBACK") or not is_of_all:
                     raise
                 return f"{error}"
         return DONE
