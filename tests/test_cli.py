@@ -28,8 +28,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import make_tokenizer, their_logits_and_ours
 
-from g2d_jax import commands, pipeline
-from g2d_jax.commands import answers, cli
+from g2d_jax import cli, commands, pipeline
+from g2d_jax.commands import answers
 from g2d_jax.config import Config
 from g2d_jax.data import arithmetic
 from g2d_jax.recipes.config_load import resolve

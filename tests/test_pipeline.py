@@ -13,7 +13,8 @@ from tiny import even
 
 from g2d_jax import commands, pipeline
 from g2d_jax import config as settings
-from g2d_jax.commands import evaluation, status
+from g2d_jax.cli import status
+from g2d_jax.commands import evaluation
 from g2d_jax.config import Config, graph
 from g2d_jax.config.io import to_dict
 from g2d_jax.recipes.config_load import resolve
