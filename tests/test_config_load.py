@@ -19,7 +19,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import cli, config, dryrun, pipeline, recipes
+from g2d_jax import cli, config, pipeline, recipes
+from g2d_jax.commands import dryrun
 from g2d_jax.config import check
 from g2d_jax.config import io as config_io
 from g2d_jax.recipes import config_load
