@@ -438,20 +438,11 @@ def decode_chunk(
     reaches all processes this way. branches: whether what is done may depend on data, see
     `may_branch`.
     """
-    batch = state.hidden.shape[0]
     place = partial(lay_out, mesh)
     multiply, by_rows = products_on(mesh)
     head = by_rows(head_matrix(params, dtype))
-    floats = place(jnp.zeros((batch, chunk), jnp.float32), "rows", None)
-    nothing = place(jnp.zeros(batch, jnp.int32), "rows")
-    emitted = Emitted(
-        floats.astype(jnp.int32),
-        floats,
-        floats,
-        nothing,
-        nothing > 0,
-        jnp.max(interrupt_codes),
-    )
+    step_of = partial(decode, widths=widths, dtype=dtype, mesh=mesh, kernel=kernel)
+    emitted = _nothing_emitted(state.hidden.shape[0], chunk, jnp.max(interrupt_codes), place)
 
     def running(carry: tuple[Array, tuple[State, Emitted]]) -> Array:
         step, (state, _) = carry
@@ -467,16 +458,7 @@ def decode_chunk(
         emitted = _add_column(emitted, drawn, step, increment, stopped, place)
         # A row at rest does not count as a long one, and need not be read.
         position = jnp.where(active, rows.position, -1)
-        hidden, cache = decode(
-            params,
-            drawn.token,
-            position,
-            state.cache,
-            widths=widths,
-            dtype=dtype,
-            mesh=mesh,
-            kernel=kernel,
-        )
+        hidden, cache = step_of(params, drawn.token, position, state.cache)
         remaining = jnp.where(stopped, 0, rows.remaining - increment)
         rows = dataclasses.replace(
             rows,
@@ -494,6 +476,13 @@ def decode_chunk(
     else:
         state, emitted = jax.lax.fori_loop(0, chunk, advance, start)
     return state, emitted
+
+
+def _nothing_emitted(rows: int, chunk: int, code: Array, place: Callable[..., Array]) -> Emitted:
+    """Return what a chunk has emitted before its first step. code: why the run is to stop."""
+    floats = place(jnp.zeros((rows, chunk), jnp.float32), "rows", None)
+    nothing = place(jnp.zeros(rows, jnp.int32), "rows")
+    return Emitted(floats.astype(jnp.int32), floats, floats, nothing, nothing > 0, code)
 
 
 def _draw_next(

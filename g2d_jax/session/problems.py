@@ -141,19 +141,7 @@ def load(
             if dropped:
                 say(f"{name}, {split}: {counted(dropped, 'problem')} dropped: also in another task")
             loaded[split] += new
-    for split, others in (("dev", ("test",)), ("train", ("dev", "test"))):
-        count = len(loaded[split])
-        names = names_of(joined(loaded, others), tokenizer.conversation)
-        loaded[split], overlap = drop_overlap(loaded[split], names)
-        if count and not loaded[split]:
-            raise ValueError(
-                f"data.{split} has no problem left: all {count} occur in "
-                f"{' or '.join(f'data.{other}' for other in others)}. Give data.{split} other "
-                'problems, or divide one file: data.train.split="train", data.dev.split="dev", '
-                'data.test.split="test"'
-            )
-        if overlap:
-            say(f"{split}: {counted(overlap, 'problem')} dropped: also in {' or '.join(others)}")
+    _keep_apart(loaded, tokenizer, say)
     # Last, so that what a policy may be trained on does not depend on what the verifier can read.
     left_out, issues = _leave_out(config, loaded, own_reward, unreadable)
     for name, found in read.items():
@@ -170,6 +158,24 @@ def load(
         count_tokens=lambda problem: len(tokenizer.encode_prompt(problem)),
         conversation=tokenizer.conversation,
     )
+
+
+def _keep_apart(loaded: Splits, tokenizer: PromptTokenizer, say: Say) -> None:
+    """Drop the problems of dev that test has too, and those of train that either has. Raises
+    ValueError where none is left."""
+    for split, others in (("dev", ("test",)), ("train", ("dev", "test"))):
+        count = len(loaded[split])
+        names = names_of(joined(loaded, others), tokenizer.conversation)
+        loaded[split], overlap = drop_overlap(loaded[split], names)
+        if count and not loaded[split]:
+            raise ValueError(
+                f"data.{split} has no problem left: all {count} occur in "
+                f"{' or '.join(f'data.{other}' for other in others)}. Give data.{split} other "
+                'problems, or divide one file: data.train.split="train", data.dev.split="dev", '
+                'data.test.split="test"'
+            )
+        if overlap:
+            say(f"{split}: {counted(overlap, 'problem')} dropped: also in {' or '.join(others)}")
 
 
 def _leave_out(
