@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from etils import epath
 
 from g2d_jax import accounting, stage_result
 from g2d_jax.config.policy_name import PolicyName, is_external, own_stage
@@ -27,7 +28,8 @@ from g2d_jax.workdir import PLANS, absolute
 
 
 def policies(*workdirs: PathLike) -> pd.DataFrame:
-    """Read every evaluated policy of runs and of the points of studies, as a row each.
+    """Read every evaluated policy of runs, of the points of studies, and of tables such as
+    benchmarks/results, as a row each.
 
     A row is one policy on one split of problems, of one run and so of one seed. Where several
     stages evaluated it on a split, the last counts. NaN, or an empty text, is not known.
@@ -69,10 +71,38 @@ def policies(*workdirs: PathLike) -> pd.DataFrame:
     ids, correct, gains       arrays: problem ids [N] ascending; answers [N, samples], 1 right, 0 wrong,
                               NaN not scored; accuracy over that of the parent [N], None if not known
 
-    Raises ValueError for a folder that holds neither, and for damaged records.
+    Tables have fewer columns. Raises ValueError for a folder that holds none of these, and for
+    damaged records.
     """
-    frames = [frame_of(runs_of(workdir)) for workdir in workdirs]
+    frames = []
+    for folder in map(absolute, workdirs):
+        if (folder / TABLES[0]).exists():
+            frames.append(_archived(folder))
+        else:
+            frames.append(frame_of(runs_of(folder)))
     return pd.concat(frames, ignore_index=True)
+
+
+TABLES = ("policies.parquet", "verdicts.parquet")
+"""Files of studies whose work directories are gone: see benchmarks/claims.py."""
+
+
+def _archived(folder: epath.Path) -> pd.DataFrame:
+    """Read the policies of `TABLES`, with the intervals that the verdicts give."""
+    table, verdicts = (pd.read_parquet(folder / name) for name in TABLES)
+    one = ["study", "arm", "setting", "rate", "seed", "budget", "policy", "split"]
+    kept = [*one[:-1], "flops", "generated", "trained", "tokens"]
+    frame = table.melt(kept, ["dev", "test"], "split", "accuracy").dropna(subset="accuracy")
+    verdicts["correct"] /= verdicts["answers"]
+    answers = verdicts.astype(dict.fromkeys(one, object)).groupby(one)["correct"]
+    measured = answers.agg(standard_error="sem", problems="count").reset_index()
+    frame = frame.merge(measured, "left", one)
+    half = frame["problems"].map(stats.t_quantile) * frame["standard_error"]
+    frame["low"] = (frame["accuracy"] - half).clip(0, 1)
+    frame["high"] = (frame["accuracy"] + half).clip(0, 1)
+    frame["rate"] = pd.to_numeric(frame["rate"], errors="coerce")
+    names = {"setting": "settings", "rate": "online_learning_rate", "budget": "K"}
+    return frame.rename(columns=names)
 
 
 def frame_of(
