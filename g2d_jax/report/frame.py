@@ -150,11 +150,15 @@ def _row(policy: Policy, evaluation: Evaluation, entry: Evaluated) -> dict[str, 
     interval = interval_of(entry)
     before = evaluation.by_name.get(policy.parent)
     gains = None
+    gain = frontier.mean_interval([[math.nan]])
     if before is not None:
         gains = (stats.row_means(entry.correct) - stats.row_means(before.correct))[order]
-    gain = frontier.mean_interval([[math.nan]] if gains is None else [gains], limits=(-1, 1))
-    is_online = policy.kind == ONLINE
-    generation = policy.result.generation if policy.result else {}
+        gain = frontier.mean_interval([gains], limits=(-1, 1))
+    every = ahead = math.nan
+    if policy.kind == ONLINE:
+        every = int(policy.section.get("sync_every", 1)) or math.inf
+        if policy.result:
+            ahead = policy.result.generation.get("ahead", math.nan)
     return {
         "seed": policy.run.seed,
         "policy": policy.name,
@@ -170,8 +174,8 @@ def _row(policy: Policy, evaluation: Evaluation, entry: Evaluated) -> dict[str, 
         "learning_rate": _learning_rate(policy.section),
         "online_learning_rate": _learning_rate(policy.last_online),
         "K": policy.steps,
-        "s": (int(policy.section.get("sync_every", 1)) or math.inf) if is_online else math.nan,
-        "ahead": generation.get("ahead", math.nan) if is_online else math.nan,
+        "s": every,
+        "ahead": ahead,
         "stop": policy.stop,
         **policy.costs,
         "problems": len(order),

@@ -171,8 +171,10 @@ def stages_table(states: Sequence[StageState]) -> Table:
 
 def samples_table(last: Samples | None) -> Table:
     """Show the completions that the run kept last."""
+    if last is None:
+        return table("", [])
     rows = []
-    for sample in last.rows if last else ():
+    for sample in last.rows:
         shown = [name for name in COLUMNS if name in sample]
         rows.append({name: shorten(str(sample[name]).strip(), COLUMNS[name]) for name in shown})
-    return table(f"Last completions: {last.stage}, step {last.step}" if last else "", rows)
+    return table(f"Last completions: {last.stage}, step {last.step}", rows)

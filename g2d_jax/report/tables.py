@@ -186,9 +186,12 @@ def count_problems(evaluation: Evaluation, what: str) -> str:
     """Count the problems that the result is about: those with right and wrong answers, if there are
     any. what: their name where they are of test."""
     judged = [result for result in _tasks(evaluation).values() if result.verifiable]
-    count = sum(result.problems for result in judged) if judged else evaluation.problems
-    named = "dev problems" if evaluation.split == "dev" else what
-    return f"{fmt.count(count)} {named}"
+    count = evaluation.problems
+    if judged:
+        count = sum(result.problems for result in judged)
+    if evaluation.split == "dev":
+        what = "dev problems"
+    return f"{fmt.count(count)} {what}"
 
 
 def summary_table(evaluation: Evaluation, costs: Mapping[str, Mapping[str, float]]) -> Table:

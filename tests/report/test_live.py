@@ -84,7 +84,7 @@ def test_a_run_is_followed_while_it_lives_and_its_page_says_how_it_ended(
     assert "data-written" not in end and "location.reload()" not in end
     assert "under way" not in end and not (tmp_path / "work" / PROGRESS).exists()
     # a warm-up of random numbers teaches nothing that can be told
-    assert re.search(r"3 online updates, then DPO on its rollouts: \d+\.\d .* of 16", done.stdout)
+    assert re.search(r"3 GRPO updates, then DPO: \d+\.\d .* of 16", done.stdout)
 
 
 class Slow:
