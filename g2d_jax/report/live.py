@@ -144,7 +144,9 @@ def page_of(session: Session) -> Report:
     short = summary(run)
     states = stage_states(session.workdir, session.config, "this process")
     at = next((stage for stage in states if stage.state.startswith("running")), None)
-    headline = f"Under way: {at.name} is {at.state}." if at else "Under way."
+    headline = "Under way."
+    if at:
+        headline = f"Under way: {at.name}, {at.state}."
     samples = samples_table(session.tracker.last_samples)
     now: list[Part | None] = [stages_table(states), Note(RENEWED), samples]
     parts = {"now": now, **short.parts}

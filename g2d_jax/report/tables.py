@@ -88,12 +88,12 @@ class Table(NamedTuple):
 
     @property
     def numeric(self) -> list[bool]:
-        """The columns but the first whose cells all start as numbers, True for each."""
-        return [i > 0 and self._is_numeric(i) for i in range(len(self.columns))]
+        """The columns but the first whose cells all start with a number, True for each."""
+        columns = zip(*self.rows, strict=True)
+        return [i > 0 and all(map(_NUMBER.fullmatch, cells)) for i, cells in enumerate(columns)]
 
-    def _is_numeric(self, column: int) -> bool:
-        starts = {row[column][:1] for row in self.rows}
-        return starts <= {"", UNKNOWN, *"+-0123456789"}
+
+_NUMBER = re.compile(rf"([\d.,e+-]+( .*)?|{UNKNOWN})?")
 
 
 def table(title: str, rows: Iterable[Mapping[str, str]]) -> Table:
