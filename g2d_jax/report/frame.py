@@ -90,13 +90,11 @@ TABLES = ("policies.parquet", "verdicts.parquet")
 def _archived(folder: epath.Path) -> pd.DataFrame:
     """Read the policies of `TABLES`, with the intervals that the verdicts give."""
     table, verdicts = (pd.read_parquet(folder / name) for name in TABLES)
-    one = ["study", "arm", "setting", "rate", "seed", "budget", "policy", "split"]
-    kept = [*one[:-1], "flops", "generated", "trained", "tokens"]
-    frame = table.melt(kept, ["dev", "test"], "split", "accuracy").dropna(subset="accuracy")
+    one = ["study", "arm", "setting", "rate", "seed", "budget", "policy"]
     verdicts["correct"] /= verdicts["answers"]
-    answers = verdicts.astype(dict.fromkeys(one, object)).groupby(one)["correct"]
-    measured = answers.agg(standard_error="sem", problems="count").reset_index()
-    frame = frame.merge(measured, "left", one)
+    answers = verdicts.groupby([*one, "split"], observed=True)["correct"]
+    found = answers.agg(accuracy="mean", standard_error="sem", problems="count").reset_index()
+    frame = found.merge(table[[*one, "flops", "generated", "trained", "tokens"]], "left", one)
     half = frame["problems"].map(stats.t_quantile) * frame["standard_error"]
     frame["low"] = (frame["accuracy"] - half).clip(0, 1)
     frame["high"] = (frame["accuracy"] + half).clip(0, 1)

@@ -139,6 +139,9 @@ def read_samples(
     return rows.sort_values(order, kind="stable")
 
 
+Rows = list[Mapping[Any, Any]]
+
+
 def _sample(row: Mapping[Any, Any]) -> Sample:
     length = len(row["token_ids"])
     facts = [f"{length:,} tokens"]
@@ -152,7 +155,7 @@ def _sample(row: Mapping[Any, Any]) -> Sample:
     )
 
 
-def _outcome(rows: Sequence[Mapping[Any, Any]]) -> str:
+def _outcome(rows: Rows) -> str:
     """Sum up a policy's answers to one problem: "3/4" right ones, or "reward 1.25", the mean of
     other rewards."""
     verdicts = [row["verdict"] for row in rows]
@@ -170,7 +173,7 @@ def _listing(
     *,
     which: str = BY_ID,
     changes: Mapping[str, float] = {},
-    outcome: Callable[[Sequence[Mapping[Any, Any]]], object] = _outcome,
+    outcome: Callable[[Rows], object] = _outcome,
     note: str = "",
 ) -> Listing:
     """Put answers to each problem beside each other, in the order of ids.
@@ -179,7 +182,7 @@ def _listing(
     entries: prompts and reference answers, of problems.json. changes: of `Listed`. outcome: sums up
     the answers to a problem.
     """
-    groups: dict[str, dict[str, list[Mapping[Any, Any]]]] = {name: {} for name in columns}
+    groups: dict[str, dict[str, Rows]] = {name: {} for name in columns}
     for name, rows in columns.items():
         for row in rows.to_dict("records"):
             groups[name].setdefault(row["problem_id"], []).append(row)
