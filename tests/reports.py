@@ -88,6 +88,7 @@ class Page(HTMLParser):
         if "script" in self.open or "style" in self.open:
             assert data in {"script": (SCRIPT, RENEW), "style": (STYLE,)}[self.open[-1]]
             return
+        data = data.replace("\u00a0", " ")  # as the terminal has it
         self.words.append(data)
         if {"caption", "th", "td"} & set(self.open):
             self._cells[-1] += data

@@ -142,7 +142,9 @@ class Autopsy:
     @property
     def flat(self) -> Bend | None:
         """The bend from which on the run taught little, None if that is not clear."""
-        return self.bend if self.bend and self.bend.flattens else None
+        if self.bend and self.bend.flattens:
+            return self.bend
+        return None
 
     @cached_property
     def chosen(self) -> tuple[int, int]:
@@ -197,7 +199,9 @@ def read(
     counted.require_usable(found)
     rows = pd.DataFrame(found).sort_values("step", kind="stable")
     rewards = rows["reward"].dropna().unique()
-    above = float(rewards.mean()) if len(rewards) == 2 else Reward().correct_above
+    above = Reward().correct_above
+    if len(rewards) == 2:
+        above = float(rewards.mean())
     verifiable = len(rewards) <= 2
     is_judged = rows["reward"].notna() & verifiable
     rows["correct"] = (rows["reward"] > above).astype(float).where(is_judged)
@@ -215,7 +219,12 @@ def _response(row: DumpRow, answers: AnswerRule) -> dict[str, Any]:
         what = "step" if row.step is None else "reward"
         raise ValueError(f"{row.where}: it does not give its {what}, which an autopsy goes by")
     ids, text = row.completion_ids, row.completion
-    length = len(text or "") if ids is None else len(ids)
+    length, unit = len(text or ""), "characters"
+    content: object = text
+    if ids is not None:
+        length, unit = len(ids), "tokens"
+        if text is None:
+            content = ids.tobytes()
     return {
         "where": row.where,
         "step": row.step,
@@ -227,8 +236,8 @@ def _response(row: DumpRow, answers: AnswerRule) -> dict[str, Any]:
         "entropy": math.nan,
         "truncated": {None: math.nan, "stop": 0.0, "length": 1.0}[row.finish_reason],
         "answer": None if text is None else final_answer(text, answers),
-        "content": hash(text if ids is None or text is not None else ids.tobytes()),
-        "unit": "characters" if ids is None else "tokens",
+        "content": hash(content),
+        "unit": unit,
         "as_text": isinstance(row.prompt, str) and row.prompt_ids is None,
         "rendered": row.prompt is None,  # known after a chat template only, or as ids
     }
@@ -253,8 +262,8 @@ def report(autopsy: Autopsy, name: str) -> Report:
     if autopsy.verifiable:
         what, scale, unit = "pass rate", 100, ", %"
     lines = {}
-    for series, name in ((what, autopsy.judged_by), ("mixed prompts", "frac_mixed")):
-        lines[series] = list((scale * autopsy.measures[name]).items())
+    for series, measure in ((what, autopsy.judged_by), ("mixed prompts", "frac_mixed")):
+        lines[series] = list((scale * autopsy.measures[measure]).items())
     look = f"Look for where the {what} stops rising: later steps cost as much. {chosen}"
     title = f"{what.capitalize()} and share of mixed prompts, by step{unit}"
     few, others = _tables(autopsy)
@@ -292,14 +301,18 @@ def verdict(autopsy: Autopsy) -> str:
 
 
 def _rate(autopsy: Autopsy, slope: Estimate) -> str:
-    unit, scale = (" points", 100) if autopsy.verifiable else ("", 1)
+    unit, scale = "", 1
+    if autopsy.verifiable:
+        unit, scale = " points", 100
     value, low, high = (f"{scale * number:+.2g}" for number in slope)
     return f"{value}{unit} [{low}, {high}]"
 
 
 def span(first: int, last: int) -> str:
     """Name steps: "step 3", "steps 3 to 5"."""
-    return f"step {first}" if first == last else f"steps {first} to {last}"
+    if first == last:
+        return f"step {first}"
+    return f"steps {first} to {last}"
 
 
 def _tables(autopsy: Autopsy) -> Iterator[Table]:
@@ -309,7 +322,7 @@ def _tables(autopsy: Autopsy) -> Iterator[Table]:
     steps = autopsy.measures.index
     for part in np.array_split(steps, min(LINES, len(steps))):
         figures = autopsy.measure(autopsy.between(part[0], part[-1]))
-        named = f"{part[0]}–{part[-1]}" if len(part) > 1 else f"{part[0]}"
+        named = "–".join(dict.fromkeys([str(part[0]), str(part[-1])]))
         lines.append({"steps": named, **fmt.cells(columns, figures.__getitem__)})
     units = " or ".join(sorted(autopsy.rows["unit"].unique()))
     heads = ["steps", *(head for head, _ in columns.values())]

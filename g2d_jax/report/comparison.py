@@ -59,7 +59,7 @@ CURVES_NOTE = (
 )
 
 
-LOOK = "A point is a policy, a line a run. Bars are 95 % intervals, numbers are K."
+LOOK = "A point is a policy, a line a run. Bars are 95 % intervals."
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +218,9 @@ def report(runs: Comparison) -> Report:
     labels = " · ".join(f"{side.mark}: {side.label}" for side in runs.sides)
     count = len(runs.sides)
     groups = [[row for row in runs.rows if row.arm == side.mark] for side in runs.sides]
-    shown = runs.rows if len(runs.rows) <= study.FEW else runs.last
+    shown = runs.rows
+    if len(shown) > study.FEW:
+        shown = runs.last
     title = f"Accuracy on {counted(len(runs.problems), 'common problem')}, and what it cost"
     first = study.of_rows(title, shown, study.SHORT)
     return Report(
@@ -228,7 +230,7 @@ def report(runs: Comparison) -> Report:
         verdict=comparison_sentence(runs.last),
         warnings=list(_incomparable(runs)),
         parts={
-            "results": [study.frontier_chart(groups, "flops", LOOK), first],
+            "results": [study.frontier_chart(groups, "flops", LOOK, has_labels=False), first],
             "rows": [Note(NOTE), study.details(runs.rows), runs_table(runs)],
             "differences": differences(runs),
             "curves": training(runs),

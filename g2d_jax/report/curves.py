@@ -65,7 +65,7 @@ def training(logged: Logged) -> list[Chart]:
             for kind, metric in metrics:
                 name = names.get(metric) or _part(metric, title)
                 if name and not (metric == "loss" and is_judged):
-                    label = name + ("" if kind == "train" else f" ({kind})")
+                    label = f"{name} ({kind})".removesuffix(" (train)")
                     lines[label] = metrics[kind, metric]
             charts.append(_chart(stage, title, lines, note))
     return list(filter(None, charts))
@@ -81,7 +81,9 @@ def _part(metric: str, title: str) -> str:
     family, _, rest = metric.partition("/")
     if family == "tasks":
         rest, _, family = rest.rpartition("/")
-    return rest if family == title == "reward" else ""
+    if family == title == "reward":
+        return rest
+    return ""
 
 
 def compared(runs: Mapping[str, Logged]) -> list[Chart]:

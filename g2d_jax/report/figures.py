@@ -220,7 +220,7 @@ def points(
             if ps:
                 _draw_points(ax, _named(key), ps, is_joined=key in joined)
                 said = ", ".join(f"{_measured(*p[1:])} at {written(p.x)}" for p in ps)
-                words.append(f"{key}: {said}" if key else said)
+                words.append(f"{key}: {said}".removeprefix(": "))
         _spread(ax.get_ylim, ax.set_ylim, title)
     missing = sum(map(len, series.values())) - len(every)
     notes = [note, f"{missing} of {missing + len(every)} points are not known." * bool(missing)]
@@ -230,8 +230,9 @@ def points(
 def _spread(limits: Callable[[], Any], set_limits: Callable[..., Any], title: str) -> None:
     """Widen an axis of percentages to `SPAN`, about its middle."""
     low, high = limits()
-    more = max(0.0, SPAN - high + low) / 2 if "%" in title else 0.0
-    set_limits(low - more, high + more)
+    if "%" in title:
+        more = max(0.0, SPAN - high + low) / 2
+        set_limits(low - more, high + more)
 
 
 def _measured(value: float, low: float, high: float, label: str) -> str:
@@ -242,9 +243,14 @@ def _measured(value: float, low: float, high: float, label: str) -> str:
 
 def _draw_points(ax: Axes, name: str, points: Sequence[Point], *, is_joined: bool) -> None:
     xs, ys, low, high = np.array([p[:4] for p in points], np.float64).T
-    (line,) = ax.plot(xs, ys, label=name, linestyle=None if is_joined else "none")
+    bars = None
     if np.isfinite(low).any():
-        ax.errorbar(xs, ys, np.abs([ys - low, high - ys]), fmt="none", ecolor=line.get_color())
+        bars = np.abs([ys - low, high - ys])
+    # by errorbar even without bars: a plot and an errorbar would take two colours of the cycle
+    line, *_ = ax.errorbar(xs, ys, bars)
+    line.set_label(name)
+    if not is_joined:
+        line.set_linestyle("none")
     for p in filter(attrgetter("label"), points):
         # A short label stands on its bar, where no line passes. A long one stands to the left above
         # its point or to the right below it, where a line that rises leaves room.
@@ -273,9 +279,8 @@ def intervals(
         ax.grid(visible=False, axis="y")
         ax.xaxis.set_major_locator(MaxNLocator(4))
         for i, (label, value, low, high) in enumerate(rows):
-            (dot,) = ax.plot([value], [i], linestyle="none")
             ends = np.abs([[value - low], [high - value]])
-            ax.errorbar([value], [i], xerr=ends, fmt="none", ecolor=dot.get_color())
+            ax.errorbar([value], [i], xerr=ends, linestyle="none")
             said.append(_measured(value, low, high, f"{label}:"))
         ax.set_ylim(len(rows) - 0.5, -0.5)
         ax.set_yticks(range(len(rows)), [_named(row[0], LETTERS // 2) for row in rows])

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from etils import epath
 
 from g2d_jax.config.policy_name import PolicyName, is_external, own_stage
 from g2d_jax.report.format import number
@@ -27,7 +28,8 @@ from g2d_jax.study.pricing import Rates
 
 
 def policies(*workdirs: PathLike) -> pd.DataFrame:
-    """Read every evaluated policy of runs and of the points of studies, as a row each.
+    """Read every evaluated policy of runs, of the points of studies, and of tables such as
+    benchmarks/results, as a row each.
 
     A row is one policy on one split of problems, of one run and so of one seed. Where several
     stages evaluated it on a split, the last counts. NaN, or an empty text, is not known.
@@ -69,10 +71,36 @@ def policies(*workdirs: PathLike) -> pd.DataFrame:
     ids, correct, gains       arrays: problem ids [N] ascending; answers [N, samples], 1 right, 0 wrong,
                               NaN not scored; accuracy over that of the parent [N], None if not known
 
-    Raises ValueError for a folder that holds neither, and for damaged records.
+    Tables have fewer columns. Raises ValueError for a folder that holds none of these, and for
+    damaged records.
     """
-    frames = [frame_of(runs_of(workdir)) for workdir in workdirs]
+    frames = []
+    for folder in map(absolute, workdirs):
+        if (folder / TABLES[0]).exists():
+            frames.append(_archived(folder))
+        else:
+            frames.append(frame_of(runs_of(folder)))
     return pd.concat(frames, ignore_index=True)
+
+
+TABLES = ("policies.parquet", "verdicts.parquet")
+"""Files of studies whose work directories are gone: see benchmarks/claims.py."""
+
+
+def _archived(folder: epath.Path) -> pd.DataFrame:
+    """Read the policies of `TABLES`, with the intervals that the verdicts give."""
+    table, verdicts = (pd.read_parquet(folder / name) for name in TABLES)
+    one = ["study", "arm", "setting", "rate", "seed", "budget", "policy"]
+    verdicts["correct"] /= verdicts["answers"]
+    answers = verdicts.groupby([*one, "split"], observed=True)["correct"]
+    found = answers.agg(accuracy="mean", standard_error="sem", problems="count").reset_index()
+    frame = found.merge(table[[*one, "flops", "generated", "trained", "tokens"]], "left", one)
+    half = frame["problems"].map(stats.t_quantile) * frame["standard_error"]
+    frame["low"] = (frame["accuracy"] - half).clip(0, 1)
+    frame["high"] = (frame["accuracy"] + half).clip(0, 1)
+    frame["rate"] = pd.to_numeric(frame["rate"], errors="coerce")
+    names = {"setting": "settings", "rate": "online_learning_rate", "budget": "K"}
+    return frame.rename(columns=names)
 
 
 def frame_of(
@@ -120,11 +148,15 @@ def _row(policy: Policy, evaluation: Evaluation, entry: Evaluated) -> dict[str, 
     interval = interval_of(entry)
     before = evaluation.by_name.get(policy.parent)
     gains = None
+    gain = frontier.mean_interval([[math.nan]])
     if before is not None:
         gains = (stats.row_means(entry.correct) - stats.row_means(before.correct))[order]
-    gain = frontier.mean_interval([[math.nan]] if gains is None else [gains], limits=(-1, 1))
-    is_online = policy.kind == ONLINE
-    generation = policy.result.generation if policy.result else {}
+        gain = frontier.mean_interval([gains], limits=(-1, 1))
+    every = ahead = math.nan
+    if policy.kind == ONLINE:
+        every = int(policy.section.get("sync_every", 1)) or math.inf
+        if policy.result:
+            ahead = policy.result.generation.get("ahead", math.nan)
     return {
         "seed": policy.run.seed,
         "policy": policy.name,
@@ -140,8 +172,8 @@ def _row(policy: Policy, evaluation: Evaluation, entry: Evaluated) -> dict[str, 
         "learning_rate": _learning_rate(policy.section),
         "online_learning_rate": _learning_rate(policy.last_online),
         "K": policy.steps,
-        "s": (int(policy.section.get("sync_every", 1)) or math.inf) if is_online else math.nan,
-        "ahead": generation.get("ahead", math.nan) if is_online else math.nan,
+        "s": every,
+        "ahead": ahead,
         "stop": policy.stop,
         **policy.costs,
         "problems": len(order),

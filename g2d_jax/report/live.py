@@ -144,7 +144,9 @@ def page_of(session: Session) -> Report:
     short = summary(run)
     states = stage_states(session.workdir, session.config, "this process")
     at = next((stage for stage in states if stage.state.startswith("running")), None)
-    headline = f"Under way: {at.name} is {at.state}." if at else "Under way."
+    headline = "Under way."
+    if at:
+        headline = f"Under way: {at.name}, {at.state}."
     samples = samples_table(session.tracker.last_samples)
     now: list[Part | None] = [stages_table(states), Note(RENEWED), samples]
     parts = {"now": now, **short.parts}
@@ -171,8 +173,10 @@ def stages_table(states: Sequence[StageState]) -> Table:
 
 def samples_table(last: Samples | None) -> Table:
     """Show the completions that the run kept last."""
+    if last is None:
+        return table("", [])
     rows = []
-    for sample in last.rows if last else ():
+    for sample in last.rows:
         shown = [name for name in COLUMNS if name in sample]
         rows.append({name: shorten(str(sample[name]).strip(), COLUMNS[name]) for name in shown})
-    return table(f"Last completions: {last.stage}, step {last.step}" if last else "", rows)
+    return table(f"Last completions: {last.stage}, step {last.step}", rows)

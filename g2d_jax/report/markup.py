@@ -7,6 +7,7 @@ scripts, requests and any style but the page's own, should that ever fail.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 from markupsafe import Markup, escape
@@ -35,6 +36,12 @@ def shown(text: str) -> Markup:
     for char, escaped in _invisible(text).items():
         spans[char] = f'<span class="escape" title="U+{ord(char):04X}">{escaped}</span>'
     return Markup(str(escape(text)).translate(str.maketrans(spans)))
+
+
+def prose(text: str) -> Markup:
+    """Return a sentence or a number as HTML, whose lines break in no "81 %", "± 0.6",
+    "K = 6" or "[1, 2]"."""
+    return shown(re.sub(r"(?<=\d) (?=%)|(?<=[±=]) | (?=[±=]|[^ \[]+\])", "\u00a0", text))
 
 
 def shorten(text: str, limit: int) -> str:

@@ -24,7 +24,7 @@ from etils import epath
 from markupsafe import escape
 
 from g2d_jax.report.figures import Chart
-from g2d_jax.report.markup import on_one_line, shorten, shown, visible
+from g2d_jax.report.markup import on_one_line, prose, shorten, shown, visible
 from g2d_jax.report.samples import Listing
 from g2d_jax.report.tables import Table, markdown, one_line, sheet
 from g2d_jax.runtime.storage import PathLike, plain, write_bytes
@@ -148,7 +148,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    for function in (shown, visible, on_one_line, shorten):
+    for function in (shown, prose, visible, on_one_line, shorten):
         environment.filters[function.__name__] = function
     environment.tests["of"] = isinstance  # type: ignore[assignment]
     environment.globals |= {"zip": zip, "titles": TITLES}

@@ -123,7 +123,8 @@ def describe(
             step, last = max(step, record["step"]), record
             figures = record.get("metrics", {}).items()
             newest = waits({key.removeprefix("generation/"): value for key, value in figures})
-            sides = f"in its newest window {newest}" if newest else sides
+            if newest:
+                sides = f"in its newest window {newest}"
     ended = ended_by(last)
     files = len(list((folder / "rollouts").glob("*.parquet")))
     far = f"with {files} files of rollouts" if files else ""
@@ -134,5 +135,7 @@ def describe(
         state = f"running {far}".rstrip()
     elif not far and not folder.exists():
         state = "waiting"
-    error = f"last stopped with: {ended.text}" if ended else ""
+    error = ""
+    if ended:
+        error = f"last stopped with: {ended.text}"
     return StageState(name, state, error, ended, sides=sides)

@@ -254,7 +254,9 @@ def _last_evaluated(run: Run) -> str | None:
             evaluated += section["policies"]
     for policy in evaluated:
         needed.update(accounting.behind(policy, run.sections))
-    return evaluated[-1] if evaluated and needed <= run.results.keys() else None
+    if evaluated and needed <= run.results.keys():
+        return evaluated[-1]
+    return None
 
 
 def _place(

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 from etils import epath
 
@@ -138,6 +139,9 @@ def read_samples(
     return rows.sort_values(order, kind="stable")
 
 
+Rows = list[Mapping[Any, Any]]
+
+
 def _sample(row: Mapping[Any, Any]) -> Sample:
     length = len(row["token_ids"])
     facts = [f"{length:,} tokens"]
@@ -151,12 +155,13 @@ def _sample(row: Mapping[Any, Any]) -> Sample:
     )
 
 
-def _outcome(rows: pd.DataFrame) -> str:
+def _outcome(rows: Rows) -> str:
     """Sum up a policy's answers to one problem: "3/4" right ones, or "reward 1.25", the mean of
     other rewards."""
-    if Verdict.SCORED.value in set(rows["verdict"]):
-        return f"reward {fmt.value(float(rows['reward'].mean()))}"
-    return f"{(rows['verdict'] == Verdict.CORRECT.value).sum()}/{len(rows)}"
+    verdicts = [row["verdict"] for row in rows]
+    if Verdict.SCORED.value in verdicts:
+        return f"reward {fmt.value(float(np.nanmean([row['reward'] for row in rows])))}"
+    return f"{verdicts.count(Verdict.CORRECT.value)}/{len(rows)}"
 
 
 def _listing(
@@ -168,7 +173,7 @@ def _listing(
     *,
     which: str = BY_ID,
     changes: Mapping[str, float] = {},
-    outcome: Callable[[pd.DataFrame], object] = _outcome,
+    outcome: Callable[[Rows], object] = _outcome,
     note: str = "",
 ) -> Listing:
     """Put answers to each problem beside each other, in the order of ids.
@@ -177,7 +182,10 @@ def _listing(
     entries: prompts and reference answers, of problems.json. changes: of `Listed`. outcome: sums up
     the answers to a problem.
     """
-    groups = {name: dict(list(rows.groupby("problem_id"))) for name, rows in columns.items()}
+    groups: dict[str, dict[str, Rows]] = {name: {} for name in columns}
+    for name, rows in columns.items():
+        for row in rows.to_dict("records"):
+            groups[name].setdefault(row["problem_id"], []).append(row)
     listed = []
     there: set[str] = set()
     for problem in ids:
@@ -185,9 +193,9 @@ def _listing(
         cells, facts = [], []
         for number, (name, answers) in enumerate(groups.items()):
             if problem in answers:
-                first = answers[problem].head(SAMPLES)
-                there.update(first["verdict"])
-                cells.append(Cell(number, name, list(map(_sample, first.to_dict("records")))))
+                first = list(map(_sample, answers[problem][:SAMPLES]))
+                there.update(sample.verdict for sample in first)
+                cells.append(Cell(number, name, first))
                 facts.append(f"{name} {outcome(answers[problem])}")
         reference = None if entry.get("answer") is None else str(entry["answer"])
         prompt = conversation(entry.get("prompt", "")) or f"problem {problem}"

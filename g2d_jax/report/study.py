@@ -78,10 +78,7 @@ TAUGHT_NOTE = (
     "training widened."
 )
 
-LOOK = (
-    "Look for the leftmost point that is as high as GRPO at its best. Bars are 95 % intervals, "
-    "numbers are K."
-)
+LOOK = "Look for the leftmost point that is as high as GRPO at its best. Bars are 95 % intervals."
 
 
 def write_study(
@@ -115,7 +112,9 @@ def report(study: Study) -> Report:
     """Put together all that a study shows."""
     groups = [*study.offline, *study.baselines]
     rows = flat(groups)
-    shown = rows if len(rows) <= FEW else best_of_arms(rows)
+    shown = rows
+    if len(rows) > FEW:
+        shown = best_of_arms(rows)
     charts = [frontier_chart(groups, measure) for measure in MEASURES]
     seeds = len({run.seed for run in study.runs})
     return Report(
@@ -272,11 +271,12 @@ def priced(study: Study, rates: Rates) -> Table:
     return of_rows(title, flat((*study.offline, *study.baselines)), columns)
 
 
-def frontier_chart(groups: Sequence[Group], measure: str, note: str = LOOK) -> Chart | None:
+def frontier_chart(
+    groups: Sequence[Group], measure: str, note: str = LOOK, *, has_labels: bool = True
+) -> Chart | None:
     """Draw accuracy against one cost; None where it is known of no point or zero for all.
 
-    A line for each group, its points labelled with K; what an arm has at one K alone with the
-    setting.
+    A line for each group. Labels of its points are K; of what an arm has at one K alone the setting.
     """
     name, written = COSTS[measure]
     series: dict[str, list[Point]] = {}
@@ -289,8 +289,10 @@ def frontier_chart(groups: Sequence[Group], measure: str, note: str = LOOK) -> C
         else:
             line = arm
         for row in group:
-            label = f"{row.mean('K'):g}" if len(group) > 1 else setting
-            point = Point(row.mean(measure), *fmt.percents(row.accuracy), label)
+            label = setting
+            if len(group) > 1:
+                label = f"{row.mean('K'):g}"
+            point = Point(row.mean(measure), *fmt.percents(row.accuracy), label * has_labels)
             series.setdefault(line, []).append(point)
     if not any(row.mean(measure) > 0 for row in flat(groups)):
         return None
@@ -301,7 +303,7 @@ def frontier_chart(groups: Sequence[Group], measure: str, note: str = LOOK) -> C
         x_title=name,
         written=written,
         joined=joined,
-        note=note,
+        note=note + " Numbers are K." * (has_labels and bool(joined)),
     )
 
 

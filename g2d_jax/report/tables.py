@@ -88,12 +88,12 @@ class Table(NamedTuple):
 
     @property
     def numeric(self) -> list[bool]:
-        """The columns but the first whose cells all start as numbers, True for each."""
-        return [i > 0 and self._is_numeric(i) for i in range(len(self.columns))]
+        """The columns but the first whose cells all start with a number, True for each."""
+        columns = zip(*self.rows, strict=True)
+        return [i > 0 and all(map(_NUMBER.fullmatch, cells)) for i, cells in enumerate(columns)]
 
-    def _is_numeric(self, column: int) -> bool:
-        starts = {row[column][:1] for row in self.rows}
-        return starts <= {"", UNKNOWN, *"+-0123456789"}
+
+_NUMBER = re.compile(rf"([\d.,e+-]+( .*)?|{UNKNOWN})?")
 
 
 def table(title: str, rows: Iterable[Mapping[str, str]]) -> Table:
@@ -186,9 +186,12 @@ def count_problems(evaluation: Evaluation, what: str) -> str:
     """Count the problems that the result is about: those with right and wrong answers, if there are
     any. what: their name where they are of test."""
     judged = [result for result in _tasks(evaluation).values() if result.verifiable]
-    count = sum(result.problems for result in judged) if judged else evaluation.problems
-    named = "dev problems" if evaluation.split == "dev" else what
-    return f"{fmt.count(count)} {named}"
+    count = evaluation.problems
+    if judged:
+        count = sum(result.problems for result in judged)
+    if evaluation.split == "dev":
+        what = "dev problems"
+    return f"{fmt.count(count)} {what}"
 
 
 def summary_table(evaluation: Evaluation, costs: Mapping[str, Mapping[str, float]]) -> Table:

@@ -70,17 +70,17 @@ class RunVerdict:
 
 
 _RUN = _SENTENCES.from_string(
-    "{{ v.made_by }}: {{ score }} {{ '% of' if v.is_accuracy else 'mean reward on' }} "
-    "{{ v.problems }}{{ for_flops(v.flops) }}"
-    "{% if v.before %}; "
-    "{% if not v.gain.conclusive %}no significant change from {{ v.before }} ({{ size(v.gain) }})"
-    "{% elif v.gain.mean < 0 %}worse than {{ v.before }} by {{ size(v.gain) }}"
-    "{% elif v.share >= 0 %}{{ '%.0f' % (100 * v.share) }} % of the gain over {{ v.before }} "
-    "({{ size(v.gain) }}) came from {{ v.loss }}"
-    "{% else %}better than {{ v.before }} by {{ size(v.gain) }}"
-    "{% if v.loss %}; {{ v.loss }} made {{ 'it worse' if v.added.conclusive else "
-    "'no significant change' }} ({{ size(v.added) }}){% endif %}"
-    "{% endif %}{% endif %}."
+    "{{ v.made_by }}: {% if v.is_accuracy %}{{ score }} % of {{ v.problems }} solved"
+    "{% else %}mean reward {{ score }} on {{ v.problems }}{% endif %}"
+    "{% if v.flops > 0 %},{{ for_flops(v.flops) }}{% endif %}."
+    "{% if v.before %} "
+    "{% if not v.gain.conclusive %}No significant change from {{ v.before }}: {{ size(v.gain) }}."
+    "{% elif v.share >= 0 %}{{ '%.0f' % (100 * v.share) }} % of the gain over {{ v.before }}, "
+    "{{ size(v.gain) }}, came from {{ v.loss }}."
+    "{% else %}{{ 'Worse' if v.gain.mean < 0 else 'Better' }} than {{ v.before }}: {{ size(v.gain) }}."
+    "{% if v.loss and v.gain.mean > 0 %} {{ v.loss }} made "
+    "{{ 'it worse' if v.added.conclusive else 'no significant change' }}: {{ size(v.added) }}."
+    "{% endif %}{% endif %}{% endif %}"
 )
 
 
@@ -149,25 +149,31 @@ def run_sentence(verdict: RunVerdict | None) -> str:
 LOSSES = {"simpo": "SimPO", "ipo": "IPO"}
 """Losses of offline training that are not DPO's -> their names."""
 
+UPDATES = {"raft": "RAFT", "dpo": "online DPO", "group_dpo": "online group DPO"}
+"""Losses of online training that are not GRPO's -> their names."""
+
 
 def _made_by(policy: Policy) -> str:
-    """Name the training behind a policy: "10 online updates, then DPO on its rollouts"."""
+    """Name the training behind a policy: "10 GRPO updates, then DPO"."""
     phases: list[list[Any]] = []
     for name in reversed(policy.chain):
         section = policy.run.sections.get(own_stage(name), {})
         if section.get("kind") == OFFLINE:
             pairs = policy.run.sections.get(str(section.get("preferences", "")), {})
-            of = "pairs from a file"
-            if pairs.get("kind") == COLLECT:
-                own = pairs.get("policy") == section.get("policy")
-                of = "its rollouts" if own else f"rollouts of {pairs.get('policy')}"
-            loss = LOSSES.get(str(section.get("loss_type")), "DPO")
-            phases.append([f"{loss} on {of}", math.nan])
+            how = LOSSES.get(str(section.get("loss_type")), "DPO")
+            if pairs.get("kind") != COLLECT:
+                how += " on pairs from a file"
+            elif pairs.get("policy") != section.get("policy"):
+                how += f" on rollouts of {pairs.get('policy')}"
+            phases.append([how, math.nan])
         elif section.get("kind") == ONLINE:
             every = section.get("sync_every", 1)
+            how = f"{UPDATES.get(str(section.get('loss')), 'GRPO')} update"
+            if not every:
+                how = f"offline {how}"
             # Several updates on one batch are still online: they are how it is learnt from.
-            how = "online" if every <= section.get("num_iterations", 1) else "semi-online"
-            how = f"{how if every else 'offline'} update"
+            elif every > section.get("num_iterations", 1):
+                how = f"semi-online {how}"
             if not phases or phases[-1][0] != how:
                 phases.append([how, 0.0])
             phases[-1][1] += policy.steps_of(name)
@@ -217,12 +223,12 @@ _STUDY: Mapping[Finding, str] = {
     "undecided": "{{ v.row.name }} is the most accurate ({{ at(v.row) }}), but to choose one needs "
     "the dev split: {% if v.row.mean('dev') >= 0 %}finish all seeds with "
     "{{ v.command }}{% else %}add an evaluate stage with split='dev'.{% endif %}",
-    "chosen": "{{ v.row.name }}, chosen on dev, answers {{ interval(v.row.accuracy) }} % of "
-    "{{ v.row.ids | length }} test problems correctly{{ for_flops(v.row.mean('flops')) }}"
-    "{% if v.best != v.row %}, a difference of {{ interval(v.difference, '+') }} points from "
-    "{{ v.best.name }}{% endif %}.",
+    "chosen": "{{ v.row.name }}, chosen on dev: {{ interval(v.row.accuracy) }} % of "
+    "{{ v.row.ids | length }} test problems solved,{{ for_flops(v.row.mean('flops')) }}."
+    "{% if v.best != v.row %} The difference from {{ v.best.name }} is "
+    "{{ interval(v.difference, '+') }} points.{% endif %}",
     "enough": "{{ v.row.name }} is enough: it comes within {{ margin }} of {{ best }} for "
-    "{{ share(v.row) }} of its {{ unit }}. {{ reached }} GRPO alone needs {{ share(v.alone) }}.",
+    "{{ share(v.row) }} of its {{ unit }}. {{ reached }} GRPO alone needs {{ share(v.alone) }} to come as near.",
     "alone": "GRPO alone is enough: {{ v.alone.name }} comes within {{ margin }} of {{ best }} for "
     "{{ share(v.alone) }} of its {{ unit }}, {{ v.row.name }} for {{ share(v.row) }}. {{ reached }}",
     "none": "No K tried is enough: none comes within {{ margin }} of {{ best }} for less. {{ reached }}",
@@ -286,8 +292,11 @@ def _near_best(study: Study) -> StudyVerdict | None:
         finding = "alone"
     if row is None:
         row = max(cheaper or settings, key=lambda other: apart[other].mean)
-        is_worse = all(apart[other].high < -MARGIN for other in cheaper)
-        finding = ("none" if is_worse else "inconclusive") if cheaper else "dearer"
+        finding = "inconclusive"
+        if all(apart[other].high < -MARGIN for other in cheaper):
+            finding = "none"
+        if not cheaper:
+            finding = "dearer"
     return StudyVerdict(finding, command(study), row, best, alone, apart[row], measure)
 
 
@@ -323,7 +332,9 @@ def study_sentence(verdict: StudyVerdict) -> str:
 
 def for_flops(amount: float) -> str:
     """Say what a policy cost, " for 448 GFLOPs", "" where that is not known or nothing."""
-    return f" for {flops(amount)}" if amount > 0 else ""
+    if amount > 0:
+        return f" for {flops(amount)}"
+    return ""
 
 
 def flops(amount: float) -> str:

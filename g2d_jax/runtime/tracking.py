@@ -56,6 +56,7 @@ from g2d_jax.runtime.threads import repeating
 SHOWN = {
     "loss": ("loss", ".4g"),
     "reward": ("reward", ".3f"),
+    "accuracy": ("accuracy", ".3f"),
     "rewards/accuracies": ("accuracy", ".3f"),
     "rewards/margins": ("margin", ".3g"),
     "entropy": ("entropy", ".3f"),

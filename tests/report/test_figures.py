@@ -131,3 +131,12 @@ def test_whatever_is_logged_is_drawn_inside_the_figure(points):
     width, height = chart.figure.bbox.size
     for px, py in drawn(chart)[0]:
         assert math.isnan(py) or (0 <= px <= width and 0 <= py <= height)
+
+
+def test_six_series_look_different():
+    series = {name: [Point(i, 50, 40, 60)] for i, name in enumerate("abcdef")}
+    axes = figures.points("f", "F", series, x_title="x").figure.axes[0]
+    looks = set()
+    for handle in axes.get_legend_handles_labels()[0]:
+        looks.add((handle.get_color(), handle.get_marker()))
+    assert len(looks) == 6

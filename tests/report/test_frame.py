@@ -11,6 +11,7 @@ from g2d_jax.report.frame import policies
 from g2d_jax.runtime.storage import write_json
 from g2d_jax.session.stage_result import Selection
 
+ROOT = Path(__file__).parents[2]
 STAGES = {
     "sft": {"kind": "sft", "policy": "init", "optimizer": {"learning_rate": 3e-3}},
     "warmup": {
@@ -78,3 +79,10 @@ def test_what_is_not_finished_is_not_known(run: Path) -> None:
     frame = policies(run).set_index("policy")
     assert math.isnan(frame.loc["dpo", "flops"]) and frame.loc["best", "flops"] == 210
     assert "pairs" not in frame.columns
+
+
+def test_the_tables_of_archived_studies_are_read_alike() -> None:
+    frame = policies(ROOT / "benchmarks" / "results")
+    judged = frame.query("study == 'demo-study-judge' and split == 'test' and policy == 'dpo'")
+    assert {"K", "flops", "online_learning_rate"} <= {*frame.columns}
+    assert (judged["low"] < judged["accuracy"]).all() and (judged["problems"] == 1024).all()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from g2d_jax.report import format as fmt
 from g2d_jax.report import tables
-from g2d_jax.report.markup import shorten, shown, visible
+from g2d_jax.report.markup import prose, shorten, shown, visible
 from g2d_jax.report.tables import answers_table, guarded, sheet, summary_table
 from g2d_jax.session.stage_result import (
     NO_ACCURACY,
@@ -237,6 +237,11 @@ def test_numbers_are_read_as_storage_writes_them_and_nothing_else():
 )
 def test_shown(text, markup):
     assert shown(text) == markup and "<span" not in visible(text)
+
+
+def test_no_line_of_a_page_breaks_within_a_number():
+    text = "K = 6: 9 ± 1 % [8, 10], accuracy %"
+    assert prose(text).replace("\u00a0", "_") == "K_=_6: 9_±_1_% [8,_10], accuracy %"
 
 
 @given(st.text())

@@ -83,14 +83,14 @@ def test_a_run_says_what_it_cost_and_where_its_gain_came_from(
     assert (found.gain.mean, found.added.mean) == pytest.approx((gain, added))
     assert (found.gain.conclusive, found.added.conclusive) == conclusive
     assert found.share == pytest.approx(share, nan_ok=True)
-    assert run_sentence(found).startswith("10 online updates, then DPO on its rollouts: ")
+    assert run_sentence(found).startswith("10 GRPO updates, then DPO: ")
 
 
 def test_the_sentence_of_a_run_has_its_numbers(tmp_path: Path) -> None:
     found = run(tmp_path, {"sft": 0.3, "warmup": 0.42, "dpo": 0.78}, STAGES, SPENT)
     assert run_sentence(found) == (
-        "10 online updates, then DPO on its rollouts: 78.0 ± 2.1 % of 400 problems for 448 GFLOPs; "
-        "75 % of the gain over cold (sft) (+48.0 [+43.1, +52.9] points) came from DPO."
+        "10 GRPO updates, then DPO: 78.0 ± 2.1 % of 400 problems solved, for 448 GFLOPs. "
+        "75 % of the gain over cold (sft), +48.0 [+43.1, +52.9] points, came from DPO."
     )
 
 
@@ -105,42 +105,42 @@ DPO_2 = {"kind": "offline", "policy": "dpo", "preferences": "collect2"}
         (
             {"more": GRPO_ON},
             "more",
-            "10 online updates, then DPO on its rollouts, then 40 online updates",
+            "10 GRPO updates, then DPO, then 40 GRPO updates",
         ),
         (
             {"collect2": COLLECT_2, "dpo2": DPO_2},
             "dpo2",
-            "10 online updates, then DPO on its rollouts, then DPO on its rollouts",
+            "10 GRPO updates, then DPO, then DPO",
         ),
         (
             {"dpo": {**STAGES["dpo"], "loss_type": "simpo"}},
             "dpo",
-            "10 online updates, then SimPO on its rollouts",
+            "10 GRPO updates, then SimPO",
         ),
         (
             {"warmup": {**ONLINE, "sync_every": 0}},
             "dpo",
-            "10 offline updates, then DPO on its rollouts",
+            "10 offline GRPO updates, then DPO",
         ),
         (
             {"warmup": {**ONLINE, "sync_every": 5}},
             "dpo",
-            "10 semi-online updates, then DPO on its rollouts",
+            "10 semi-online GRPO updates, then DPO",
         ),
         (
             {"warmup": {**ONLINE, "sync_every": 4, "num_iterations": 4}},
             "dpo",
-            "10 online updates, then DPO on its rollouts",
+            "10 GRPO updates, then DPO",
         ),
         (
             {"collect": {"kind": "collect", "policy": "sft"}},
             "dpo",
-            "10 online updates, then DPO on rollouts of sft",
+            "10 GRPO updates, then DPO on rollouts of sft",
         ),
         (
             {"warmup": {**ONLINE, "policy": "run:../a/warmup"}},
             "dpo",
-            "10 online updates, then DPO on its rollouts, from run:../a/warmup",
+            "10 GRPO updates, then DPO, from run:../a/warmup",
         ),
     ],
 )
@@ -156,7 +156,7 @@ def test_a_policy_of_elsewhere_is_not_said_to_be_without_training(tmp_path: Path
     collect = {"kind": "collect", "policy": start}
     stages = {"collect": collect, "dpo": {**STAGES["dpo"], "policy": start}}
     found = run(tmp_path / "dpo", {start: 0.3, "dpo": 0.6}, stages, SPENT)
-    assert found is not None and found.made_by == "DPO on its rollouts, from run:../a/warmup"
+    assert found is not None and found.made_by == "DPO, from run:../a/warmup"
     found = run(tmp_path / "alone", {"dpo": 0.6, start: 0.3}, stages, SPENT)
     assert found is not None and found.before == "" and math.isnan(found.gain.mean)
 
@@ -244,7 +244,7 @@ def test_the_sentence_of_a_study_has_its_numbers(tmp_path: Path) -> None:
         "g2d, K = 20 is enough: it comes within 2 points of the best GRPO alone (grpo, K = 80: "
         "80.0 % for 100 FLOPs) for 40 % of its FLOPs. g2d, K = 20 reaches 79.5 % for 40 FLOPs, a "
         "difference of -0.5 [-1.2, +0.2] points on 400 test problems with 3 seeds. GRPO alone "
-        "needs 80 %."
+        "needs 80 % to come as near."
     )
 
 
