@@ -45,7 +45,6 @@ TITLES = {
     "curves": "Training",
     "informativeness": "Informativeness",
     "pairs": "Preference pairs",
-    "stopping": "K that chose itself",
     "browser": "Answers to read",
     "problems": "Problems",
     "compute": "Cost",
