@@ -290,7 +290,7 @@ def verdict(autopsy: Autopsy) -> str:
         preposition = "from"
         where = f"step {fit.step.value:.0f} or before"
         later = Estimate(*((steps[-1] - fit.step.value) * np.array(fit.after)))
-        added += f", {_rate(autopsy, later)} in all"
+        added += f", in all {_rate(autopsy, later)} after it"
     if not autopsy.flat:
         return f"{unclear}: the curve bends most at {where}; {added}."
     rest = autopsy.between(autopsy.checkpoint + 1, math.inf)["group"].nunique()

@@ -43,6 +43,7 @@ SHARED = "evaluated once for several of these runs, and listed with the first of
 
 NOTE = (
     "Accuracies, gains and pass@k are on the problems common to all runs, here and in the CSV. "
+    "Gain: over the policy its last training started from, which may not be listed. "
     "Intervals are 95 %, and reflect the choice of problems only. Greedy accuracy, rewards, "
     "entropy, length and what was truncated are of all problems that a run evaluated. K: steps of "
     "online training. K and costs leave out supervised fine-tuning, and what was done elsewhere "
