@@ -38,9 +38,6 @@ FILES = ("compare.html", "compare.md", "compare.csv", "figures")
 SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "stop", "num_generations")
 """Settings of an evaluation without which accuracies are not of the same thing."""
 
-SHARED = "evaluated once for several of these runs, and listed with the first of them"
-"""Why a policy of a run is left out."""
-
 NOTE = (
     "Accuracies, gains and pass@k are on the problems common to all runs, here and in the CSV. "
     "Gain: over the policy its last training started from, which may not be listed. "
@@ -81,14 +78,12 @@ class Side:
 @dataclass(frozen=True)
 class Comparison:
     """Runs side by side. rows: their policies, on the common problems. last: those of them that are
-    a run's last. files: name of a row -> its completions. left_out: policy -> why it has no row.
-    frame: of the rows."""
+    a run's last. files: name of a row -> its completions. frame: of the rows."""
 
     sides: Sequence[Side]
     rows: Sequence[Row]
     last: Sequence[Row]
     files: Mapping[str, epath.Path]
-    left_out: Mapping[str, str]
     frame: pd.DataFrame
 
     @property
@@ -121,23 +116,18 @@ def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> 
     frame = frame.set_index(["run", "split", "policy"], drop=False)
     rows = []
     files: dict[str, epath.Path] = {}
-    left_out = {}
     for side in sides:
         names = [*side.evaluation.by_name]
         ends = names[:1] + names[-1:]
         for name in dict.fromkeys(names if policies == "all" else ends):
             entry = side.evaluation.by_name[name]
-            file = side.run.rollouts_file(side.stage, entry)
-            if file in files.values() and name != names[-1]:
-                left_out[f"{side.mark}: {name}"] = SHARED
-                continue
             title = f"{side.mark}: {policy_name(name, entry.label)}"
-            files[title] = file
+            files[title] = side.run.rollouts_file(side.stage, entry)
             policy = frame.loc[[(side.mark, side.evaluation.split, name)]]
             rows.append(_row(side.mark, title, policy))
     last = {row.arm: row for row in rows}
     shown = frame.loc[[row.policies.index[0] for row in rows]]
-    return Comparison(sides, rows, [*last.values()], files, left_out, shown)
+    return Comparison(sides, rows, [*last.values()], files, shown)
 
 
 def _sides(workdirs: Sequence[PathLike]) -> list[Side]:
@@ -252,7 +242,6 @@ def report(runs: Comparison) -> Report:
             "differences": differences(runs),
             "curves": training(runs),
             "problems": most_different(runs.last, runs.files, _problems(runs.sides)),
-            "left-out": [study.left_out("Policies left out", "policy", runs.left_out)],
             "settings": settings(runs),
         },
         frame=lambda: runs.frame,

@@ -49,7 +49,6 @@ TITLES = {
     "problems": "Problems",
     "compute": "Cost",
     "points": "Points left out",
-    "left-out": "Policies left out",
     "steps": "Steps",
     "settings": "Settings",
 }

@@ -129,7 +129,7 @@ def report(study: Study) -> Report:
             "frontier": [*charts[1:], details(rows)],
             "priced": _elsewhere(study, study.rates) if study.rates is not None else [],
             "informativeness": [Note(TAUGHT_NOTE), taught(study)],
-            "points": [left_out("Points left out", "point", study.left_out)],
+            "points": [left_out(study)],
             "settings": _settings(study),
         },
         frame=lambda: study.frame,
@@ -147,9 +147,10 @@ def of_rows(
     return table(title, lines)
 
 
-def left_out(title: str, what: str, reasons: Mapping[str, str]) -> Table:
-    """List what has no row, and why. what: the head of its column."""
-    return table(title, [{what: label, "why": why} for label, why in reasons.items()])
+def left_out(study: Study) -> Table:
+    """List the points that have no row, and why."""
+    lines = [{"point": label, "why": why} for label, why in study.left_out.items()]
+    return table("Points left out", lines)
 
 
 def first(rows: Sequence[Row]) -> Table:

@@ -270,22 +270,6 @@ def test_settings_that_differ(tmp_path):
     assert [row["other settings"] for row in page.table("The runs")] == ["0", "2", "0"]
 
 
-def test_what_points_of_a_study_share_is_listed_once(tmp_path):
-    """A policy whose completions are one file is one row, unless it is a run's last."""
-    one, other = (run(tmp_path / name, {"sft": ONE, "dpo": OTHER}) for name in ("one", "other"))
-    entries = read(other / "09-evaluate").evaluation.policies
-    shared = [
-        replace(entry, rollouts=f"../../one/09-evaluate/{entry.rollouts}") for entry in entries
-    ]
-    change(other, policies=shared)
-    comparison = compared([one, other])
-    assert names(comparison) == ["A: cold (sft)", "A: G2D (dpo)", "B: G2D (dpo)"]
-    (left_out,) = Page(html(report(comparison))).table("Policies left out")
-    assert left_out["policy"] == "B: sft" and "listed with the first of them" in left_out["why"]
-    same = difference(comparison.rows[2], comparison.rows[1])
-    assert (same.mean, same.low, same.high) == (0.0, 0.0, 0.0)
-
-
 def test_problems_where_runs_differ_most(tmp_path):
     one = run(
         tmp_path / "one",
