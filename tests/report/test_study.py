@@ -413,7 +413,7 @@ def test_the_files_have_the_same_bytes_every_time(root, study):
         Path(path) for path in write_study(root, "fake", show=lambda *table: shown.append(table))
     ]
     assert [path.name for path in paths] == ["fake.html", "fake.md", "fake.csv"]
-    assert {"fake-flops.svg", "fake-flops.pdf", "fake-device_seconds.pdf"} <= {
+    assert {"fake-flops.svg", "fake-flops.pdf", "fake-seconds.pdf"} <= {
         file.name for file in (root / "figures").iterdir()
     }
     before = [path.read_bytes() for path in paths]
