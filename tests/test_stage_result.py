@@ -24,13 +24,13 @@ from g2d_jax.session.stage_result import (
 )
 from g2d_jax.study.stats import Accuracy, Paired
 
-TASK = TaskResult(0.5, 0.1, 0.1, math.nan, math.nan, 0.5, True, 8, 0.0, 3.0)
+TASK = TaskResult(0.5, 0.1, math.nan, math.nan, 0.5, True, 8, 0.0, 3.0)
 ENTRY = Evaluated(
     "warmup@20",
     "warm-up",
     "rollouts/warmup@20.parquet",
     marks=["10", "0-"],
-    accuracy=Accuracy(0.1 + 0.2, 0.1, 0.125, 2),
+    accuracy=Accuracy(0.1 + 0.2, 0.125, 2),
     tasks={"main": TASK},
     pass_at={"1": 0.25},
     verdicts={"correct": 1},

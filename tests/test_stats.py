@@ -13,7 +13,6 @@ from hypothesis.extra import numpy as hnp
 from g2d_jax.study.stats import accuracy, by_subset, paired, pass_at, pass_at_k
 
 NAN = float("nan")
-SPREADS = ("std_runs", "sem_clustered")
 
 answers = hnp.arrays(
     np.float64,
@@ -23,10 +22,9 @@ answers = hnp.arrays(
 
 
 def test_accuracy_by_hand():
-    # Problem means 1, 1/2, 0, so m = 1/2; runs 2/3 and 1/3.
+    # Problem means 1, 1/2, 0, so m = 1/2.
     got = accuracy([[1, 1], [1, 0], [0, 0]])
     assert got.mean == 0.5
-    assert got.std_runs == pytest.approx(math.sqrt(2 * (1 / 6) ** 2))  # 0.2357
     assert got.sem_clustered == pytest.approx(math.sqrt((0.25 + 0 + 0.25) / (3 * 2)))  # 0.2887
     assert got.problems == 3
 
@@ -34,27 +32,24 @@ def test_accuracy_by_hand():
 def test_nan_is_left_out_and_not_wrong():
     got = accuracy([[1, NAN], [0, 1], [NAN, NAN]])
     assert got.mean == 0.75  # of 1 and 1/2; not 2/6, and not 2/3
-    assert got.std_runs == pytest.approx(math.sqrt(2 * 0.25**2))  # runs 1/2 and 1
     assert got.sem_clustered == pytest.approx(0.25)
     assert got.problems == 2
 
 
 def test_what_is_not_defined_is_nan():
     one_run = accuracy([[1], [0]])
-    assert one_run.mean == 0.5 and math.isnan(one_run.std_runs)
-    assert one_run.sem_clustered == 0.5
+    assert (one_run.mean, one_run.sem_clustered) == (0.5, 0.5)
     assert math.isnan(accuracy([[1, 0]]).sem_clustered)
     for nothing in (np.zeros((0, 4)), np.zeros((3, 0)), [[NAN, NAN]]):
         got = accuracy(nothing)
         assert got.problems == 0
-        assert all(math.isnan(getattr(got, name)) for name in ("mean", *SPREADS))
+        assert math.isnan(got.mean) and math.isnan(got.sem_clustered)
 
 
 def test_copies_of_an_answer_add_no_certainty():
     once = np.array([[1.0], [0.0], [0.0], [1.0], [1.0]])
     often = np.repeat(once, 10, axis=1)
     assert accuracy(often).sem_clustered == pytest.approx(accuracy(once).sem_clustered)
-    assert accuracy(often).std_runs == pytest.approx(0.0, abs=1e-15)
 
 
 def test_clustered_error_is_that_of_the_papers_formula():
@@ -75,13 +70,11 @@ def test_neither_order_nor_what_is_not_scored_matters_and_right_mirrors_wrong(co
     expected, mirrored = accuracy(correct), accuracy(1 - correct)
     more = np.pad(correct[problems][:, samples], ((0, 2), (0, 1)), constant_values=NAN)
     got = accuracy(more)
-    for name in ("mean", *SPREADS, "problems"):
+    for name in ("mean", "sem_clustered", "problems"):
         assert getattr(got, name) == pytest.approx(getattr(expected, name), abs=1e-12, nan_ok=True)
     assert expected.mean == pytest.approx(1 - mirrored.mean, nan_ok=True)
-    for name in SPREADS:
-        assert getattr(mirrored, name) == pytest.approx(
-            getattr(expected, name), abs=1e-12, nan_ok=True
-        )
+    error = pytest.approx(expected.sem_clustered, abs=1e-12, nan_ok=True)
+    assert mirrored.sem_clustered == error
 
 
 def test_paired_by_hand():

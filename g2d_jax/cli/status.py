@@ -16,6 +16,7 @@ from g2d_jax.report.runs import studies
 from g2d_jax.report.tables import gibibytes
 from g2d_jax.runtime import memory, processes, storage
 from g2d_jax.runtime.lock import holder, holder_here
+from g2d_jax.runtime.terminal import counted
 from g2d_jax.runtime.tracking import Screen
 from g2d_jax.session.workdir import LINKS, PLANS, absolute, stage_folders
 
@@ -79,10 +80,10 @@ def _study_status(workdir: epath.Path, name: str) -> bool:
     done = list(states.values()).count("done")
     whole = sum(text == "done" for _, text in rows)
     screen = Screen()
-    screen.table(f"{name}: {len(rows)} points", ["point", "left to do"], rows)
+    screen.table(f"{name}: {counted(len(rows), 'point')}", ["point", "left to do"], rows)
     screen.say(
-        f"{whole} of {len(rows)} points done; {len(states)} stages after sharing, {done} of them "
-        "done"
+        f"{whole} of {counted(len(rows), 'point')} done; {counted(len(states), 'stage')} after "
+        f"sharing, {done} of them done"
     )
     _say_remarks(screen, remarks)
     return any(state.startswith("running") for state in states.values())

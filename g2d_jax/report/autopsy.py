@@ -292,12 +292,22 @@ def verdict(autopsy: Autopsy) -> str:
     added = (
         f"a step added {_rate(autopsy, fit.before)} before and {_rate(autopsy, fit.after)} after"
     )
+    preposition = "after"
     where = f"step {fit.step.value:.0f} [{fit.step.low:.0f}, {fit.step.high:.0f}]"
+    steps = autopsy.measures.index
+    if fit.step.value == steps[EDGE]:  # the first that is tried: the bend may lie before it
+        preposition = "from"
+        where = f"step {fit.step.value:.0f} or before"
+        later = Estimate(*((steps[-1] - fit.step.value) * np.array(fit.after)))
+        added += f", in all {_rate(autopsy, later)} after it"
     if not autopsy.flat:
         return f"{unclear}: the curve bends most at {where}; {added}."
-    later = autopsy.between(autopsy.checkpoint + 1, math.inf)["group"].nunique()
-    share = fmt.percent(later / autopsy.rows["group"].nunique())
-    return f"Training helped little after {where}: {added}, with {share} % of the rollouts to come."
+    rest = autopsy.between(autopsy.checkpoint + 1, math.inf)["group"].nunique()
+    share = fmt.percent(rest / autopsy.rows["group"].nunique())
+    return (
+        f"Training helped little {preposition} {where}: {added}, with {share} % of the rollouts to "
+        "come."
+    )
 
 
 def _rate(autopsy: Autopsy, slope: Estimate) -> str:

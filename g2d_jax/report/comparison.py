@@ -3,9 +3,10 @@ compare.csv, in a folder of their own."""
 
 from __future__ import annotations
 
+import itertools
+import string
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,20 +31,20 @@ from g2d_jax.runtime.storage import PathLike, read_json
 from g2d_jax.runtime.terminal import counted
 from g2d_jax.session.stage_result import Evaluation
 from g2d_jax.session.workdir import FROM_PYTHON, absolute
+from g2d_jax.study import stats
 
 FILES = ("compare.html", "compare.md", "compare.csv", "figures")
 
 SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "stop", "num_generations")
 """Settings of an evaluation without which accuracies are not of the same thing."""
 
-SHARED = "evaluated once for several of these runs, and listed with the first of them"
-"""Why a policy of a run is left out."""
-
 NOTE = (
-    "Accuracies are on the problems common to all runs. Intervals are 95 %, and reflect the choice "
-    "of problems only. Greedy accuracy, entropy, length and what was truncated are of all problems "
-    "that a run evaluated. K: steps of online training. K and costs leave out supervised "
-    "fine-tuning, and what was done elsewhere before."
+    "Accuracies, gains and pass@k are on the problems common to all runs, here and in the CSV. "
+    "Gain: over the policy its last training started from, which may not be listed. "
+    "Intervals are 95 %, and reflect the choice of problems only. Greedy accuracy, rewards, "
+    "entropy, length and what was truncated are of all problems that a run evaluated. K: steps of "
+    "online training. K and costs leave out supervised fine-tuning, and what was done elsewhere "
+    "before."
 )
 
 DIFFERENCES = (
@@ -64,7 +65,7 @@ LOOK = "A point is a policy, a line a run. Bars are 95 % intervals."
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """A run that is compared. mark: A, B, … label: its folder's name, or its path where another has
+    """A run that is compared. mark: A to Z, AA, AB, … label: its folder's name, or its path where another has
     that. stage: the evaluation that takes part, with its result."""
 
     mark: str
@@ -77,14 +78,12 @@ class Side:
 @dataclass(frozen=True)
 class Comparison:
     """Runs side by side. rows: their policies, on the common problems. last: those of them that are
-    a run's last. files: name of a row -> its completions. left_out: policy -> why it has no row.
-    frame: of the rows, on all problems that each answered."""
+    a run's last. files: name of a row -> its completions. frame: of the rows."""
 
     sides: Sequence[Side]
     rows: Sequence[Row]
     last: Sequence[Row]
     files: Mapping[str, epath.Path]
-    left_out: Mapping[str, str]
     frame: pd.DataFrame
 
     @property
@@ -97,10 +96,10 @@ def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> 
     """Read runs, or points of a study, on the problems that all of them answered.
 
     Problems are those of the same id, which is a hash of their text.
-    policies: "ends" for each run's first and last one, or "all". Of each run the last evaluation
-    counts, on test where all runs have one. Raises ValueError for fewer than
-    two runs, one given twice, a folder that is no run, a run without a finished evaluation, and where no problem is
-    common.
+    policies: "ends" for each run's first and last one, or "all". Of each run the last of
+    `Run.widest_last` counts, on test where all runs have one. Raises ValueError for fewer than two
+    runs, one given twice, a folder that is no run, a run without a finished evaluation, and where
+    no problem is common.
     """
     sides = _sides(workdirs)
     common = set.intersection(*(set(side.evaluation.ids) for side in sides))
@@ -113,27 +112,22 @@ def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> 
             "the runs have no problem in common, they cannot be compared; evaluated are "
             f"{', '.join(evaluated)}"
         )
-    frame = frame_of(({"run": side.mark, **NO_POINT}, side.run) for side in sides)
+    frame = frame_of(({"run": side.mark, **NO_POINT}, _cut(side, common)) for side in sides)
     frame = frame.set_index(["run", "split", "policy"], drop=False)
     rows = []
     files: dict[str, epath.Path] = {}
-    left_out = {}
     for side in sides:
         names = [*side.evaluation.by_name]
         ends = names[:1] + names[-1:]
         for name in dict.fromkeys(names if policies == "all" else ends):
             entry = side.evaluation.by_name[name]
-            file = side.run.rollouts_file(side.stage, entry)
-            if file in files.values() and name != names[-1]:
-                left_out[f"{side.mark}: {name}"] = SHARED
-                continue
             title = f"{side.mark}: {policy_name(name, entry.label)}"
-            files[title] = file
+            files[title] = side.run.rollouts_file(side.stage, entry)
             policy = frame.loc[[(side.mark, side.evaluation.split, name)]]
-            rows.append(_row(side.mark, title, policy, common))
+            rows.append(_row(side.mark, title, policy))
     last = {row.arm: row for row in rows}
     shown = frame.loc[[row.policies.index[0] for row in rows]]
-    return Comparison(sides, rows, [*last.values()], files, left_out, shown)
+    return Comparison(sides, rows, [*last.values()], files, shown)
 
 
 def _sides(workdirs: Sequence[PathLike]) -> list[Side]:
@@ -143,31 +137,46 @@ def _sides(workdirs: Sequence[PathLike]) -> list[Side]:
     runs = list(map(read_run, roots))
     has_test = all(any(run.evaluated("test")) for run in runs)
     names = [root.name for root in roots]
+    letters = string.ascii_uppercase
+    marks = itertools.chain(letters, map("".join, itertools.product(letters, letters)))
     sides: list[Side] = []
-    for i, (root, run) in enumerate(zip(roots, runs, strict=True)):
-        found = list(run.evaluated("test" if has_test else None))
+    for mark, root, run in zip(marks, roots, runs, strict=False):
+        found = run.widest_last("test" if has_test else None)
         if not found or not found[-1][1].policies:
             raise ValueError(
                 f"{root} has no finished evaluation: let its evaluate stage finish first"
             )
         label = root.name if names.count(root.name) == 1 else str(root)
-        sides.append(Side(chr(ord("A") + i), label, run, *found[-1]))
+        sides.append(Side(mark, label, run, *found[-1]))
     return sides
 
 
-def _row(mark: str, title: str, policy: pd.DataFrame, common: Collection[str]) -> Row:
-    """Make a row of one policy of a run, on the common problems. Raises ValueError where none of
-    its answers is right or wrong."""
-    ids, correct = policy[["ids", "correct"]].iloc[0]
-    is_common = np.isin(ids, sorted(common))
-    if np.isnan(correct[is_common]).all():
+def _cut(side: Side, problems: Collection[str]) -> Run:
+    """Leave out what its run answered to other problems."""
+    kept = [i for i, problem in enumerate(side.evaluation.ids) if problem in problems]
+    policies = []
+    for entry in side.evaluation.policies:
+        part = replace(entry, marks=[entry.marks[i] for i in kept])
+        passed = {k: stats.pass_at(part.correct, int(k)) for k in entry.pass_at}
+        accuracy = stats.accuracy(part.correct)
+        policies.append(replace(part, accuracy=accuracy, pass_at=passed))
+    ids = [side.evaluation.ids[i] for i in kept]
+    evaluation = replace(side.evaluation, policies=policies, ids=ids)
+    result = replace(side.run.results[side.stage], evaluation=evaluation)
+    return replace(side.run, results={**side.run.results, side.stage: result})
+
+
+def _row(mark: str, title: str, policy: pd.DataFrame) -> Row:
+    """Make a row of one policy of a run. Raises ValueError where none of its answers is right or
+    wrong."""
+    correct = policy["correct"].iloc[0]
+    if np.isnan(correct).all():
         raise ValueError(
-            f"none of the {len(common):,} common problems is scored for {title} as right or "
+            f"none of the {len(correct):,} common problems is scored for {title} as right or "
             "wrong: accuracies are compared, not rewards"
         )
-    # Runs are compared whatever their seeds. Gains are over policies that may not be shown.
-    answers = {"ids": [ids[is_common]], "correct": [correct[is_common]], "seed": 0, "gains": None}
-    return Row(mark, mark, title, policy.assign(**answers))
+    # Runs are compared whatever their seeds.
+    return Row(mark, mark, title, policy.assign(seed=0))
 
 
 def changed_settings(first: Run, other: Run) -> list[str]:
@@ -235,7 +244,6 @@ def report(runs: Comparison) -> Report:
             "differences": differences(runs),
             "curves": training(runs),
             "problems": most_different(runs.last, runs.files, _problems(runs.sides)),
-            "left-out": [study.left_out("Policies left out", "policy", runs.left_out)],
             "settings": settings(runs),
         },
         frame=lambda: runs.frame,
@@ -263,9 +271,12 @@ def runs_table(runs: Comparison) -> Table:
 
 
 def differences(runs: Comparison) -> list[Part | None]:
-    """Compare every two policies, the second minus the first."""
+    """Compare the first and the last policy of each run, and the last ones of every two runs: the
+    second minus the first."""
+    firsts = {row.arm: row for row in reversed(runs.rows)}
+    pairs = [(firsts[row.arm], row) for row in runs.last if firsts[row.arm] is not row]
     rows = []
-    for before, after in combinations(runs.rows, 2):
+    for before, after in (*pairs, *itertools.combinations(runs.last, 2)):
         row = {
             "pair": f"{before.name} → {after.name}",
             "difference [95 %]": fmt.interval(difference(after, before), "+"),

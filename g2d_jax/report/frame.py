@@ -32,7 +32,8 @@ def policies(*workdirs: PathLike) -> pd.DataFrame:
     benchmarks/results, as a row each.
 
     A row is one policy on one split of problems, of one run and so of one seed. Where several
-    stages evaluated it on a split, the last counts. NaN, or an empty text, is not known.
+    stages evaluated it on a split, that of most policies counts, of equal ones the last. NaN, or an
+    empty text, is not known.
 
     workdir, study, arm       the run's folder; a point's study and arm, "" of a run
     settings                  what its point varies: "FIELD=TEXT;…"
@@ -71,9 +72,11 @@ def policies(*workdirs: PathLike) -> pd.DataFrame:
     ids, correct, gains       arrays: problem ids [N] ascending; answers [N, samples], 1 right, 0 wrong,
                               NaN not scored; accuracy over that of the parent [N], None if not known
 
-    Tables have fewer columns. Raises ValueError for a folder that holds none of these, and for
-    damaged records.
+    Tables have fewer columns. Raises ValueError without a folder, for one that holds none of these,
+    and for damaged records.
     """
+    if not workdirs:
+        raise ValueError("policies() takes folders of runs or studies, as in policies('runs/mine')")
     frames = []
     for folder in map(absolute, workdirs):
         if (folder / TABLES[0]).exists():
@@ -108,17 +111,17 @@ def frame_of(
 ) -> pd.DataFrame:
     """Return the frame of runs, each with what its point of a study varies; see `policies`. rates:
     those of `hours`."""
-    rows: dict[tuple[str, ...], dict[str, Any]] = {}
+    rows = []
     for point, run in runs:
         policy_of = functools.cache(functools.partial(Policy, run, rates=rates))
-        for _, evaluation in run.evaluated():
+        for _, evaluation in run.widest_last():
             for entry in evaluation.policies:
-                key = (str(run.workdir), evaluation.split, entry.name)
                 row = _row(policy_of(entry.name), evaluation, entry)
-                rows[key] = {"workdir": str(run.workdir), **point, **row}
+                rows.append({"workdir": str(run.workdir), **point, **row})
     if not rows:
         return pd.DataFrame(columns=["workdir", *NO_POINT, *KEPT])
-    return pd.DataFrame(list(rows.values()))
+    key = ["workdir", "split", "policy"]
+    return pd.DataFrame(rows).drop_duplicates(key, keep="last", ignore_index=True)
 
 
 KEPT = ("seed", "policy", "split", "accuracy", "correct")

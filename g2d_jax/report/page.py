@@ -45,12 +45,10 @@ TITLES = {
     "curves": "Training",
     "informativeness": "Informativeness",
     "pairs": "Preference pairs",
-    "stopping": "K that chose itself",
     "browser": "Answers to read",
     "problems": "Problems",
     "compute": "Cost",
     "points": "Points left out",
-    "left-out": "Policies left out",
     "steps": "Steps",
     "settings": "Settings",
 }

@@ -28,7 +28,7 @@ class Result(Mapping[str, StageResult]):
 
     @property
     def accuracies(self) -> pd.DataFrame:
-        """The last evaluation, a row a policy: mean of samples, its standard error, greedy; in [0,
+        """The evaluation that is the result, a row a policy: mean of samples, its standard error, greedy; in [0,
         1], NaN if unknown.
 
         Without an evaluation it has no rows.

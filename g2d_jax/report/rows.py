@@ -190,7 +190,7 @@ class Study:
         keys: list[tuple[str, str]] = []
         for row in self.spectrum:
             keys += zip(row.policies["workdir"], row.policies["parent"], strict=True)
-        starts = _there(self.tested, keys).drop_duplicates("made")
+        starts = _there(self.tested, keys).drop_duplicates(["made", "seed"])
         if starts.empty or starts["seed"].duplicated().any():
             return None
         name = starts["policy"].iloc[0]

@@ -105,11 +105,16 @@ class Run:
             if result.evaluation is not None and split in (None, result.evaluation.split):
                 yield name, result.evaluation
 
+    def widest_last(self, split: str | None = None) -> list[tuple[str, Evaluation]]:
+        """List what `evaluated` yields, the evaluation of most policies last, of equal ones the
+        later: the last one counts, since a policy is there beside those that it was made from."""
+        return sorted(self.evaluated(split), key=lambda found: len(found[1].policies))
+
     @property
     def latest(self) -> Evaluation | None:
-        """The evaluation that is the result: the last on test, else the last; None without any. On
-        dev a checkpoint or a setting may have been chosen."""
-        found = [*self.evaluated("test")] or [*self.evaluated()]
+        """The evaluation that is the result: on test where there is one, the last of `widest_last`;
+        None without any. On dev a checkpoint or a setting may have been chosen."""
+        found = self.widest_last("test") or self.widest_last()
         return found[-1][1] if found else None
 
     def rollouts_file(self, stage: str, policy: Evaluated) -> epath.Path:

@@ -56,7 +56,7 @@ DETAILS: Numbers = {
     **{name: COSTS[name] for name in SPENT},
 }
 
-MEASURES = ("flops", "generated", "trained", "device_seconds")
+MEASURES = ("flops", "seconds")
 """Costs that accuracy is drawn against, a figure each."""
 
 TAUGHT: Numbers = {
@@ -112,9 +112,6 @@ def report(study: Study) -> Report:
     """Put together all that a study shows."""
     groups = [*study.offline, *study.baselines]
     rows = flat(groups)
-    shown = rows
-    if len(rows) > FEW:
-        shown = best_of_arms(rows)
     charts = [frontier_chart(groups, measure) for measure in MEASURES]
     seeds = len({run.seed for run in study.runs})
     return Report(
@@ -124,13 +121,12 @@ def report(study: Study) -> Report:
         verdict=study_sentence(study_verdict(study)),
         warnings=list(filter(None, [state(study)])),
         parts={
-            "results": [charts[0], of_rows("Accuracy, and what it cost", shown, SHORT)],
+            "results": [charts[0], first(rows)],
             "rows": [Note(CAUTION), results(study)],
             "frontier": [*charts[1:], details(rows)],
             "priced": _elsewhere(study, study.rates) if study.rates is not None else [],
             "informativeness": [Note(TAUGHT_NOTE), taught(study)],
-            "stopping": [stopping(study)],
-            "points": [left_out("Points left out", "point", study.left_out)],
+            "points": [left_out(study)],
             "settings": _settings(study),
         },
         frame=lambda: study.frame,
@@ -148,17 +144,27 @@ def of_rows(
     return table(title, lines)
 
 
-def left_out(title: str, what: str, reasons: Mapping[str, str]) -> Table:
-    """List what has no row, and why. what: the head of its column."""
-    return table(title, [{what: label, "why": why} for label, why in reasons.items()])
+def left_out(study: Study) -> Table:
+    """List the points that have no row, and why."""
+    lines = [{"point": label, "why": why} for label, why in study.left_out.items()]
+    return table("Points left out", lines)
 
 
-def best_of_arms(rows: Iterable[Row]) -> list[Row]:
-    """Choose the best row of each arm on dev; without those where nothing can be chosen."""
+def first(rows: Sequence[Row]) -> Table:
+    """Show what is shown first: all rows where they are `FEW`, else the best of each arm on dev, or
+    on test where dev cannot choose."""
+    title = "Accuracy, and what it cost"
+    if len(rows) <= FEW:
+        return of_rows(title, rows, SHORT)
     by_arm: dict[str, list[Row]] = {}
     for row in rows:
         by_arm.setdefault(row.arm, []).append(row)
-    return list(filter(None, map(paired.chosen, by_arm.values())))
+    best = list(filter(None, map(paired.chosen, by_arm.values())))
+    title += ": the best of each arm"
+    if not best:
+        best = [max(own, key=lambda row: row.accuracy.mean) for own in by_arm.values()]
+        title += " on test, which flatters it, as dev chose none"
+    return of_rows(title, best, SHORT)
 
 
 def state(study: Study) -> str:
@@ -167,13 +173,15 @@ def state(study: Study) -> str:
     parts = []
     if unfinished := missing[UNFINISHED]:
         parts.append(
-            f"{unfinished} of {len(study.runs)} points are not finished and left out (listed under Points). "
-            f"To finish them: {command(study)}"
+            f"Not finished and left out (listed under Points): {unfinished} of "
+            f"{counted(len(study.runs), 'point')}."
         )
     if untested := missing[UNTESTED]:
-        parts.append(f"{untested} points were not evaluated on the test split and are left out.")
+        parts.append(f"Not evaluated on test and left out: {counted(untested, 'point')}.")
     if len({frozenset(row.seeds) for row in study.rows}) > 1:
         parts.append("Rows have different seeds: their means are not yet comparable.")
+    if unfinished:  # last and alone: it is there to be copied
+        parts.append(f"To finish: {command(study)}")
     return " ".join(parts)
 
 
@@ -228,7 +236,7 @@ def _versus(study: Study, row: Row) -> str:
     return text + f", {best[0].group}" * (len(study.baselines) > 1 and "[" in text)
 
 
-OUT_OF_RANGE = "out of range"
+OUT_OF_RANGE = "GRPO was not run that far"
 
 
 def _against(baseline: Group, measure: str, row: Row) -> str:
@@ -311,17 +319,6 @@ def taught(study: Study) -> Table:
     """Show what the rollouts behind every row that ends offline could teach."""
     title = "Rollouts and pairs that offline training was given"
     return of_rows(title, flat(study.offline), {}, TAUGHT)
-
-
-def stopping(study: Study) -> Table:
-    """Show why each warm-up that may end by itself did, seed by seed."""
-    lines = []
-    for row in study.rows:
-        for policy in row.policies.itertuples():
-            if policy.stop:
-                line = {"policy": row.name, "seed": str(policy.seed), "K": f"{policy.K:g}"}
-                lines.append({**line, "why": policy.stop})
-    return table("Where each warm-up ended: at a budget, or at the last of its steps", lines)
 
 
 def _settings(study: Study) -> list[Part | None]:

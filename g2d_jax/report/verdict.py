@@ -8,6 +8,7 @@ inconclusive, and a study that cannot decide names the command that adds to it.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -199,7 +200,7 @@ class StudyVerdict:
     nearest; "dearer": every K costs more than the best GRPO, `row` is the highest. Of a study that
     does not have both GRPO and K: "chosen": `row` is the best on dev; "undecided": nothing can be
     chosen, `row` is the best on test; "unfinished": no point is tested.
-    best: GRPO's best, as dev chose it; of "chosen" what all rows are compared with. alone: the
+    best: GRPO's best, as dev chose it; of "chosen" what all rows are compared with, if there are more. alone: the
     cheapest GRPO that comes near. difference: of `row` from `best`, in accuracy. measure: of costs,
     "flops" or "hours". command: which goes on with the study.
     """
@@ -223,10 +224,12 @@ _STUDY: Mapping[Finding, str] = {
     "undecided": "{{ v.row.name }} is the most accurate ({{ at(v.row) }}), but to choose one needs "
     "the dev split: {% if v.row.mean('dev') >= 0 %}finish all seeds with "
     "{{ v.command }}{% else %}add an evaluate stage with split='dev'.{% endif %}",
-    "chosen": "{{ v.row.name }}, chosen on dev: {{ interval(v.row.accuracy) }} % of "
-    "{{ v.row.ids | length }} test problems solved,{{ for_flops(v.row.mean('flops')) }}."
-    "{% if v.best != v.row %} The difference from {{ v.best.name }} is "
-    "{{ interval(v.difference, '+') }} points.{% endif %}",
+    "chosen": "{{ v.row.name }}{% if v.best %}, chosen on dev{% endif %}: "
+    "{{ interval(v.row.accuracy) }} % of {{ counted(v.row.accuracy.problems, 'test problem') }} "
+    "solved,{{ for_flops(v.row.mean('flops')) }}."
+    "{% if v.difference %} The difference from {{ v.best.name }} is "
+    "{{ interval(v.difference, '+') }} points with {{ counted(v.difference.seeds, 'seed') }}."
+    "{% endif %}",
     "enough": "{{ v.row.name }} is enough: it comes within {{ margin }} of {{ best }} for "
     "{{ share(v.row) }} of its {{ unit }}. {{ reached }} GRPO alone needs {{ share(v.alone) }} to come as near.",
     "alone": "GRPO alone is enough: {{ v.alone.name }} comes within {{ margin }} of {{ best }} for "
@@ -243,7 +246,7 @@ def study_verdict(study: Study) -> StudyVerdict:
     """Judge a study.
 
     GRPO's best, and each K's setting, are those that dev chose; a K counts that has the seeds of
-    GRPO's best. Within: the 95 % interval of the difference lies above -`MARGIN`.
+    GRPO's best, and no others. Within: the 95 % interval of the difference lies above -`MARGIN`.
     """
     if (found := _near_best(study)) is not None:
         return found
@@ -251,8 +254,9 @@ def study_verdict(study: Study) -> StudyVerdict:
         return StudyVerdict("unfinished", command(study))
     if (row := paired.chosen(study.rows)) is not None:
         other = paired.reference(study) or row
-        apart = paired.difference(row, other)
-        return StudyVerdict("chosen", command(study), row, other, difference=apart)
+        apart = paired.difference(row, other) if other is not row else None
+        best = other if len(study.rows) > 1 else None
+        return StudyVerdict("chosen", command(study), row, best, difference=apart)
     row = max(study.rows, key=lambda row: row.accuracy.mean)
     return StudyVerdict("undecided", command(study), row)
 
@@ -269,11 +273,11 @@ def _near_best(study: Study) -> StudyVerdict | None:
     if best is None or len(grpo) < 2 or len(by_k) < 2 or study.spectrum:
         return None
     measure = "flops" if study.rates is None else "hours"
-    # An interval of fewer seeds is narrower, or of problems only.
+    # The difference is of the seeds that both have: of others, the accuracies beside it are not.
     settings = []
     for rows in by_k.values():
         row = paired.chosen(rows)
-        if row is not None and {*best.seeds} <= {*row.seeds} and row.ids == best.ids:
+        if row is not None and {*best.seeds} == {*row.seeds} and row.ids == best.ids:
             settings.append(row)
     cost = {row: row.mean(measure) for row in (*grpo, *settings)}
     if not settings or any(map(math.isnan, cost.values())):
@@ -293,7 +297,8 @@ def _near_best(study: Study) -> StudyVerdict | None:
     if row is None:
         row = max(cheaper or settings, key=lambda other: apart[other].mean)
         finding = "inconclusive"
-        if all(apart[other].high < -MARGIN for other in cheaper):
+        is_judged = len(settings) == len(by_k)  # every K
+        if is_judged and all(apart[other].high < -MARGIN for other in cheaper):
             finding = "none"
         if not cheaper:
             finding = "dearer"
@@ -311,11 +316,11 @@ def study_sentence(verdict: StudyVerdict) -> str:
 
     row, best = verdict.row, verdict.best
     reached = ""
-    if row is not None:
+    if row is not None and (apart := verdict.difference) is not None:
         reached = (
             f"{row.name} reaches {at(row)}, a difference of "
-            f"{fmt.interval(verdict.difference, '+')} points on "
-            f"{counted(len(row.ids), 'test problem')} with {counted(len(row.seeds), 'seed')}."
+            f"{fmt.interval(apart, '+')} points on {counted(apart.problems, 'test problem')} with "
+            f"{counted(apart.seeds, 'seed')}."
         )
     return _SENTENCES.from_string(_STUDY[verdict.finding]).render(
         v=verdict,
@@ -326,6 +331,7 @@ def study_sentence(verdict: StudyVerdict) -> str:
         unit="FLOPs" if by_flops else "time",
         share=lambda row: f"{100 * verdict.share(row):.0f} %",
         interval=fmt.interval,
+        counted=counted,
         for_flops=for_flops,
     )
 
@@ -347,14 +353,29 @@ def command(study: Study) -> str:
     """Return the command that made the study, as its last stages have it: the first ones may be
     another study's.
 
-    It goes on with what is not finished.
+    It goes on with what is not finished, in the folder where the study lies now.
     """
+    place = f"--workdir {shlex.quote(str(study.workdir))}"
     for run in study.runs:
         for stage in reversed([*run.folders]):
-            words = list(run.environment_of(stage).get("command", ()))[1:]
+            words = [*map(str, run.environment_of(stage).get("command", ()))][1:]
             if words[:1] == ["sweep"]:
-                return " ".join(["g2d", *map(str, words)])
-    return f"g2d sweep --config CONFIG --workdir {study.workdir}"
+                return f"g2d sweep {shlex.join(_without_workdir(words[1:]))} {place}"
+    return f"g2d sweep --config CONFIG {place}"
+
+
+def _without_workdir(words: Sequence[str]) -> list[str]:
+    """Leave out a command's work directory, which may be an argument of its own."""
+    kept = []
+    option = ""
+    for word in words:
+        if word.startswith("-"):
+            option = word
+        if option and not option.startswith("--workdir"):
+            kept.append(word)
+        if not word.startswith("-") or "=" in word:
+            option = ""
+    return kept
 
 
 # Runs side by side
@@ -362,7 +383,7 @@ def command(study: Study) -> str:
 
 def comparison_sentence(last: Sequence[Row]) -> str:
     """Say how far the best of the runs' last policies, a row each, is from the next one on the
-    common problems.
+    problems scored for both.
 
     Never that one way of training is better: each policy is of one seed.
     """
@@ -371,10 +392,11 @@ def comparison_sentence(last: Sequence[Row]) -> str:
     for row in (best, second):
         cost = for_flops(row.mean("flops"))
         said.append(f"{row.name} {fmt.percent(row.accuracy.mean)} %{cost}")
+    apart = paired.difference(best, second)
     return (
-        f"On {counted(len(best.ids), 'common problem')}: {', '.join(said)}. The difference is "
-        f"{fmt.interval(paired.difference(best, second), '+')} points. It reflects the choice of "
-        "problems only: another seed of training is not in it."
+        f"{', '.join(said)}. On {counted(apart.problems, 'common problem')} the difference is "
+        f"{fmt.interval(apart, '+')} points. It reflects the choice of problems only: another seed "
+        "of training is not in it."
     )
 
 

@@ -133,8 +133,7 @@ class Stop:
 class TaskResult:
     """A policy's answers to the problems of one task; NaN where a number is not defined.
 
-    reward, sem, std_runs: mean over problems of their mean reward; its standard error clustered by
-    problem; how much it moves from one of S runs over the problems to the next.
+    reward, sem: mean over problems of their mean reward; its standard error clustered by problem.
     length_normalised, length_normalised_sem: of rewards without right and wrong: the mean reward
     over the mean response length, with its error. accuracy: of a verifiable task.
     verifiable: whether it knows right and wrong. problems: those with a reward. unscorable: share
@@ -144,7 +143,6 @@ class TaskResult:
 
     reward: float
     sem: float
-    std_runs: float
     length_normalised: float
     length_normalised_sem: float
     accuracy: float
@@ -157,7 +155,7 @@ class TaskResult:
     score_sem: float = math.nan
 
 
-NO_ACCURACY = Accuracy(math.nan, math.nan, math.nan, 0)
+NO_ACCURACY = Accuracy(math.nan, math.nan, 0)
 """The accuracy of answers that are neither right nor wrong."""
 
 

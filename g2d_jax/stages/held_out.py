@@ -187,7 +187,6 @@ def _task_result(
     return TaskResult(
         reward=reward.mean,
         sem=reward.sem_clustered,
-        std_runs=reward.std_runs,
         length_normalised=quotient,
         length_normalised_sem=error,
         accuracy=accuracy,

@@ -5,15 +5,11 @@ problem cannot be scored. NaN are left out of every figure, not counted as wrong
 problems equally, however many of their answers are scored; a problem without a scored answer is
 left out.
 
-Two measures of spread answer two questions:
-
-    std_runs         how much does pass@1 move from one run over the problems to the next? (the papers' parentheses)
-    sem_clustered    standard error over the draw of problems and of answers: the one to trust
-
-sem_clustered is sqrt(sum_i (m_i - m)^2 / (N * (N - 1))) with m_i the mean of problem i's answers
-and m the mean of the m_i: for equally many answers each, the clustered standard error of Miller
-2024 ("Adding Error Bars to Evals", arXiv 2411.00640) with problems as clusters, times sqrt(N / (N -
-1)), the usual correction for few clusters.
+The standard error over the draw of problems and of answers, sem_clustered, is sqrt(sum_i (m_i -
+m)^2 / (N * (N - 1))) with m_i the mean of problem i's answers and m the mean of the m_i: for
+equally many answers each, the clustered standard error of Miller 2024 ("Adding Error Bars to
+Evals", arXiv 2411.00640) with problems as clusters, times sqrt(N / (N - 1)), the usual correction
+for few clusters.
 """
 
 from __future__ import annotations
@@ -30,14 +26,13 @@ from numpy.typing import ArrayLike, NDArray
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Mean pass@1 with its spread, all as fractions of 1 (see the module's docstring). NaN where it
+    """Mean pass@1 with its standard error, as fractions of 1 (see the module's docstring). NaN where it
     is not defined.
 
     problems: those with at least one scored answer, at most N.
     """
 
     mean: float
-    std_runs: float
     sem_clustered: float
     problems: int
 
@@ -53,14 +48,11 @@ class Paired:
 
 
 def accuracy(correct: ArrayLike) -> Accuracy:
-    """Compute the mean pass@1 of [N, S] answers; NaN for the mean of no answers and the spread of
+    """Compute the mean pass@1 of [N, S] answers; NaN for the mean of no problem and the error of
     fewer than two."""
-    values = np.asarray(correct, dtype=np.float64)
-    problems = row_means(values)
+    problems = row_means(np.asarray(correct, dtype=np.float64))
     problems = problems[~np.isnan(problems)]
-    runs = row_means(values.T)
-    spread = std(runs[~np.isnan(runs)])
-    return Accuracy(mean(problems), spread, _sem(problems), len(problems))
+    return Accuracy(mean(problems), _sem(problems), len(problems))
 
 
 def by_subset(correct: ArrayLike, subsets: Sequence[str]) -> dict[str, Accuracy]:

@@ -35,6 +35,7 @@ from g2d_jax.config.io import begins_more, differences, identity, to_dict
 from g2d_jax.runtime import precision, processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import LOCK, awaited, try_lock
+from g2d_jax.runtime.terminal import counted
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs, stage_result
 from g2d_jax.session.session import Session, StopRun
@@ -116,7 +117,7 @@ def show(config: ConfigDict, workdir: storage.PathLike) -> None:
                     left.append(name)
             rows.append([point.label, ", ".join(left) or "done"])
         _warn(tracker, graph)
-        tracker.table(f"{len(rows)} points", ["point", "left to do"], rows)
+        tracker.table(counted(len(rows), "point"), ["point", "left to do"], rows)
         done = 0
         for node in graph.nodes.values():
             done += _state(node, node_folder(root, node.id)) == DONE

@@ -8,6 +8,7 @@ import pytest
 from reports import cost, evaluation, finish
 
 from g2d_jax.report.frame import policies
+from g2d_jax.report.runs import read_run
 from g2d_jax.runtime.storage import write_json
 from g2d_jax.session.stage_result import Selection
 
@@ -72,6 +73,19 @@ def test_a_row_has_ancestry_cost_and_accuracy(run: Path) -> None:
     np.testing.assert_array_equal(best["correct"], [[1.0, np.nan], [0.0, 1.0]])
     sft = frame.loc["sft"]
     assert (sft["flops"], sft["K"], sft["learning_rate"]) == (0.0, 0, 3e-3)
+
+
+def test_a_later_evaluation_of_fewer_policies_does_not_hide_what_was_gained(run: Path) -> None:
+    evaluation(run / "07-more", {"dpo": {"b": [0, 0], "a": [0, 0]}})
+    frame = policies(run)
+    assert frame["policy"].tolist() == ["sft", "best", "dpo"]
+    assert frame.set_index("policy").loc["dpo", "gain"] == 0.25
+    assert len(read_run(run).latest.policies) == 3
+
+
+def test_without_a_folder_it_says_what_to_give() -> None:
+    with pytest.raises(ValueError, match="takes folders of runs or studies"):
+        policies()
 
 
 def test_what_is_not_finished_is_not_known(run: Path) -> None:

@@ -31,7 +31,7 @@ COLD = Evaluated(
     "sft",
     "cold",
     "",
-    accuracy=Accuracy(0.3338, 0.0072, 0.0101, 1024),
+    accuracy=Accuracy(0.3338, 0.0101, 1024),
     pass_at={"1": 0.3338, "2": 0.48, "4": 0.612},
     greedy=0.51,
 )
@@ -94,14 +94,14 @@ def test_the_result():
     ]
 
 
-MAIN = TaskResult(0.5, 0.1, math.nan, math.nan, math.nan, 0.5, True, 8, 0.0, math.nan)
+MAIN = TaskResult(0.5, 0.1, math.nan, math.nan, 0.5, True, 8, 0.0, math.nan)
 
 
 def chat(name: str, reward: float, mean: float = math.nan) -> Evaluated:
     """Results of a task with a scalar reward, after those of the main task where it has an
     accuracy."""
     nan = math.nan
-    scored = TaskResult(reward, 0.125, nan, reward / 10, nan, nan, False, 4, 0.25, nan)
+    scored = TaskResult(reward, 0.125, reward / 10, nan, nan, False, 4, 0.25, nan)
     judged = not math.isnan(mean)
     tasks = {"main": MAIN, "chat": scored} if judged else {"chat": scored}
     accuracy = replace(COLD.accuracy, mean=mean, sem_clustered=0.1) if judged else NO_ACCURACY

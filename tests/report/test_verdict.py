@@ -14,6 +14,7 @@ from g2d_jax.report.runs import read_run
 from g2d_jax.report.verdict import (
     RunVerdict,
     StudyVerdict,
+    command,
     run_sentence,
     run_verdict,
     study_sentence,
@@ -240,18 +241,45 @@ def test_a_study_finds_the_cheapest_that_comes_near_the_best(
 
 def test_the_sentence_of_a_study_has_its_numbers(tmp_path: Path) -> None:
     at: G2D = {10: ([0.6] * 3, 20.0), 20: ([0.795] * 3, 40.0)}
-    assert study_sentence(study(tmp_path, at, GRPO)) == (
-        "g2d, K = 20 is enough: it comes within 2 points of the best GRPO alone (grpo, K = 80: "
-        "80.0 % for 100 FLOPs) for 40 % of its FLOPs. g2d, K = 20 reaches 79.5 % for 40 FLOPs, a "
-        "difference of -0.5 [-1.2, +0.2] points on 400 test problems with 3 seeds. GRPO alone "
-        "needs 80 % to come as near."
-    )
+    said = study_sentence(study(tmp_path, at, GRPO))
+    for part in (
+        "(grpo, K = 80: 80.0 % for 100 FLOPs) for 40 % of its FLOPs",
+        "g2d, K = 20 reaches 79.5 % for 40 FLOPs",
+        "-0.5 [-1.2, +0.2] points on 400 test problems with 3 seeds",
+    ):
+        assert part in said
 
 
 def test_a_study_that_is_inconclusive_says_what_to_run(tmp_path: Path) -> None:
     found = study(tmp_path, {10: ([0.6] * 3, 20.0), 20: ([0.9, 0.7, 0.8], 40.0)}, GRPO)
     assert (found.finding, found.row.mean("K")) == ("inconclusive", 20)
-    assert study_sentence(found).endswith(f"to: g2d sweep --config CONFIG --workdir {tmp_path}")
+    assert found.command == f"g2d sweep --config CONFIG --workdir {tmp_path}"
+    assert study_sentence(found).endswith(found.command)
+
+
+def test_a_k_of_more_seeds_than_grpo_has_is_not_judged(tmp_path: Path) -> None:
+    """One lucky seed in common would make it enough, beside the mean of all three."""
+    grpo: G2D = {k: (accuracies[:1], flops) for k, (accuracies, flops) in GRPO.items()}
+    at: G2D = {10: ([0.3] * 3, 20.0), 20: ([0.81, 0.4, 0.4], 40.0)}
+    found = study(tmp_path, at, grpo)
+    assert (found.finding, found.difference.seeds) == ("chosen", 1)
+    found = study(tmp_path / "mixed", {**at, 10: ([0.3], 20.0)}, grpo)
+    assert (found.finding, found.row.seeds) == ("inconclusive", [0])
+
+
+@pytest.mark.parametrize(
+    "given", [["runs/a"], ["--workdir", "runs/a"], ["--workdir=runs/a"]], ids=" ".join
+)
+def test_a_command_names_the_folder_where_the_study_lies_now(
+    tmp_path: Path, given: list[str]
+) -> None:
+    study(tmp_path, {10: ([0.6], 20.0)}, {})
+    (folder,) = (tmp_path / "stages").glob("test-*")
+    words = ["/bin/g2d", "sweep", "--config", "my file.py", *given, "--seeds=0,1"]
+    write_json(folder / "environment.json", {"command": words})
+    assert command(read_study(tmp_path, "fake")) == (
+        f"g2d sweep --config 'my file.py' --seeds=0,1 --workdir {tmp_path}"
+    )
 
 
 def test_a_study_of_one_seed_has_one_and_one_of_one_arm_names_the_best_on_dev(
