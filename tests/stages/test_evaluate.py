@@ -146,7 +146,7 @@ def test_without_verdicts_there_are_rewards_and_no_accuracy(config, tmp_path, op
     page, *_ = write_run(read_run(tmp_path))
     text = (tmp_path / "report.md").read_text()
     assert (
-        "mean reward on" in text
+        "mean reward" in text
         and "NaN" not in text
         and "accuracy %" not in text
         and "correctly" not in text
