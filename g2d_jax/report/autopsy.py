@@ -289,24 +289,21 @@ def verdict(autopsy: Autopsy) -> str:
     unclear = "No clear point where training stopped helping"
     if fit is None:
         return f"{unclear}: to find one takes {2 * EDGE + 1} steps of several prompts."
-    added = (
-        f"a step added {_rate(autopsy, fit.before)} before and {_rate(autopsy, fit.after)} after"
-    )
-    preposition = "after"
     where = f"step {fit.step.value:.0f} [{fit.step.low:.0f}, {fit.step.high:.0f}]"
     steps = autopsy.measures.index
     if fit.step.value == steps[EDGE]:  # the first that is tried: the bend may lie before it
-        preposition = "from"
         where = f"step {fit.step.value:.0f} or before"
-        later = Estimate(*((steps[-1] - fit.step.value) * np.array(fit.after)))
-        added += f", in all {_rate(autopsy, later)} after it"
+    added = (
+        f"a step added {_rate(autopsy, fit.before)} before it and {_rate(autopsy, fit.after)} after"
+    )
     if not autopsy.flat:
         return f"{unclear}: the curve bends most at {where}; {added}."
     rest = autopsy.between(autopsy.checkpoint + 1, math.inf)["group"].nunique()
     share = fmt.percent(rest / autopsy.rows["group"].nunique())
+    later = Estimate(*((steps[-1] - fit.step.value) * np.array(fit.after)))
     return (
-        f"Training helped little {preposition} {where}: {added}, with {share} % of the rollouts to "
-        "come."
+        f"Training slowed down at {where}: {added}. The last {share} % of the rollouts added "
+        f"{_rate(autopsy, later)} in all."
     )
 
 

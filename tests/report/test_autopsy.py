@@ -68,7 +68,7 @@ def test_what_trl_s_tables_say(written: Path) -> None:
     ) == (12, 12, 16)
     said = (written / "autopsy.md").read_text()
     # 12 is the first step that is tried
-    assert "from step 12 or before: a step added +2.6 points" in said
+    assert "at step 12 or before: a step added +2.6 points" in said
     assert "length in characters" in said and "2605.21266" in said
 
 
