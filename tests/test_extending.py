@@ -118,7 +118,8 @@ def test_a_run_grades_with_the_reward_and_trains_with_the_loss(
     rollouts = read_rollouts(epath.Path(work / "01-collect" / "rollouts"))
     assert {row.score.reward for row in rollouts} <= {1.0, 0.1, 0.0}
     assert all((row.score.reward > 0) == any(map(str.isdigit, row.text)) for row in rollouts)
-    first, *_, last = (row["metrics"] for row in read_metrics(work) if row["stage"] == "dpo")
+    steps = [row for row in read_metrics(work) if row["stage"] == "dpo" and row["kind"] == "train"]
+    first, *_, last = (row["metrics"] for row in steps)
     assert last["loss"] < first["loss"] and last["rewards/margins"] > first["rewards/margins"]
     # the policy is the reference yet, and all margins are 0
     assert first["loss"] == pytest.approx(1.0, rel=1e-3)
