@@ -270,8 +270,7 @@ def tunnel(context: ssl.SSLContext, asked: list[bytes]) -> Iterator[str]:
     """A proxy that is the server behind it, too: what it was sent before and after TLS began."""
 
     def serve() -> None:
-        with suppress(OSError):
-            connection, _ = listening.accept()
+        with suppress(OSError), listening.accept()[0] as connection:
             asked.append(connection.recv(1 << 16))
             connection.sendall(b"HTTP/1.1 200 here you are\r\n\r\n")
             with context.wrap_socket(connection, server_side=True) as secure:
