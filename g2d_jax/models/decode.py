@@ -106,7 +106,7 @@ def decode(
 
 @dataclass(frozen=True)
 class _Step:
-    """What all layers of a step share. ropes: rotary tables of each kind of layer. positions: int32
+    """Holds what all layers of a step share. ropes: rotary tables of each kind of layer. positions: int32
     [B]. windows: most columns that each layer reads, () without limits."""
 
     config: ModelConfig

@@ -44,7 +44,7 @@ CURVES: Mapping[str, tuple[Mapping[str, str], str]] = {
     ),
     "loss": ({"loss": "loss"}, "It should fall."),
 }
-"""What a figure shows -> its metrics and what their lines are called, and what to look for."""
+"""Title of a figure -> its metrics and what their lines are called, and what to look for."""
 
 Logged = dict[str, dict[tuple[str, str], list[tuple[float, float]]]]
 """Stage -> (kind of log, metric) -> points (step, value) ascending, of what was logged more than

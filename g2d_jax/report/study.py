@@ -44,7 +44,7 @@ SHORT: Columns = {
     "gain": lambda row: fmt.interval(row.gain, "+", len(row.seeds)),
     "FLOPs": lambda row: fmt.quantity(row.mean("flops")),
 }
-"""What is shown first: what a row reaches, what its last training added, what it cost."""
+"""Columns that are shown first: what a row reaches, what its last training added, what it cost."""
 
 SPENT = ("generated", "trained", "flops", "seconds")
 DETAILS: Numbers = {

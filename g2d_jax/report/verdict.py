@@ -239,7 +239,7 @@ _STUDY: Mapping[Finding, str] = {
     "inconclusive": "More seeds must tell whether a K comes within {{ margin }} of {{ best }} for "
     "less. {{ reached }} Add --seeds to: {{ v.command }}",
 }
-"""What was found -> its sentence."""
+"""Finding -> its sentence."""
 
 
 def study_verdict(study: Study) -> StudyVerdict:
