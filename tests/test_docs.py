@@ -178,6 +178,13 @@ def test_links_and_named_files_exist() -> None:
     assert missing == []
 
 
+def test_every_example_has_a_line_in_the_index() -> None:
+    text = (ROOT / "examples" / "README.md").read_text()
+    examples = {path.name for path in (ROOT / "examples").iterdir()}
+    missing = [name for name in examples if f"]({name}" not in text]
+    assert set(missing) <= {"README.md", "__pycache__"}
+
+
 def test_every_equation_names_a_function_and_a_test_that_exist() -> None:
     rows = re.findall(
         r"^\| .* \| (`.*) \| (`.*) \|$",
@@ -258,6 +265,7 @@ PROGRAMS = {
     "sphinx-build": "the extra docs: .ci/run",
     "tensorboard": "a browser",
     "hf": "the hub",
+    "lm_eval": "lm-eval, with torch",
     "vllm": "a vLLM",
     "docker": "a container engine",
     "kubectl": "a cluster",
@@ -271,6 +279,7 @@ PROGRAMS = {
 OF_THE_REPOSITORY = ("benchmarks/", "configs/", "examples/", "launch/", "notebooks/", "tests/")
 PAGES = [
     ROOT / "README.md",
+    ROOT / "AGENTS.md",
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "examples").rglob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
