@@ -18,12 +18,12 @@ def add_up(costs: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return total
 
 
-def metrics(costs: Iterable[Mapping[str, float]], has_server: bool) -> dict[str, float]:
-    """Return the metrics of a window whose batches have these costs."""
-    spent = add_up(costs)
+def rates(spent: Mapping[str, float], has_server: bool) -> dict[str, float]:
+    """Return the mean prompts of a call, and response tokens per second of sampling."""
+    seconds = spent["serving_seconds" if has_server else "sampling_seconds"]
     return {
-        "generation/prompts": quotient(spent["prompts"], spent["calls"]),
-        "generation/tokens_per_second": tokens_per_second(spent, has_server),
+        "prompts_per_call": quotient(spent["prompts"], spent["calls"]),
+        "tokens_per_second": quotient(spent["sampled_tokens"], seconds),
     }
 
 
@@ -31,24 +31,14 @@ def summary(
     spent: Mapping[str, float], seconds: float, has_server: bool, is_ahead: bool
 ) -> dict[str, float]:
     """Return the numbers of a stage's record. seconds: that the stage took."""
-    found = {
-        "calls": round(spent["calls"]),
-        "prompts_per_call": quotient(spent["prompts"], spent["calls"]),
-        "tokens_per_second": tokens_per_second(spent, has_server),
-        "share": quotient(spent["sampling_seconds"], seconds),
-    }
+    found = {"calls": round(spent["calls"]), **rates(spent, has_server)}
+    found["share"] = quotient(spent["sampling_seconds"], seconds)
     if has_server:
         found["server_idle"] = max(1 - quotient(spent["serving_seconds"], seconds), 0.0)
         found["ahead"] = int(is_ahead)
     return found
 
 
-def tokens_per_second(spent: Mapping[str, float], has_server: bool) -> float:
-    """Return the response tokens per second of sampling."""
-    seconds = spent["serving_seconds" if has_server else "sampling_seconds"]
-    return quotient(spent["sampled_tokens"], seconds)
-
-
 def quotient(amount: float, of: float) -> float:
-    """Divide, 0 by 0 being 0."""
+    """Divide; 0 by 0 is 0."""
     return amount / of if of else 0.0

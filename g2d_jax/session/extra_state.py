@@ -52,7 +52,6 @@ class ExtraState:
     in a row
     warnings: alerts that were shown, see `alerts.say`
     series: metric -> the first and the last values that alerts compare
-    rounds: the files of rollouts of every batch
     ended: the rule that ended the stage before its last step, if one did
     without_signal: updates in a row whose batch taught nothing
     usage: numbers of the calls of the sampler, see `rollouts.usage`; counts: prompts and pairs of
@@ -68,7 +67,6 @@ class ExtraState:
     skipped_in_row: int = 0
     warnings: list[Warned] = field(default_factory=list)
     series: dict[str, list[float]] = field(default_factory=dict)
-    rounds: list[int] = field(default_factory=list)
     ended: Stop | None = None
     without_signal: int = 0
     usage: dict[str, float] = field(default_factory=dict)

@@ -47,7 +47,7 @@ from g2d_jax.rollouts.logprobs import (
     other_logprobs,
     scored_under,
 )
-from g2d_jax.rollouts.store import concat_rounds, gone, shard_path
+from g2d_jax.rollouts.store import concat_rounds, shard_path
 from g2d_jax.rollouts.window import StageSampling, WindowBatches, group, sample_window
 from g2d_jax.rollouts.workload import Workload, workload_of
 from g2d_jax.runtime import memory, processes
@@ -103,7 +103,6 @@ def run(session: Session, name: str, stage: Online) -> Outcome:
     # The fixed reference stays from window to window, because reading it again takes long.
     fixed: dict[str, Decoder] = {}
     with open_trainer(training) as trainer, _opened(trainer, stage, dump) as source:
-        _require_rollouts(trainer)
         state = trainer.extra_state
         ended = early_stopping.ends(trainer, stage)  # perhaps in an earlier start
         if source.ahead is not None and not ended:
@@ -145,12 +144,15 @@ def run(session: Session, name: str, stage: Online) -> Outcome:
             if trainer.step % max(stage.steps // 4, 1) == 0:
                 _log_samples(trainer, train_batch)
         has_server = session.sampling.server is not None
-        spent = usage.add_up([state.usage])
-        is_ahead = source.ahead is not None
         return replace(
             trainer.finish({"steps": trainer.step, **_counts(trainer, stage)}),
             costs=state.costs,
-            generation=usage.summary(spent, trainer.cost.seconds, has_server, is_ahead),
+            generation=usage.summary(
+                usage.add_up([state.usage]),
+                trainer.cost.seconds,
+                has_server,
+                source.ahead is not None,
+            ),
             stop=state.ended or Stop(),
         )
 
@@ -159,7 +161,7 @@ def run(session: Session, name: str, stage: Online) -> Outcome:
 def _opened(trainer: Trainer, stage: Online, dump: ExternalBatches | None) -> Iterator[Source]:
     """Yield where the stage's rollouts come from; end what is sampled ahead."""
     session, name = trainer.session, trainer.name
-    if dump is not None:
+    if dump is not None or not stage.steps:
         yield Source(None, dump=dump)
         return
     sampling = StageSampling.of(session, name, stage)
@@ -169,24 +171,6 @@ def _opened(trainer: Trainer, stage: Online, dump: ExternalBatches | None) -> It
     session.tracker.say(schedule(name, stage))
     with closing(Ahead(trainer, sampling)) as ahead:
         yield Source(sampling, ahead)
-
-
-def _require_rollouts(trainer: Trainer) -> None:
-    """Raise ValueError for rollouts that an earlier start trained on, and that are gone."""
-    folder = trainer.session.folders[trainer.name]
-
-    def first_gone() -> str:
-        there = {file.name for file in (folder / "rollouts").glob("*.parquet")}
-        for number, rounds in enumerate(trainer.extra_state.rounds):
-            for extra in range(rounds):
-                file = shard_path(folder, number, extra)
-                if file.name not in there:
-                    return str(file)
-        return ""
-
-    file = processes.on_leader(first_gone)
-    if file:
-        raise gone(file)
 
 
 def _sample_window(
@@ -216,7 +200,8 @@ def _sample_window(
     cursor, costs = sample_window(source.sampling, batches, state, policy, plan)
     if ahead is not None:
         ahead.begin_next(window, cursor)
-    metrics = usage.metrics(costs, trainer.session.sampling.server is not None)
+    rates = usage.rates(usage.add_up(costs), trainer.session.sampling.server is not None)
+    metrics = {f"generation/{name}": value for name, value in rates.items()}
     if stage.filter.targets:
         problems = len(source.sampling.prompts.train)
         metrics |= {
@@ -271,7 +256,6 @@ def _count(trainer: Trainer, stage: Online, source: Source, train_batch: TrainBa
     """Add the cost and the counts of a batch that was not used before to the stage's, and its
     rewards to the history by which a curriculum chooses the next prompts."""
     cost, state, groups = trainer.cost, trainer.extra_state, train_batch.groups
-    state.rounds.append(len(train_batch.costs) - 1)
     for part in train_batch.costs:
         cost.add(part)
     state.usage = usage.add_up([state.usage, *train_batch.costs])
