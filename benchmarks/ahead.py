@@ -7,7 +7,7 @@ times: the server gives answers that a seed decides, and takes as long for a win
 does. Neither computes for long: each update waits besides (--update seconds), and so does each
 answer, as hosts wait for devices, so that what else the machine does tells little. How long the
 trainer takes is measured first, with a server that takes no time. Printed by run: seconds an
-update, and the shares of the time in which trainer and server were busy, over the windows in which
+update, and the share of the time in which the trainer was busy, over the windows in which
 both work: without the first two and the last one. Then the ratio of the times.
 
 accuracy: the demo's cold policy, then GRPO with either, at the same updates. The server is this
@@ -21,7 +21,6 @@ Runs that are finished in the folder are not run again.
 from __future__ import annotations
 
 import argparse
-import itertools
 import random
 import statistics
 import subprocess
@@ -112,18 +111,13 @@ def figures(workdir: Path) -> dict[str, float]:
     update, busy shares, and the trainer's seconds of work in a window."""
     logged = [r["metrics"] for r in read_metrics(workdir) if "loss" in r["metrics"]]
     windows = [logged[first : first + EVERY] for first in range(0, len(logged), EVERY)]
-    # The shares are of the window before the one that logs them.
     rows = []
-    for window, following in itertools.pairwise(windows[2:-1]):
-        shares = [following[0][f"generation/{name}"] for name in ("share", "server_idle")]
-        rows.append((sum(metrics["step_time"] for metrics in window), *shares))
-    seconds, waited, idle = map(statistics.fmean, zip(*rows, strict=True))
-    return {
-        "update": seconds / EVERY,
-        "trainer": 1 - waited,
-        "server": 1 - idle,
-        "work": seconds * (1 - waited),
-    }
+    for window in windows[2:-2]:
+        times = [metrics["step_time"] for metrics in window]
+        waits = [metrics["step_time"] * metrics["goodput/generation"] for metrics in window]
+        rows.append((sum(times), sum(waits)))
+    seconds, waited = map(statistics.fmean, zip(*rows, strict=True))
+    return {"update": seconds / EVERY, "trainer": 1 - waited / seconds, "work": seconds - waited}
 
 
 def make_updates_wait(seconds: float) -> None:
@@ -145,7 +139,7 @@ def times(folder: Path, rounds: int) -> None:
         with server_process("seeds", seconds) as url:
             pipeline.run(timed(url, ahead), folder / name, reward=even)
         found = figures(folder / name)
-        busy = f"trainer busy {100 * found['trainer']:.0f} %, server {100 * found['server']:.0f} %"
+        busy = f"trainer busy {100 * found['trainer']:.0f} %"
         print(f"{name}: {found['update']:.2f} s an update, {busy}", flush=True)
         return found
 

@@ -117,14 +117,10 @@ def describe(
         done = StageState(name, "done", seconds=seconds, sides=sides)
         return done._replace(peak_bytes=result.peak_memory_bytes)
     last: Mapping[str, Any] = {}
-    step, sides = 0, ""
+    step = 0
     for record in read_log():
         if record.get("stage") == name and isinstance(record.get("step"), int):
             step, last = max(step, record["step"]), record
-            figures = record.get("metrics", {}).items()
-            newest = waits({key.removeprefix("generation/"): value for key, value in figures})
-            if newest:
-                sides = f"in its newest window {newest}"
     ended = ended_by(last)
     files = len(list((folder / "rollouts").glob("*.parquet")))
     far = f"with {files} files of rollouts" if files else ""
@@ -138,4 +134,4 @@ def describe(
     error = ""
     if ended:
         error = f"last stopped with: {ended.text}"
-    return StageState(name, state, error, ended, sides=sides)
+    return StageState(name, state, error, ended)

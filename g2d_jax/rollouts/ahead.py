@@ -36,24 +36,19 @@ With s = sync_every, and W(k) the weights before update k:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from etils import epath
-
 from g2d_jax.config import Online
-from g2d_jax.rollouts.generate import Draws, ask_ahead, on_disk
-from g2d_jax.rollouts.workload import Workload
-from g2d_jax.session.extra_state import PlannedWindow
+from g2d_jax.rollouts.generate import Policy, ask_ahead
+from g2d_jax.rollouts.store import Batches, on_disk
+from g2d_jax.rollouts.window import StageSampling, draw, share_out
+from g2d_jax.session.extra_state import Cursor, PlannedWindow
 from g2d_jax.session.session import Session
 from g2d_jax.session.trainer import Trainer
 from g2d_jax.session.windows import SyncWindow, window_at
 
 if TYPE_CHECKING:
     from g2d_jax.sampler.remote import Remote, Served
-
-Parts = Mapping[int, tuple[Draws, epath.Path]]
-"""The draws of each batch of a window, by its number, with their shard."""
 
 
 def samples_ahead(session: Session, stage: Online) -> bool:
@@ -74,17 +69,17 @@ def schedule(name: str, stage: Online) -> str:
 
 
 class Ahead:
-    """The windows of a stage that a server draws ahead; see the top of the file.
+    """The windows of a stage that a server samples ahead; see the top of the file.
 
     What a resumed stage has to know is in the Trainer's extra state, `planned`.
     """
 
-    def __init__(self, trainer: Trainer, stage: Online) -> None:
+    def __init__(self, trainer: Trainer, sampling: StageSampling) -> None:
         server = trainer.session.sampling.server
         assert server is not None
         self.server: Remote = server
         self.trainer = trainer
-        self.stage = stage
+        self.sampling = sampling
         self.session = trainer.session
         self.state = trainer.extra_state
         # The policy that the server holds, and the update before which it was taken.
@@ -95,36 +90,65 @@ class Ahead:
         """Return the plan of a window that was begun ahead, None of the first one."""
         return next((p for p in self.state.planned if p.window == window.first_update), None)
 
-    def following(self, window: SyncWindow) -> SyncWindow | None:
-        """Return the window after this one, None behind the last."""
-        step = window.first_update + window.updates
-        if step == self.stage.steps:
-            return None
-        return window_at(step, self.stage)
+    def begin_next(self, window: SyncWindow, cursor: Cursor) -> None:
+        """Have the server begin the window after this one, with the policy of this one's first
+        update. cursor: behind this window's prompts."""
+        following = self._following(window)
+        if following is None:
+            return
+        count = following.batches * self.sampling.stage.prompts_per_step
+        drawn, behind = draw(self.sampling.prompts, cursor, self.state.history, count)
+        plan = PlannedWindow(following.first_update, window.first_update, drawn, behind)
+        self.state.planned = [*filter(None, [self.planned(window)]), plan]
+        self._ask(following, plan, self._hold_present())
 
-    def plan(self, window: SyncWindow, plan: PlannedWindow) -> None:
-        """Keep the plan of the window after this one, and forget those of earlier ones."""
-        present = self.planned(window)
-        self.state.planned = [*filter(None, [present]), plan]
-
-    def pending(self) -> tuple[SyncWindow, PlannedWindow] | None:
-        """Return the window whose responses a stage that goes on at this update needs next, and
-        that an earlier start began; None if it began none."""
-        window = window_at(self.trainer.step, self.stage)
+    def resume(self) -> None:
+        """Have the server sample again what an earlier start began ahead, unless it is on disk."""
+        window = window_at(self.trainer.step, self.sampling.stage)
         if self.trainer.step > window.first_update:
-            following = self.following(window)
+            following = self._following(window)
             if following is None:
-                return None
+                return
             window = following
         plan = self.planned(window)
         if plan is None:
-            return None
-        return window, plan
+            return
+        shards = [shard for _, shard in self._parts(window, plan)]
+        if not on_disk(self.session.writer, shards):
+            self._ask(window, plan, self._hold(plan))
 
-    def hold_present(self) -> Served:
+    def policy(self, plan: PlannedWindow | None) -> Policy:
+        """Have the server hold the policy that a window is sampled from; return it. plan: of a
+        window that was begun ahead."""
+        if plan is None:
+            return Policy(self._hold_present(), self._label(self._step))
+        return Policy(self._hold(plan), self._label(plan.step))
+
+    def close(self) -> None:
+        """Send no further request."""
+        self.server.forget()
+
+    def _following(self, window: SyncWindow) -> SyncWindow | None:
+        """Return the window after this one, None behind the last."""
+        step = window.first_update + window.updates
+        if step == self.sampling.stage.steps:
+            return None
+        return window_at(step, self.sampling.stage)
+
+    def _parts(self, window: SyncWindow, plan: PlannedWindow) -> Batches:
+        """Share the draws of a plan out among the batches of its window."""
+        missing = dict.fromkeys(window.batch_numbers, self.sampling.stage.prompts_per_step)
+        draws = self.sampling.prompts.draws(plan.draws)
+        return list(share_out(self.sampling.folder, draws, missing).values())
+
+    def _ask(self, window: SyncWindow, plan: PlannedWindow, served: Served) -> None:
+        """Have the server begin a window's first round with the policy that it holds."""
+        ask_ahead(self.session, served, self._parts(window, plan), self.sampling.workload)
+
+    def _hold_present(self) -> Served:
         """Have the server hold the present policy, if it does not yet."""
         if self._served is None or self._step != self.trainer.step:
-            # The folder of the policy before goes: what was drawn from it has to be on disk.
+            # The folder of the policy before goes: what was sampled from it has to be on disk.
             self.session.writer.wait()
             policy = self.trainer.finished_policy()
             label = self._label(self.trainer.step)
@@ -133,42 +157,21 @@ class Ahead:
             self._step = self.trainer.step
         return self._served
 
-    def hold(self, plan: PlannedWindow) -> Served:
-        """Have the server hold the policy that a window is drawn from. Where that of an earlier
+    def _hold(self, plan: PlannedWindow) -> Served:
+        """Have the server hold the policy that a window is sampled from. Where that of an earlier
         start is gone, say so and take the present one, whose step the plan then has."""
         if self._served is None and not self._restored(plan):
             self.session.tracker.say(
                 f"{self.trainer.name}: the policy of update {plan.step}, which the window at "
-                f"update {plan.window} was to be drawn from, is not in {self.server.folder}: "
-                f"what is not on disk of it is drawn from that of update {self.trainer.step}, so the run's numbers are "
-                "not those that it would have had; put engine.folder where it stays"
+                f"update {plan.window} was to be sampled from, is not in {self.server.folder}: "
+                "what is not on disk of it is sampled from that of update "
+                f"{self.trainer.step}, so the run's numbers are not those that it would have had; "
+                "put engine.folder where it stays"
             )
             plan.step = self.trainer.step
-            self.hold_present()
+            self._hold_present()
         assert self._served is not None
         return self._served
-
-    def hold_for(self, plan: PlannedWindow, parts: Parts) -> bool:
-        """Have the server hold the policy of these parts of a window, unless all are on disk; return
-        whether it does."""
-        if on_disk(self.session, [shard for _, shard in parts.values()]):
-            return False
-        self.hold(plan)
-        return True
-
-    def ask(self, parts: Parts, workload: Workload) -> None:
-        """Have the server begin a window's first round with the policy that it holds."""
-        assert self._served is not None
-        ask_ahead(self.session, self._served, list(parts.values()), workload)
-
-    def ask_again(self, plan: PlannedWindow, parts: Parts, workload: Workload) -> None:
-        """Have the server begin a window that an earlier start began, unless it is on disk."""
-        if self.hold_for(plan, parts):
-            self.ask(parts, workload)
-
-    def close(self) -> None:
-        """Send no further request."""
-        self.server.forget()
 
     def _restored(self, plan: PlannedWindow) -> bool:
         """Have the server load the policy of a plan; return whether it was there."""

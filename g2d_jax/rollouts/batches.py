@@ -27,7 +27,7 @@ from g2d_jax.losses import (
     token_weights,
 )
 from g2d_jax.records import Problem, ScoredRollout, exceeds, indices_by_task, pick
-from g2d_jax.rollouts.generate import Draws, Groups, by_response, lengths, problems_of, rewards
+from g2d_jax.rollouts.groups import Draws, Groups, by_response, lengths, problems_of, rewards
 
 # indices of the chosen and of the rejected responses of a group
 Sides = tuple[list[int], list[int]]

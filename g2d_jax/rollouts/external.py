@@ -23,17 +23,9 @@ from g2d_jax.data.problems import plain_answer
 from g2d_jax.data.splits import met, problem_id
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout
 from g2d_jax.rewards.functions import verdict_of
-from g2d_jax.rollouts.generate import (
-    Draws,
-    Groups,
-    Sampled,
-    draw_of,
-    draw_once,
-    graded_texts,
-    on_disk,
-    spent_on,
-    write_sampled,
-)
+from g2d_jax.rollouts.groups import Draws, Groups, draw_of, draw_once
+from g2d_jax.rollouts.sample import graded_texts
+from g2d_jax.rollouts.store import Sampled, cost_of, on_disk, write_sampled
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.tables import read_rollouts, safe_text
 from g2d_jax.session.problems import ids_of, joined, tell
@@ -349,21 +341,21 @@ def _refuse_unfit(session: Session, stage: Online, group: Sequence[ExternalRow])
 
 def _stored(session: Session, draws: Draws, groups: ExternalGroups, shard: epath.Path) -> Sampled:
     """Score groups and write their shard, or read that back. All processes make the call."""
-    if not on_disk(session, [shard]):
+    if not on_disk(session.writer, [shard]):
         cost = Cost()
         with session.track_cost(cost):
             scored = _score(session, draws, groups)
         sampled = Sampled(draws, scored, cost.part())
         processes.on_leader(partial(write_sampled, [sampled], [shard], shard.parent / "_parts"))
     kept = itertools.groupby(read_rollouts(shard), draw_of)
-    return Sampled(draws, [list(rows) for _, rows in kept], spent_on(shard), from_disk=True)
+    return Sampled(draws, [list(rows) for _, rows in kept], cost_of(shard), from_disk=True)
 
 
 def _score(session: Session, draws: Draws, groups: ExternalGroups) -> Groups:
     """Score the responses whose reward the file does not give."""
     unscored = [row for row in itertools.chain.from_iterable(groups) if row.score is None]
     questions = [row.problem for row in unscored]
-    texts = graded_texts(session, questions, [row.text for row in unscored])
+    texts = graded_texts(session.tokenizer, questions, [row.text for row in unscored])
     computed = iter(session.scorer(questions, texts, [row.rollout.token_ids for row in unscored]))
     scored: Groups = []
     for (_, visit), group in zip(draws, groups, strict=True):

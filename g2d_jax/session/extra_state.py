@@ -11,7 +11,7 @@ from g2d_jax.data.curriculum import History
 from g2d_jax.session.stage_result import Cost, Stop, Warned
 
 
-@dataclass
+@dataclass(frozen=True)
 class Cursor:
     """A position in the order of prompts, and the prompts up to it: those drawn, and those skipped,
     by reason."""
@@ -52,13 +52,11 @@ class ExtraState:
     in a row
     warnings: alerts that were shown, see `alerts.say`
     series: metric -> the first and the last values that alerts compare
-    rounds: the files of rollouts of every batch
     ended: the rule that ended the stage before its last step, if one did
     without_signal: updates in a row whose batch taught nothing
-    usage: figures of the calls of the sampler, see `buffer.USAGE`; counts: prompts and pairs of the
-    batches
-    window: the first update of the sync window that was drawn last; before, after: positions around
-    it
+    usage: numbers of the calls of the sampler, see `rollouts.usage`; counts: prompts and pairs of
+    the batches
+    cursor: the position behind the prompts of the sync window that was sampled last
     planned: windows that are sampled ahead, see rollouts/ahead.py: at most that of the present
     update and the next
     history: what prompts got so far, for choosing among them
@@ -69,14 +67,11 @@ class ExtraState:
     skipped_in_row: int = 0
     warnings: list[Warned] = field(default_factory=list)
     series: dict[str, list[float]] = field(default_factory=dict)
-    rounds: list[int] = field(default_factory=list)
     ended: Stop | None = None
     without_signal: int = 0
     usage: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
-    window: int = -1
-    before: Cursor = field(default_factory=Cursor)
-    after: Cursor = field(default_factory=Cursor)
+    cursor: Cursor = field(default_factory=Cursor)
     planned: list[PlannedWindow] = field(default_factory=list)
     history: History = field(default_factory=History)
 
@@ -98,7 +93,7 @@ class ExtraState:
         state.warnings = [Warned(**warning) for warning in record["warnings"]]
         state.ended = record["ended"] and Stop(**record["ended"])
         state.history = History.from_state(record["history"])
-        state.before, state.after = Cursor(**record["before"]), Cursor(**record["after"])
+        state.cursor = Cursor(**record["cursor"])
         state.planned = list(map(_planned, record["planned"]))
         return state
 

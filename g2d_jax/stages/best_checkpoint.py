@@ -19,12 +19,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from g2d_jax.config import BestCheckpoint
+from g2d_jax.rollouts.groups import draw_once
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.tracking import Progress
 from g2d_jax.session.session import Session, StopRun
 from g2d_jax.session.stage_result import Cost, Outcome, Scored, Selection, Warned
 from g2d_jax.stages import alerts
-from g2d_jax.stages.held_out import HeldOut, task_results, write_problems
+from g2d_jax.stages.held_out import (
+    answers_file,
+    answers_of,
+    sampling,
+    task_results,
+    write_problems,
+)
 from g2d_jax.stages.held_out import issues as issues
 from g2d_jax.stages.held_out import phases as phases
 from g2d_jax.training.checkpoint import Checkpoints
@@ -104,11 +111,11 @@ def _scored(
 ) -> Scored:
     """Score one checkpoint: its score and standard error, and those of each task. bar: moves by the
     problems."""
-    held_out = HeldOut(
-        session, stage, f"{stage.policy}@{step}", session.folders[name] / "rollouts", cost, bar
-    )
-    groups = held_out.answers("select").groups
-    tasks = task_results(held_out.problems, groups, session.config.verifiable)
+    policy, problems = f"{stage.policy}@{step}", session.problems.by_split["dev"]
+    file = answers_file(session.folders[name] / "rollouts", policy)
+    workload = sampling(session, stage, "select")
+    answers = answers_of(session, policy, draw_once(problems), file, workload, cost=cost, bar=bar)
+    tasks = task_results(problems, answers.groups, session.config.verifiable)
     for task, row in tasks.items():
         score = row.reward, row.sem
         if not session.config.verifiable[task]:

@@ -26,21 +26,11 @@ from g2d_jax.config.stages.collect import rollout_origin
 from g2d_jax.data.order import draw
 from g2d_jax.data.preferences import is_correct, pairs_of, select_pairs, to_preference
 from g2d_jax.data.tokenizer import CHAT_TEMPLATE
-from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict, differ, pick
-from g2d_jax.rollouts.buffer import read_rounds
 from g2d_jax.rollouts.external import ExternalGroups, external_groups, read_groups
-from g2d_jax.rollouts.generate import (
-    Draws,
-    Groups,
-    Sampled,
-    concat_rounds,
-    describe,
-    grouped,
-    problems_of,
-    rewards,
-    sampled_batches,
-)
+from g2d_jax.rollouts.generate import Policy, sampled_batches
+from g2d_jax.rollouts.groups import Draws, Groups, describe, problems_of, rewards
+from g2d_jax.rollouts.store import Sampled, concat_rounds, grouped, read_rounds
 from g2d_jax.rollouts.workload import Workload, workload_of
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_rollouts, write_columns, write_preferences
@@ -182,14 +172,13 @@ def _sample(session: Session, name: str, stage: Collect, cost: Cost) -> tuple[Dr
         part = draws[first : first + stage.part]
         parts.append((part, folder / f"part-{number:05d}.parquet"))
 
-    def sampler_params() -> Decoder:
-        return session.sampling.engine.to_sampler_params(load_policy(session, stage.policy))
+    def policy() -> Policy:
+        params = session.sampling.engine.to_sampler_params(load_policy(session, stage.policy))
+        return Policy(params, stage.policy)
 
     workload = workload_of(session, name, stage)
     with session.tracker.progress(name, len(draws)) as bar:
-        sampled = sampled_batches(
-            session, sampler_params, parts, workload, policy=stage.policy, cost=cost, bar=bar
-        )
+        sampled = sampled_batches(session, policy, parts, workload, cost=cost, bar=bar)
     return concat_rounds(sampled)
 
 
@@ -199,9 +188,10 @@ def _archive(session: Session, stage: Collect) -> tuple[Draws, Groups]:
     policy = PolicyName.parse(stage.policy)
     settings = session.config.stage(policy.stage, Online)
     done = _steps_done(session, policy.stage) if policy.number is None else policy.number
+    folder, problems = session.folders[policy.stage], session.problems.train_by_id
     rounds: list[Sampled] = []
     for number in sorted({window_at(step, settings).batch_of(step) for step in range(done)}):
-        rounds += read_rounds(session, session.folders[policy.stage], number)
+        rounds += read_rounds(folder, number, problems, session.writer)
     if not rounds:
         raise StopRun(
             f"{stage.policy} ended after 0 steps, so there is no archive: collect with "

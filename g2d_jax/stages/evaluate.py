@@ -16,7 +16,15 @@ import numpy as np
 from g2d_jax.config import Evaluate
 from g2d_jax.config.policy_name import OF_RUN, PolicyName
 from g2d_jax.records import Problem, indices_by_task, pick
-from g2d_jax.rollouts.generate import Groups, correct, describe, log_samples, rewards, rows_of
+from g2d_jax.rollouts.groups import (
+    Groups,
+    correct,
+    describe,
+    draw_once,
+    log_samples,
+    rewards,
+    rows_of,
+)
 from g2d_jax.runtime.tracking import Progress
 from g2d_jax.session import stage_result
 from g2d_jax.session.policies import chosen_policy
@@ -34,7 +42,13 @@ from g2d_jax.session.stage_result import (
 )
 from g2d_jax.stages import alerts
 from g2d_jax.stages.causes import Cause, cause_of
-from g2d_jax.stages.held_out import HeldOut, task_results, write_problems
+from g2d_jax.stages.held_out import (
+    answers_file,
+    answers_of,
+    sampling,
+    task_results,
+    write_problems,
+)
 from g2d_jax.stages.held_out import issues as issues
 from g2d_jax.stages.held_out import phases as phases
 from g2d_jax.study import informativeness, stats
@@ -114,23 +128,23 @@ def evaluate_policy(
     folder = session.evaluated.get(policy, session.folders[name]) / "rollouts"
     # completions of another stage were paid for there
     own = Cost() if policy in session.evaluated else cost
-    held_out = HeldOut(session, stage, policy, folder, own, bar)
-    sampled = held_out.answers("evaluate")
-    groups = sampled.groups
+    problems, file = session.problems.by_split[stage.split], answers_file(folder, policy)
+    draws, workload = draw_once(problems), sampling(session, stage, "evaluate")
+    sampled = answers_of(session, policy, draws, file, workload, cost=own, bar=bar)
+    groups, described = sampled.groups, describe(sampled.groups)
     greedy = [[row] for row in sampled.greedy] if stage.greedy else None
-    problems, described = held_out.problems, describe(groups)
     is_run = PolicyName.parse(policy).origin == OF_RUN
     entry = Evaluated(
         name=policy,
         label=policy if is_run else chosen_policy(session, policy),
-        rollouts=os.path.relpath(held_out.file, session.folders[name]),
+        rollouts=os.path.relpath(file, session.folders[name]),
         marks=marks_of(correct(groups)),
         verdicts=dict(Counter(row.score.verdict.value for row in rows_of(groups))),
         informativeness=informativeness.summary(informativeness.responses(groups)),
         **_accuracies(session, stage, problems, groups, greedy),
         **_tasks(session, problems, groups, greedy),
     )
-    log_samples(session, name, 0, held_out.draws, groups, policy=policy)
+    log_samples(session.tracker, session.tokenizer, name, 0, draws, groups, policy=policy)
     greedily_correct = None if greedy is None else correct(greedy)
     cause = cause_of(problems, groups, session.config.all_tasks)
     return entry, Answers(correct(groups), rewards(groups), greedily_correct, described, cause)

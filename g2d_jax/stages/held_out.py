@@ -10,29 +10,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from etils import epath
 
 from g2d_jax.config import BestCheckpoint, Evaluate, Issue
 from g2d_jax.records import Problem, indices_by_task
-from g2d_jax.rollouts.generate import (
-    Batches,
-    Draws,
-    Groups,
-    Sampled,
-    correct,
-    draw_once,
-    joined,
-    lengths,
-    on_disk,
-    rewards,
-    sampled_batches,
-    write_sampled,
-)
+from g2d_jax.rollouts.generate import Policy, sampled_batches
+from g2d_jax.rollouts.groups import Draws, Groups, correct, lengths, rewards
+from g2d_jax.rollouts.store import Sampled, joined, on_disk, write_sampled
 from g2d_jax.rollouts.workload import Workload, prompts_per_call
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tracking import Progress
@@ -43,78 +30,52 @@ from g2d_jax.stages import alerts
 from g2d_jax.study import stats
 
 
-@dataclass
-class HeldOut:
-    """One policy on the problems of a stage.
+def answers_file(folder: epath.Path, policy: str) -> epath.Path:
+    """Return the file of a policy's sampled answers in a folder; see `greedy_file`."""
+    name = re.sub(r"[^\w@.-]", "_", policy)
+    # No two share a file, nor one's sampled answers with another's greedy ones.
+    if name != policy or name.endswith("-greedy"):
+        name += f"-{storage.fingerprint(policy)[:8]}"
+    return folder / f"{name}.parquet"
 
-    folder: of its answers. cost: theirs is added to it. bar: moves by the problems. All policies
-    sample with the same random numbers, which makes paired differences sharper.
+
+def answers_of(
+    session: Session,
+    policy: str,
+    draws: Draws,
+    file: epath.Path,
+    workload: Workload,
+    *,
+    cost: Cost,
+    bar: Progress,
+) -> Sampled:
+    """Sample and score a policy's answers to each problem, a greedy one too if the workload has
+    one, or read them back.
+
+    file: see `answers_file`. cost: theirs is added to it. bar: moves by the problems. All policies
+    sample with the same random numbers, which makes paired differences sharper. The policy is
+    loaded only if needed. What takes several calls of the sampler is kept call by call until all is
+    there, so that a run that is killed loses one of them.
     """
 
-    session: Session
-    stage: BestCheckpoint | Evaluate
-    policy: str
-    folder: epath.Path
-    cost: Cost
-    bar: Progress
+    def loaded() -> Policy:
+        params = session.sampling.engine.to_sampler_params(load_policy(session, policy))
+        return Policy(params, policy)
 
-    @property
-    def problems(self) -> list[Problem]:
-        """The problems of the stage's split."""
-        return self.session.problems.by_split[self.stage.split]
-
-    @property
-    def draws(self) -> Draws:
-        """The draws: each problem once."""
-        return draw_once(self.problems)
-
-    @property
-    def file(self) -> epath.Path:
-        """The file of the sampled answers; see `greedy_file`."""
-        name = re.sub(r"[^\w@.-]", "_", self.policy)
-        # No two share a file, nor one's sampled answers with another's greedy ones.
-        if name != self.policy or name.endswith("-greedy"):
-            name += f"-{storage.fingerprint(self.policy)[:8]}"
-        return self.folder / f"{name}.parquet"
-
-    def answers(self, rng_stream: str) -> Sampled:
-        """Sample and score answers to each problem, a greedy one too if the stage asks for it, or
-        read them back.
-
-        The policy is loaded only if needed. What takes several calls of the sampler is kept call by
-        call until all is there, so that a run that is killed loses one of them.
-        """
-        workload = sampling(self.session, self.stage, rng_stream)
-        most = prompts_per_call(self.session, workload.samples)
-        draws = self.draws
-        if len(draws) <= most or on_disk(self.session, [self.file]):
-            return self._sampled([(draws, self.file)], workload)[0]
-        parts = self.folder / f"_{self.file.stem}"
-        batches = []
-        for first in range(0, len(draws), most):
-            part = draws[first : first + most]
-            # Named by what it holds: a later start may divide the problems otherwise.
-            batches.append((part, parts / f"{first:06d}-{first + len(part):06d}.parquet"))
-        sampled = joined(self._sampled(batches, workload))
-        self.session.writer.submit(partial(write_sampled, [sampled], [self.file], parts))
-        self.session.writer.wait()
-        return sampled
-
-    def _sampled(self, batches: Batches, workload: Workload) -> list[Sampled]:
-        return sampled_batches(
-            self.session,
-            self._sampler_params,
-            batches,
-            workload,
-            policy=self.policy,
-            cost=self.cost,
-            bar=self.bar,
-        )
-
-    def _sampler_params(self) -> Any:
-        return self.session.sampling.engine.to_sampler_params(
-            load_policy(self.session, self.policy)
-        )
+    sample = partial(sampled_batches, session, loaded, workload=workload, cost=cost, bar=bar)
+    most = prompts_per_call(session, workload.samples)
+    if len(draws) <= most or on_disk(session.writer, [file]):
+        return sample(batches=[(draws, file)])[0]
+    parts = file.parent / f"_{file.stem}"
+    batches = []
+    for first in range(0, len(draws), most):
+        part = draws[first : first + most]
+        # Named by what it holds: a later start may divide the problems otherwise.
+        batches.append((part, parts / f"{first:06d}-{first + len(part):06d}.parquet"))
+    sampled = joined(sample(batches=batches))
+    session.writer.submit(partial(write_sampled, [sampled], [file], parts))
+    session.writer.wait()
+    return sampled
 
 
 def phases(

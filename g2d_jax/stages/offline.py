@@ -1,6 +1,5 @@
 """Offline DPO on a static preference dataset. The reference is the policy it starts from; its
-log-probabilities are computed once, cached under a fingerprint, and no reference model stays in
-memory.
+log-probabilities are computed once, and no reference model stays in memory.
 
 The pairs are measured too, under the policy before training and after it. That changes nothing in
 the trained policy, and its cost is counted apart.
@@ -17,7 +16,6 @@ import numpy as np
 from etils import epath
 
 from g2d_jax.config import Collect, DPOLoss, Issue, Offline, OnlineDPO
-from g2d_jax.config.policy_name import PolicyName
 from g2d_jax.config.section import warning
 from g2d_jax.data.order import draw
 from g2d_jax.data.packing import Group, Response
@@ -27,13 +25,11 @@ from g2d_jax.losses import dpo_weights
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference, pick
 from g2d_jax.rollouts import external_preferences
-from g2d_jax.rollouts.generate import measured_once
+from g2d_jax.rollouts.store import on_disk
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_preferences, write_columns
 from g2d_jax.runtime.terminal import counted
-from g2d_jax.session import stage_result
-from g2d_jax.session.inputs import fingerprint
-from g2d_jax.session.policies import checkpoint_of, load_policy
+from g2d_jax.session.policies import load_policy
 from g2d_jax.session.problems import order as problem_order
 from g2d_jax.session.row_shapes import RowShape, choose_row_length
 from g2d_jax.session.session import Session
@@ -289,47 +285,20 @@ def reference_logprobs(
     """Compute summed log-probabilities of both responses under the starting policy, float32
     [examples, 2].
 
-    Returned with their cost. Both are read back where an earlier start wrote them, so that a
-    restart changes no count. The file's name is a fingerprint of the policy's weights' origin,
-    tokenizer, dtype and every token id.
+    Returned with their cost. Both are read back where an earlier start wrote them: the policy and
+    the pairs of a stage do not change.
     """
     session = scorer.session
-    read = storage.fingerprint(_inputs(scorer, name, stage, examples))
-    file = session.folders[name] / f"reference-{read}.json"
-    logprobs, cost = measured_once(
-        session,
-        file,
-        lambda cost: score(scorer, load_policy(session, stage.policy), examples, cost),
-    )
-    return np.asarray(logprobs, np.float32), cost
-
-
-def _inputs(scorer: Scorer, name: str, stage: Offline, examples: list[Group]) -> list[Any]:
-    """List all that decides the starting policy's log-probabilities of some examples."""
-    session = scorer.session
-    settings = [
-        fingerprint(session),
-        _origin(session, name, stage.policy),
-        str(session.compute.dtype),
-        scorer.rows.length,
-    ]
-    return [settings, list(map(_ids, examples))]
-
-
-def _ids(example: Group) -> list[np.ndarray]:
-    return [example.prompt_ids, *(response.token_ids for response in example.responses)]
-
-
-def _origin(session: Session, name: str, policy: str) -> Any:
-    """Identify the weights that a stage starts from, by content or by the stage of this run that
-    made them."""
-    content = session.inputs.get(f"stages.{name}.policy")
-    if content is not None:
-        return content
-    if PolicyName.parse(policy).is_model:
-        return [policy, None]
-    made = stage_result.read(checkpoint_of(session, policy)[0].parent)
-    return [policy, made and made.fingerprint]
+    file = session.folders[name] / "reference.json"
+    if on_disk(session.writer, [file]):
+        record = storage.read_json(file)
+        return np.asarray(record["logprobs"], np.float32), Cost(**record["cost"])
+    cost = Cost()
+    with session.track_cost(cost):
+        logprobs = score(scorer, load_policy(session, stage.policy), examples, cost)
+    record = {"logprobs": logprobs, "cost": dataclasses.asdict(cost)}
+    processes.on_leader(lambda: storage.write_json(file, record))
+    return logprobs, cost
 
 
 def score(scorer: Scorer, params: Decoder, examples: list[Group], cost: Cost) -> np.ndarray:

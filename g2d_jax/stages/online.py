@@ -6,8 +6,9 @@ The warm-up is this stage for K steps; so is full GRPO, and DPO on the policy's 
 
 from __future__ import annotations
 
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import assert_never
 
@@ -20,28 +21,39 @@ from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict, indices_by_task, pick
-from g2d_jax.rollouts import batches
-from g2d_jax.rollouts.ahead import schedule
-from g2d_jax.rollouts.buffer import (
-    FIXED,
-    PRESENT,
-    RolloutBuffer,
-    TrainBatch,
-    logprob_scorer_of,
-    scored_under,
-)
-from g2d_jax.rollouts.external import external_batches
-from g2d_jax.rollouts.generate import (
+from g2d_jax.rollouts import batches as grouping
+from g2d_jax.rollouts import usage
+from g2d_jax.rollouts.ahead import Ahead, samples_ahead, schedule, staleness
+from g2d_jax.rollouts.batches import Batch, fill
+from g2d_jax.rollouts.external import ExternalBatches, external_batches
+from g2d_jax.rollouts.generate import Policy
+from g2d_jax.rollouts.groups import (
+    Draws,
+    Groups,
+    correct,
+    count_rollouts,
     describe,
     draw_once,
     log_samples,
     problems_of,
+    rewards,
     rows_of,
 )
+from g2d_jax.rollouts.logprobs import (
+    FIXED,
+    PRESENT,
+    OtherLogprobs,
+    logprob_scorer_of,
+    other_logprobs,
+    scored_under,
+)
+from g2d_jax.rollouts.store import concat_rounds, shard_path
+from g2d_jax.rollouts.window import StageSampling, WindowBatches, group, sample_window
 from g2d_jax.rollouts.workload import Workload, workload_of
-from g2d_jax.runtime import memory
+from g2d_jax.runtime import memory, processes
 from g2d_jax.session.answers import SHOWN, show_problem
-from g2d_jax.session.policies import reference_shapes
+from g2d_jax.session.extra_state import Cursor
+from g2d_jax.session.policies import load_reference, reference_shapes
 from g2d_jax.session.row_shapes import RowShape, choose_row_length
 from g2d_jax.session.session import Session, StopRun
 from g2d_jax.session.stage_result import Outcome, Stop
@@ -57,43 +69,73 @@ from g2d_jax.training.objectives import Compute, Objective
 PATIENCE = 50  # steps in a row without any reward signal, after which a stage stops
 
 
+@dataclass(frozen=True)
+class Source:
+    """Where a stage's rollouts come from: its own sampling, a server that is a window ahead of its
+    updates (`ahead`), or a dump."""
+
+    sampling: StageSampling | None
+    ahead: Ahead | None = None
+    dump: ExternalBatches | None = None
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """The batch of an update.
+
+    draws, groups: all that was sampled for it, with its scores. batch: the part to train on, whose
+    own groups (packing.Group) have the loss's weights in place of scores. new: not used before.
+    costs: of its rounds, and of other policies' log-probabilities.
+    """
+
+    draws: Draws
+    groups: Groups
+    batch: Batch
+    new: bool
+    costs: Sequence[Mapping[str, float]]
+
+
 def run(session: Session, name: str, stage: Online) -> Outcome:
     """Do stage.steps updates; return what was done."""
-    external = session.given.pop(name, None) or external_batches(session, name, stage)
+    dump = session.given.pop(name, None) or external_batches(session, name, stage)
     *_, training = phases(session, name, stage)
-    with (
-        open_trainer(training) as trainer,
-        closing(RolloutBuffer(trainer, stage, external)) as buffer,
-    ):
-        if buffer.ahead is not None:
-            session.tracker.say(schedule(name, stage))
-        buffer.require_files()
+    scorer = logprob_scorer_of(session, stage, training.rows)
+    # The fixed reference stays from window to window, because reading it again takes long.
+    fixed: dict[str, Decoder] = {}
+    with open_trainer(training) as trainer, _opened(trainer, stage, dump) as source:
+        state = trainer.extra_state
         ended = early_stopping.ends(trainer, stage)  # perhaps in an earlier start
-        if not ended:
-            buffer.resume()
-        # Meets the other processes, the last time too; False when all updates are done.
+        if source.ahead is not None and not ended:
+            source.ahead.resume()
+        batches: WindowBatches | None = None
         generation: dict[str, float] = {}
+        cursor = state.cursor
+        # Meets the other processes, the last time too; False when all updates are done.
         while trainer.meet_before_update() and not ended:
             window = window_at(trainer.step, stage)
-            # A synchronisation: all batches of the window are sampled now, or here by now if a
+            if batches is None or batches.window != window:
+                batches = WindowBatches(session, session.folders[name], window)
+            # A synchronisation: all batches of the window are sampled now, or are here by now if a
             # server was ahead. Their cost is stored with them, and counted when a batch is first
             # trained on.
             if trainer.step == window.first_update:
-                generation |= buffer.generate_window(window)
-                buffer.sample_ahead(window)
-                buffer.add_logprobs(window)
+                cursor, generation = _sample_window(trainer, stage, source, batches)
+                _add_logprobs(trainer, stage, scorer, fixed, batches)
             with session.track_cost(trainer.cost):
-                train_batch = buffer.next_batch(window)
+                train_batch = _train_batch(trainer, stage, batches)
                 _stop_without_signal(trainer, stage, train_batch)
-                buffer.record_if_new(train_batch)
-                metrics = {**_describe(train_batch), **buffer.staleness(train_batch)}
+                if train_batch.new:
+                    _count(trainer, stage, source, train_batch)
+                metrics = {**_describe(train_batch), **_staleness(trainer, stage, train_batch)}
                 metrics |= train_batch.batch.metrics
                 metrics |= generation  # of the window, with the first of its updates
                 generation = {}
-                if not trainer.step and stage.policy == INIT and external is None:
+                if not trainer.step and stage.policy == INIT and dump is None:
                     _show_first(session, train_batch)
                 # Launches this update, and logs the one before, whose metrics are ready by now.
                 trainer.update(train_batch.batch.groups, metrics)
+            # Only now: a start that ends before this update draws the window's prompts again.
+            state.cursor = cursor
             # Before the checkpoint, which has the alerts and the end that these record.
             cause = partial(_cause, trainer, stage, train_batch)
             alerts.watch(trainer, stage, metrics, cause)
@@ -101,13 +143,157 @@ def run(session: Session, name: str, stage: Online) -> Outcome:
             trainer.checkpoint_if_due()
             if trainer.step % max(stage.steps // 4, 1) == 0:
                 _log_samples(trainer, train_batch)
-        state = trainer.extra_state
+        has_server = session.sampling.server is not None
         return replace(
-            trainer.finish({"steps": trainer.step, **buffer.summary()}),
+            trainer.finish({"steps": trainer.step, **_counts(trainer, stage)}),
             costs=state.costs,
-            generation=buffer.usage(),
+            generation=usage.summary(
+                usage.add_up([state.usage]),
+                trainer.cost.seconds,
+                has_server,
+                source.ahead is not None,
+            ),
             stop=state.ended or Stop(),
         )
+
+
+@contextmanager
+def _opened(trainer: Trainer, stage: Online, dump: ExternalBatches | None) -> Iterator[Source]:
+    """Yield where the stage's rollouts come from; end what is sampled ahead."""
+    session, name = trainer.session, trainer.name
+    if dump is not None or not stage.steps:
+        yield Source(None, dump=dump)
+        return
+    sampling = StageSampling.of(session, name, stage)
+    if not samples_ahead(session, stage):
+        yield Source(sampling)
+        return
+    session.tracker.say(schedule(name, stage))
+    with closing(Ahead(trainer, sampling)) as ahead:
+        yield Source(sampling, ahead)
+
+
+def _sample_window(
+    trainer: Trainer, stage: Online, source: Source, batches: WindowBatches
+) -> tuple[Cursor, dict[str, float]]:
+    """Draw a window's prompts, and sample and score responses with the present policy, or take them
+    from a dump; return the position behind the prompts, and metrics."""
+    state, window = trainer.extra_state, batches.window
+    if source.dump is not None:  # its windows are of one batch, as the config sees to
+        number = window.first_batch
+        shard = shard_path(trainer.session.folders[trainer.name], number)
+        batches.add(number, source.dump.batch(number, shard))
+        return state.cursor, {}
+    assert source.sampling is not None  # of a source without a dump
+    ahead, plan = source.ahead, None
+    if ahead is not None:
+        plan = ahead.planned(window)
+
+    def policy() -> Policy:
+        present = trainer.finished_policy()
+        if ahead is not None:
+            return ahead.policy(plan)
+        with trainer.session.track_cost(trainer.cost):
+            params = trainer.session.sampling.engine.to_sampler_params(present)
+        return Policy(params, f"{trainer.name}@{trainer.step}")
+
+    cursor, costs = sample_window(source.sampling, batches, state, policy, plan)
+    if ahead is not None:
+        ahead.begin_next(window, cursor)
+    rates = usage.rates(usage.add_up(costs), trainer.session.sampling.server is not None)
+    metrics = {f"generation/{name}": value for name, value in rates.items()}
+    if stage.filter.targets:
+        problems = len(source.sampling.prompts.train)
+        metrics |= {
+            "curriculum/retired": state.history.share_retired(stage.filter.drop_solved, problems),
+            "curriculum/skipped": float(cursor.skipped),
+            "curriculum/saved": cursor.skipped / (cursor.drawn + cursor.skipped),
+        }
+    return cursor, metrics
+
+
+def _add_logprobs(
+    trainer: Trainer,
+    stage: Online,
+    scorer: Scorer,
+    fixed: dict[str, Decoder],
+    batches: WindowBatches,
+) -> None:
+    """Add the log-probabilities under other policies to all batches of a window, where the loss
+    needs any: the next update changes the policy that sampled, and nothing keeps a copy.
+
+    fixed: `FIXED` -> the reference, once it is loaded.
+    """
+    needed, window = scored_under(stage), batches.window
+    for number in window.batch_numbers:
+        processes.check_stop_together()
+        if not needed or batches.has_logprobs(number):
+            continue
+        if FIXED in needed.values() and not fixed:
+            fixed[FIXED] = load_reference(trainer.session, stage.policy)
+        policies = {**fixed, PRESENT: trainer.policy}
+        groups = group(trainer.session, stage, batches.rounds(number)).groups
+        batches.add_logprobs(number, other_logprobs(scorer, needed, policies, groups))
+    if window.first_update + window.updates == stage.steps:
+        fixed.clear()  # its memory is free for the last updates
+
+
+def _train_batch(trainer: Trainer, stage: Online, batches: WindowBatches) -> TrainBatch:
+    """Return the batch of the next update."""
+    number = batches.window.batch_of(trainer.step)
+    rounds = batches.rounds(number)
+    others = OtherLogprobs()
+    if scored_under(stage):
+        others = batches.logprobs(number)
+    batch = group(trainer.session, stage, rounds)
+    filled = fill(stage, batch.groups, others.reference, others.trainer)
+    costs = [*(sampled.cost for sampled in rounds), others.cost]
+    is_new = batches.window.is_new(trainer.step)
+    return TrainBatch(*concat_rounds(rounds), replace(batch, groups=filled), is_new, costs)
+
+
+def _count(trainer: Trainer, stage: Online, source: Source, train_batch: TrainBatch) -> None:
+    """Add the cost and the counts of a batch that was not used before to the stage's, and its
+    rewards to the history by which a curriculum chooses the next prompts."""
+    cost, state, groups = trainer.cost, trainer.extra_state, train_batch.groups
+    for part in train_batch.costs:
+        cost.add(part)
+    state.usage = usage.add_up([state.usage, *train_batch.costs])
+    counts = {"prompts": len(groups)}
+    if stage.is_preference_loss:
+        metrics = train_batch.batch.metrics
+        counts["pairs"] = int(metrics["pairs/prompts"])
+        counts["skipped"] = int(metrics["pairs/skipped"])
+    state.counts = {name: state.counts.get(name, 0) + number for name, number in counts.items()}
+    if source.sampling is None:  # the tokens of a dump cost this run nothing
+        return
+    count_rollouts(trainer.session.model_config, cost, groups)
+    if stage.filter.targets:
+        index_of = source.sampling.prompts.index_of
+        outcomes = zip(train_batch.draws, rewards(groups), correct(groups), strict=True)
+        for (problem, _), values, verdicts in outcomes:
+            state.history.update(index_of[problem.id], values, verdicts)
+
+
+def _counts(trainer: Trainer, stage: Online) -> dict[str, int]:
+    """Return counts for the record: of rollouts and prompts, and of the prompts' use."""
+    names = ["prompts"]
+    if stage.is_preference_loss:
+        names += ["pairs", "skipped"]
+    counts = {**dict.fromkeys(names, 0), **trainer.extra_state.counts}
+    if stage.filter.targets:
+        counts["left_out"] = trainer.extra_state.cursor.skipped
+    rollouts = counts["prompts"] * stage.num_generations
+    problems = len(trainer.session.problems.train)
+    return {"rollouts": rollouts, **counts, "train_problems": problems}
+
+
+def _staleness(trainer: Trainer, stage: Online, train_batch: TrainBatch) -> dict[str, float]:
+    """Return the metric of how old a batch is at this update, where that may be more than 0."""
+    if not stage.samples or stage.sync_every == 1:
+        return {}
+    policies = [row.policy for row in rows_of(train_batch.groups)]
+    return {"staleness": staleness(trainer.step, policies)}
 
 
 def issues(session: Session, name: str, stage: Online) -> list[Issue]:
@@ -197,11 +383,11 @@ def _longest_batch(session: Session, stage: Online, is_filled: bool = False) -> 
         rows.append(ScoredRollout(rollout, str(i), Score(verdict.accuracy, verdict)))
     draws = draw_once([Problem(str(i), "", "0") for i in range(stage.prompts_per_step)])
     responses = [rows] * len(draws)
-    groups = batches.make(session.config.seed, stage, draws, responses, {"main": True}).groups
+    groups = grouping.make(session.config.seed, stage, draws, responses, {"main": True}).groups
     if not is_filled:
         return groups
     others = np.zeros(length * sum(len(group.responses) for group in groups), np.float32)
-    return batches.fill(stage, groups, **dict.fromkeys(scored_under(stage), others))
+    return fill(stage, groups, **dict.fromkeys(scored_under(stage), others))
 
 
 def objective_of(compute: Compute, stage: Online) -> Objective:
@@ -300,7 +486,8 @@ def _show_first(session: Session, train_batch: TrainBatch) -> None:
 
 
 def _log_samples(trainer: Trainer, train_batch: TrainBatch) -> None:
-    log_samples(trainer.session, trainer.name, trainer.step, train_batch.draws, train_batch.groups)
+    session, sampled = trainer.session, (train_batch.draws, train_batch.groups)
+    log_samples(session.tracker, session.tokenizer, trainer.name, trainer.step, *sampled)
 
 
 def _stop_without_signal(trainer: Trainer, stage: Online, train_batch: TrainBatch) -> None:

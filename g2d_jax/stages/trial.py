@@ -13,7 +13,7 @@ from g2d_jax.config.section import warning
 from g2d_jax.data.tokenizer import THINKING
 from g2d_jax.records import Problem, Verdict
 from g2d_jax.rewards.extract import in_form
-from g2d_jax.rollouts.generate import graded_texts, opening_thoughts
+from g2d_jax.rollouts.sample import graded_texts, opening_thoughts
 from g2d_jax.session.answers import (
     SHOWN,
     forms_asked_for,
@@ -42,7 +42,7 @@ def try_reward(session: Session, task: str, trials: list[Trial], found: list[Iss
         return
     tried = _responses(session, task, problems)
     tried_problems, _, texts = zip(*tried, strict=True)
-    graded = graded_texts(session, tried_problems, texts)
+    graded = graded_texts(session.tokenizer, tried_problems, texts)
     ids = [np.zeros(1, np.int32)] * len(texts)
     scores = session.scorer.score_local(tried_problems, graded, ids)
     title = (
@@ -75,7 +75,7 @@ def _responses(
     asked = forms_asked_for(session, problems[0])
     chosen = (read_by_rule(session, task, asked) if is_read_by_rule(session, task) else asked)[:1]
     form = chosen[0].write if chosen else partial(in_form, rule=reward.answers)
-    opened = opening_thoughts(session, problems)
+    opened = opening_thoughts(session.tokenizer, problems)
 
     def write(problem: Problem, answer: str) -> str:
         """Write a response in which a thought that the prompt opens is closed."""

@@ -15,7 +15,7 @@ from g2d_jax.data.preferences import pairs_of
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.rewards.pool import REWARDS
 from g2d_jax.rollouts import batches
-from g2d_jax.rollouts.generate import correct, describe
+from g2d_jax.rollouts.groups import correct, describe
 from g2d_jax.study import informativeness, stats
 
 VERIFIABLE = {"main": True, "chat": False}

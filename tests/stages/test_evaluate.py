@@ -17,14 +17,14 @@ from g2d_jax.records import Verdict
 from g2d_jax.report.run import write_run
 from g2d_jax.report.runs import read_run
 from g2d_jax.report.tables import answers_table, summary_table
-from g2d_jax.rollouts.generate import greedy_file
+from g2d_jax.rollouts.store import greedy_file
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.session import stage_result
 from g2d_jax.session.session import Session
-from g2d_jax.session.stage_result import NO_ACCURACY, Cost, Evaluation
+from g2d_jax.session.stage_result import NO_ACCURACY, Evaluation
 from g2d_jax.session.workdir import claim
-from g2d_jax.stages.held_out import HeldOut
+from g2d_jax.stages.held_out import answers_file
 
 
 @pytest.fixture
@@ -162,8 +162,8 @@ def test_no_two_policies_share_a_file(tmp_path):
     named = ["dpo", "dpo-greedy", "dpo_greedy", "run:a#dpo", "run:b#dpo", "run_a_dpo", "dpo@5"]
     files = []
     for policy in named:
-        held_out = HeldOut(None, None, policy, epath.Path(tmp_path), Cost(), None)  # type: ignore[arg-type]
-        files += [held_out.file, greedy_file(held_out.file)]
+        file = answers_file(epath.Path(tmp_path), policy)
+        files += [file, greedy_file(file)]
     assert len(set(files)) == 2 * len(named)
     assert files[0].name == "dpo.parquet"
 

@@ -119,7 +119,7 @@ STOPS = {
     "scoring, Ctrl-C": ("even", 0, "warmup", 0),
     "training online, SIGHUP": ("Trainer.update", 1, "warmup", 2),
     "log-probabilities of the reference": ("reference_logprobs", 0, "", 0),
-    "evaluation": ("HeldOut.answers", 1, "", 0),
+    "evaluation": ("answers_of", 1, "", 0),
 }
 
 

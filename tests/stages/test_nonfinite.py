@@ -15,7 +15,7 @@ from worlds import bits, only, run, training
 from g2d_jax.config import Sampling
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.records import Request
-from g2d_jax.rollouts.generate import require_finite
+from g2d_jax.rollouts.score import require_finite
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.session import stage_result

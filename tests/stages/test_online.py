@@ -4,7 +4,6 @@ import io
 import json
 import shutil
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,9 @@ from g2d_jax.models.flops import forward_flops
 from g2d_jax.recipes.config_load import resolve
 from g2d_jax.records import Problem
 from g2d_jax.rollouts.external import external_batches
-from g2d_jax.rollouts.generate import (
-    Draws,
-    Groups,
-    concat_rounds,
-    count_rollouts,
-    sampled_batches,
-)
+from g2d_jax.rollouts.generate import Policy, sampled_batches
+from g2d_jax.rollouts.groups import Draws, Groups, count_rollouts
+from g2d_jax.rollouts.store import concat_rounds
 from g2d_jax.rollouts.workload import Workload
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.mesh import make_mesh
@@ -62,15 +57,14 @@ def sampled(
     workload = Workload(
         session, params, samples, session.sampling.shapes(stage, prompts, samples, params), "test"
     )
-    sampler_params = partial(
-        session.sampling.sampler.to_sampler_params, load_policy(session, "init")
-    )
-    parts = [(draws, epath.Path(tmp_path) / "shard.parquet")]
-    return concat_rounds(
-        sampled_batches(
-            session, sampler_params, parts, workload, policy="init", cost=Cost(), bar=bar
+
+    def policy() -> Policy:
+        return Policy(
+            session.sampling.sampler.to_sampler_params(load_policy(session, "init")), "init"
         )
-    )
+
+    parts = [(draws, epath.Path(tmp_path) / "shard.parquet")]
+    return concat_rounds(sampled_batches(session, policy, parts, workload, cost=Cost(), bar=bar))
 
 
 @pytest.mark.parametrize(
@@ -329,7 +323,7 @@ def test_the_cost_at_every_kept_step_survives_a_restart(warmup, tmp_path, opened
 def test_attention_is_counted_position_by_position(warmup, tmp_path, opened):
     session, cost = opened(warmup, tmp_path), Cost()
     _, groups = sampled(session, tmp_path)
-    count_rollouts(session, cost, groups)
+    count_rollouts(session.model_config, cost, groups)
     prompts = [len(group[0].rollout.prompt_ids) for group in groups]
     responses = [[len(row.rollout.token_ids) for row in group] for group in groups]
     read = sum(sum(range(1, prompt + 1)) for prompt in prompts)

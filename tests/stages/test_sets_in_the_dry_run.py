@@ -12,7 +12,7 @@ from worlds import only
 
 from g2d_jax.commands import dryrun
 from g2d_jax.config import Invalid
-from g2d_jax.rollouts.generate import graded_texts
+from g2d_jax.rollouts.sample import graded_texts
 
 THINKS = QWEN.replace("assistant\n'", "assistant\n<think>\n'")
 
@@ -113,7 +113,9 @@ def test_the_dry_run_grades_as_the_run(several, tmp_path, opened, capsys):
     session = opened(several, tmp_path / "work", None)
     problem = session.problems.train[0]
     texts = [f"</think>\\boxed{{{problem.answer}}}", f"\\boxed{{{problem.answer}}}"]
-    scores = session.scorer([problem] * 2, graded_texts(session, [problem] * 2, texts), [[1]] * 2)
+    scores = session.scorer(
+        [problem] * 2, graded_texts(session.tokenizer, [problem] * 2, texts), [[1]] * 2
+    )
     assert [score.verdict.value for score in scores] == ["correct", "no_answer"]
 
 

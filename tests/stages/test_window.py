@@ -17,17 +17,19 @@ from worlds import bits, only, run
 from g2d_jax import config as settings
 from g2d_jax.config import Online
 from g2d_jax.data.order import draw
-from g2d_jax.rollouts import buffer as buffers
+from g2d_jax.rollouts import window as windows
 from g2d_jax.rollouts.batches import Batch
-from g2d_jax.rollouts.buffer import RolloutBuffer
+from g2d_jax.rollouts.logprobs import logprob_scorer_of
+from g2d_jax.rollouts.window import StageSampling, WindowBatches
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_preferences, read_rollouts, write_preferences
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.session import stage_result
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.problems import order
-from g2d_jax.session.trainer import open_trainer
+from g2d_jax.session.trainer import Trainer, open_trainer
 from g2d_jax.session.windows import SyncWindow, window_at
+from g2d_jax.stages import online as stages
 from g2d_jax.stages import run_issues
 from g2d_jax.stages.online import phases
 
@@ -113,8 +115,19 @@ def test_nothing_but_the_state_stays_on_the_devices(train, tmp_path, opened):
     before = copies()
     with open_trainer(phases(session, "train", stage)[-1]) as trainer:
         assert copies() - before == 3
-        RolloutBuffer(trainer, stage).generate_window(window_at(0, stage))
+        sampled(trainer, stage)
         assert copies() - before == 3
+
+
+def sampled(trainer: Trainer, stage: Online) -> WindowBatches:
+    """Sample the first window, with its log-probabilities under other policies."""
+    session, name, training = trainer.session, trainer.name, trainer.training
+    batches = WindowBatches(session, session.folders[name], window_at(0, stage))
+    source = stages.Source(StageSampling.of(session, name, stage))
+    stages._sample_window(trainer, stage, source, batches)
+    scorer = logprob_scorer_of(session, stage, training.rows)
+    stages._add_logprobs(trainer, stage, scorer, {}, batches)
+    return batches
 
 
 def test_a_window_longer_than_memory_is_read_back(train, tmp_path, opened, monkeypatch):
@@ -122,31 +135,27 @@ def test_a_window_longer_than_memory_is_read_back(train, tmp_path, opened, monke
     train.stages.train.update(sync_every=0, beta=0.1)
     session = opened(train, tmp_path)
     stage = session.config.stages["train"]
-    window = window_at(0, stage)
 
-    def batches_of(buffer: RolloutBuffer) -> list[Batch]:
+    def batches_of(trainer: Trainer, batches: WindowBatches) -> list[Batch]:
         made = []
         for step in range(4):
-            buffer.trainer.step = step
-            made.append(buffer.next_batch(window).batch)
+            trainer.step = step
+            made.append(stages._train_batch(trainer, stage, batches).batch)
+        trainer.step = 0
         return made
 
     with open_trainer(phases(session, "train", stage)[-1]) as trainer:
-        buffer = RolloutBuffer(trainer, stage)
-        buffer.generate_window(window)
-        buffer.add_logprobs(window)
-        assert len(buffer.rounds) == len(buffer.logprobs) == 4
-        expected = batches_of(buffer)
+        batches = sampled(trainer, stage)
+        assert len(batches._rounds) == len(batches._logprobs) == 4
+        expected = batches_of(trainer, batches)
 
         session.writer.wait()
         for folder in ("rollouts", "logprobs"):
             shutil.rmtree(tmp_path / "01-train" / folder)
-        monkeypatch.setattr(buffers, "MAX_BATCHES_IN_MEMORY", 1)
-        buffer.generate_window(window)
-        buffer.add_logprobs(window)
-        found = batches_of(buffer)
-        assert list(buffer.rounds) == list(buffer.logprobs) == [0]
-        trainer.step = 0
+        monkeypatch.setattr(windows, "MAX_BATCHES_IN_MEMORY", 1)
+        batches = sampled(trainer, stage)
+        found = batches_of(trainer, batches)
+        assert list(batches._rounds) == list(batches._logprobs) == [0]
     for one, other in zip(expected, found, strict=True):
         for group, again in zip(one.groups, other.groups, strict=True):
             for response, same in zip(group.responses, again.responses, strict=True):
@@ -282,24 +291,21 @@ def test_refilled_batches_survive_a_kill_between_any_two_journals(train, tmp_pat
     assert bits(load_policy(again, "train")) == ended
 
 
-def test_a_stage_that_continues_without_rollouts_it_trained_on_names_the_file(
-    train, tmp_path, opened
-):
-    train.stages.train.update(sync_every=2, filter={"dynamic_sampling": 2})
+def test_a_stage_that_continues_without_rollouts_it_needs_names_the_file(train, tmp_path, opened):
+    train.stages.train.update(sync_every=2)
     train.checkpoint.update(every=1, keep=10)
-    session = opened(train, tmp_path, first_letter)
+    session = opened(train, tmp_path)
     run(session)
     folder = session.folders["train"]
     (folder / storage.MANIFEST).unlink()
-    files = sorted((folder / "rollouts").glob("*.parquet"))
-    assert any(file.name.startswith("step-000000-") for file in files)
-    for file in files:
-        content = file.read_bytes()
-        file.unlink()
-        with pytest.raises(ValueError, match=f"{file.name} is gone.*put it back"):
-            run(opened(train, tmp_path, first_letter))
-        file.write_bytes(content)
-    run(opened(train, tmp_path, first_letter))
+    shutil.rmtree(folder / "checkpoints" / "4")
+    file = folder / "rollouts" / "step-000003.parquet"
+    content = file.read_bytes()
+    file.unlink()
+    with pytest.raises(ValueError, match=f"{file.name} is gone.*put it back"):
+        run(opened(train, tmp_path))
+    file.write_bytes(content)
+    run(opened(train, tmp_path))
     assert stage_result.read(folder)
 
 
