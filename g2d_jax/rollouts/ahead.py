@@ -8,29 +8,24 @@
 
 With s = sync_every, and W(k) the weights before update k:
 
-- **Which weights.** Window 0 is drawn from W(0), and nothing trains meanwhile. Then, at the
-  beginning of each window n but the last, once the responses of window n are here: the server is
-  given W(ns) and begins window n + 1. So windows 0 and 1 are both of W(0), window 2 is of W(s). A
-  response is at least s updates old from window 1 on, and at most 2s - 1: under two windows.
-  Its row says by which policy it is, "STAGE@STEP"; the metric `staleness` says how old it is.
-- **What it is corrected by.** Old log-probabilities, and a reference that follows
-  (`reference_sync`), are of W(ns) for window n, computed when it begins, as without `ahead`:
-  a GRPO loss clips around them, and `clip.importance_cap` weighs each token by their ratio to the
-  server's, which are of the policy that drew it.
-- **Which prompts.** Those of window n + 1 are drawn at update ns, by what prompts got up to there:
-  `filter` knows a window less. Further rounds of dynamic sampling are drawn
-  when window n + 1 begins, with what is known then, from the same weights, which the server still
-  has: nothing trains meanwhile.
-- **In what order.** All of it is decided by numbers of updates. Responses are asked for in the
-  order of batches and sorted when they are used, so when they arrive decides nothing.
-- **A checkpoint within window n** has the prompts of window n + 1, and no responses: these are
-  scored and written when window n + 1 begins. A stage that goes on there, or at the beginning of
-  window n + 1, has the server load W(ns) from the folder that it was given (engine.folder), and
-  asks for what is not on disk, all of it again. Where the folder is gone, that is drawn from the
-  weights that the trainer has by then, and the run says so: less stale, but other numbers.
-- **The end.** The last window begins none. `--until` ends a run between stages, where nothing is
-  under way. A stage that stops by a rule, a signal or an error sends no further request and waits
-  for none, but the next load of weights waits for those that are under way; an error of the
+- **Weights.** Window 0 is sampled from W(0), and nothing trains meanwhile. When the responses of
+  window n are here, the server loads W(ns) and begins window n + 1. So windows 0 and 1 are sampled
+  from W(0), and window 2 from W(s). From window 1 on a response is s to 2s - 1 updates old. Its row
+  names its policy, "STAGE@STEP"; the metric `staleness` is its age.
+- **Correction.** Old log-probabilities, and a reference that follows (`reference_sync`), are those
+  of W(ns) for window n, as without `ahead`. A GRPO loss clips around them. `clip.importance_cap`
+  weighs each token by their ratio to the server's log-probabilities.
+- **Prompts.** Those of window n + 1 are drawn at update ns, so `filter` knows one window less.
+  Further rounds of dynamic sampling are drawn when window n + 1 begins, from the same weights, which
+  the server still has.
+- **Order.** Numbers of updates decide everything. Responses are requested in the order of batches
+  and sorted when they are used, so the time of their arrival changes nothing.
+- **A checkpoint within window n** has the prompts of window n + 1, but no responses: these are
+  scored and written when window n + 1 begins. A stage that resumes there has the server load W(ns)
+  from engine.folder, and requests all responses that are not on disk again. If the folder is gone,
+  they are sampled from the current weights, and the run logs this: results differ.
+- **The end.** The last window begins no further one. A stage that stops early sends no further
+  request and waits for none. The next load of weights waits for running requests. An error of the
   server is raised when window n + 1 begins.
 """
 
@@ -52,17 +47,17 @@ if TYPE_CHECKING:
 
 
 def samples_ahead(session: Session, stage: Online) -> bool:
-    """Return whether a server draws a stage's windows ahead of their updates."""
+    """Return whether a server samples a stage's windows ahead of their updates."""
     return bool(session.config.engine.ahead) and stage.has_windows
 
 
 def schedule(name: str, stage: Online) -> str:
-    """Say in words what sampling ahead does in a stage that samples."""
+    """Describe in a sentence what sampling ahead does in a stage that samples."""
     every = stage.sync_every
     if not stage.has_windows:
         return f"{name}: engine.ahead=1 changes nothing: its {stage.steps} updates are one window"
     return (
-        f"{name}: engine.ahead=1: while a window of {every} updates trains, the server draws the "
+        f"{name}: engine.ahead=1: while a window of {every} updates trains, the server samples the "
         f"next one from the weights at its beginning: from update {every + 1} on responses are "
         f"{every} to {2 * every - 1} updates old, in place of 0 to {every - 1}"
     )

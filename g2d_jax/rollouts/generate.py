@@ -207,7 +207,7 @@ def ask_ahead(session: Session, params: Any, batches: Batches, workload: Workloa
 
 
 def _calls(batches: Batches, prompts: int) -> Iterator[list[tuple[Draws, epath.Path]]]:
-    """Split batches, in order, into calls of up to so many prompts, but at least one batch."""
+    """Split batches, in order, into calls of at most this many prompts, but at least one batch."""
     call: list[tuple[Draws, epath.Path]] = []
     size = 0
     for batch in batches:

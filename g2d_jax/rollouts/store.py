@@ -72,7 +72,7 @@ def write_sampled(
     """Write one call's shards. parts: folder of the processes' own files, whose rows are in the
     shards then."""
     for batch, shard in zip(sampled, shards, strict=True):
-        # before the shard, which says that all is there
+        # before the shard, whose existence means that all is there
         storage.write_json(cost_file(shard), batch.cost)
         if batch.greedy:
             write_rollouts(greedy_file(shard), batch.greedy)
@@ -103,7 +103,7 @@ def cost_file(shard: epath.Path) -> epath.Path:
 
 
 def greedy_file(shard: epath.Path) -> epath.Path:
-    """Return the file of the greedy responses beside a shard's sampled ones."""
+    """Return the file of the greedy responses of a shard's prompts."""
     return shard.parent / f"{shard.stem}-greedy.parquet"
 
 

@@ -201,7 +201,7 @@ def sample_window(
             if extra < stage.filter.dynamic_sampling:
                 signal = group(session, stage, [sampled]).has_signal
                 missing[number] -= int(signal.sum())
-    # What the sampler had on CPUs is free, and the C library would keep it beside the updates'.
+    # On CPUs the C library would keep the sampler's memory, which is free now, during the updates.
     if jax.default_backend() == "cpu":
         memory.give_back()
     return cursor, costs

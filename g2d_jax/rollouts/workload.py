@@ -90,7 +90,7 @@ class Workload:
             yield replace(program, work=done, resident=resident)
 
     def _prefill(self, columns: int) -> Work:
-        """Count the work of the prefills of so many columns: each of these sizes has an equal share
+        """Count the work of the prefills of this many columns: each of these sizes has an equal share
         of the prompts."""
         shapes, model = self.shapes, self.session.model_config
         share = self.prompts / len(shapes.columns)
@@ -140,7 +140,7 @@ class Workload:
         return {"insert": insert, "resize": Work(resized), "decode": decode}
 
     def _weights(self, tokens: float = math.inf) -> float:
-        """Count the bytes of the matrices that one pass of the sampler over so many tokens reads on
+        """Count the bytes of the matrices that one pass of the sampler over this many tokens reads on
         a device."""
         session = self.session
         shape = session.sampling.sampler.mesh.shape
@@ -148,7 +148,7 @@ class Workload:
         return session.compute.dtype.itemsize * read / shape["tensor"] / shape["fsdp"]
 
     def decoded(self, prompt: float) -> simulated.Decoded:
-        """Simulate the decode steps of a call, with drawn lengths where a mean response is told.
+        """Simulate the decode steps of a call, with random lengths where a mean response is given.
         prompt: tokens of a mean one."""
         sampler, most = self.session.sampling.sampler, self.params.max_new_tokens
         samples = max(round(self.responses / self.calls), 1)

@@ -288,7 +288,7 @@ def collapse(series: Mapping[str, Sequence[float]], stage: Online) -> list[Warne
     """Warn of collapsed series of `WATCHED` metrics, by the medians of their first and last
     `WINDOW` values. The causes are "entropy" and "length".
 
-    Values that are not finite do not count; a series of fewer than two windows says nothing. The
+    Values that are not finite do not count; a series of fewer than two windows is not judged. The
     reward has not risen if its median is known not to be above that at the start.
     """
     ends = {metric: _ends(series.get(metric, ())) for metric in WATCHED}

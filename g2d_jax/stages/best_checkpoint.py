@@ -9,7 +9,7 @@ the mean response tokens, as the authors do. All problems of a task weigh the sa
 responses are left out.
 
 A quotient makes sense for rewards above 0: a negative one comes nearer to 0 by a longer response,
-so that dividing favours length, which it is there to prevent. The stage says so where it happens.
+so that dividing favours length, which it is there to prevent. The stage then warns.
 """
 
 from __future__ import annotations

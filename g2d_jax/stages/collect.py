@@ -249,7 +249,7 @@ def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[s
             write_preferences(
                 folder / f"part-{processes.index():05d}.parquet", pick(preferences, own)
             )
-    # The index comes last, for it says that all parts are there. The underscore lets pandas and
+    # The index comes last: its existence means that all parts are there. The underscore lets pandas and
     # pyarrow read the folder: they take every other file in it for Parquet.
     processes.on_leader(
         lambda: storage.write_json(folder / "_manifest.json", {**provenance, "parts": parts})
@@ -335,7 +335,7 @@ def _measure(folder: epath.Path, groups: Groups, pairs: Pairs) -> dict[str, dict
     processes.on_leader(
         lambda: write_columns(folder / "informativeness" / "prompts.parquet", columns)
     )
-    sides: list[ScoredRollout] = []  # of all pairs, chosen and rejected by turns
+    sides: list[ScoredRollout] = []  # of all pairs, chosen and rejected alternately
     for group, own in zip(groups, pairs, strict=True):
         sides += pick(group, itertools.chain.from_iterable(own))
     logprobs = np.array([side.rollout.logprobs.sum(dtype=np.float64) for side in sides])

@@ -115,7 +115,7 @@ def issues(session: Session, name: str, stage: BestCheckpoint | Evaluate) -> lis
 
 
 def write_problems(folder: epath.Path, problems: Sequence[Problem]) -> None:
-    """Write the problems beside the answers: FOLDER/problems.json."""
+    """Write the problems next to the answers: FOLDER/problems.json."""
     texts = [
         {"id": p.id, "prompt": p.prompt, "answer": p.answer, "subset": p.subset} for p in problems
     ]

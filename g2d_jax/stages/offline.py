@@ -71,7 +71,7 @@ def run(session: Session, name: str, stage: Offline) -> Outcome:
         if trainer.step == 0 and stage.compares:
             trainer.cost = scoring
         few = alerts.few_updates(steps, batch_size, count)
-        if few and stage.preferences in session.config.stages:  # else `issues` said so
+        if few and stage.preferences in session.config.stages:  # else `issues` reported it
             more = "more prompts or pairs_per_prompt, a smaller batch_size, more epochs"
             alerts.report(trainer, [Warned("data", f"{few}. To try: {more}")])
         while trainer.meet_before_update():
@@ -137,8 +137,8 @@ def phases(
     pairs: int = 0,
     row_length: int = 0,
 ) -> tuple[Scorer, Training]:
-    """Return what scores so many pairs in rows of this length, and the training on them; 0: as many
-    and as long as there can be. response: mean tokens of a response, None: the most."""
+    """Return the scoring of this many pairs in rows of this length, and the training on them; 0: as
+    many and as long as there can be. response: mean tokens of a response, None: the most."""
     source = session.config.stages_of(Collect).get(stage.preferences)
     if source is not None and not pairs:
         most = source.prompts * source.pairs_per_prompt

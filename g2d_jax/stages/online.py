@@ -315,8 +315,8 @@ def issues(session: Session, name: str, stage: Online) -> list[Issue]:
     found = alerts.position_issues(session, setting, pairs=external.pairs)
     if external.unweighed:
         text = (
-            f"have {external.unweighed} responses without logprobs: how far the policy that wrote "
-            "them is from this one cannot be told, and GRPO takes them for its own, at a ratio of 1"
+            f"have {external.unweighed} responses without logprobs, so GRPO treats them as sampled by "
+            "the current policy, at a ratio of 1"
         )
         remedy = 'give logprobs and set clip.importance_cap=2, or loss="dpo", which needs none'
         found.append(warning(setting, text, remedy))
@@ -461,7 +461,7 @@ def _describe(train_batch: TrainBatch) -> dict[str, float]:
 
 
 def _show_first(session: Session, train_batch: TrainBatch) -> None:
-    """Show what the untrained model is asked, an answer to each prompt with its grade, and the most
+    """Show three prompts, an answer of the untrained model to each with its grade, and the peak of
     memory so far."""
     say = session.tracker.say
     for (problem, _), (row, *_) in zip(
