@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
-from contextlib import closing
 from tempfile import TemporaryDirectory
 
 from etils import epath
@@ -19,14 +18,14 @@ from g2d_jax.config.policy_name import own_stage
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.runtime import flags, precision, storage
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.session import inputs
+from g2d_jax.session import build, inputs
 from g2d_jax.session.answers import (
     SHOWN,
     problems_of,
     show_problem,
 )
 from g2d_jax.session.problems import table
-from g2d_jax.session.session import Session
+from g2d_jax.session.session import Run, Session
 from g2d_jax.session.training_memory import kept
 from g2d_jax.session.workdir import absolute, has_begun, require_same_run
 from g2d_jax.stages import host_memory, run_issues
@@ -52,19 +51,34 @@ def show(
     order = plan(settings)
     require_packages(settings)
     flags.check_devices()
-    with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
+    with (
+        TemporaryDirectory() as folder,
+        Tracker(folder, tensorboard=False) as tracker,
+        precision.used(settings.dtype),
+    ):
         # The session writes into a folder that is gone afterwards, and speaks of the run's own.
         place = epath.Path("WORKDIR") if workdir is None else absolute(workdir)
-        folders = order.folders(place)
-        session = Session(settings, epath.Path(folder), tracker, folders, is_dry=True)
-        session.follows = None if workdir is None else place
-        with closing(session), precision.used(settings.dtype):
-            _show_settings(session, config, config if named is None else named)
-            run_issues.tell(session, warnings)
-            read = inputs.digests(settings)
-            if workdir is not None:
-                require_same_run(settings, place, inputs=read)
-            tried = run_issues.examine(session, order.until(until))
+        _show_settings(tracker, config, config if named is None else named)
+        run_issues.tell(tracker, warnings)
+        read = inputs.digests(settings)
+        if workdir is not None:
+            require_same_run(settings, place, inputs=read)
+        run = Run(
+            config=settings,
+            workdir=epath.Path(folder),
+            folders=order.folders(place),
+            tracker=tracker,
+        )
+        names = run_issues.unfinished(run.folders, order.until(until))
+        follows = None if workdir is None else place
+        begun = has_begun(place)
+        with build.loaded(run, build.Options(names, follows=follows)) as shared:
+            session = build.session_of(
+                run, shared, settle=lambda _, devices: kept(place, devices.told) if begun else None
+            )
+            found = run_issues.examine(session, names)
+            for example in found.examples:
+                tracker.say(example)
             server = session.sampling.server
             if server is not None:
                 tracker.say(f"engine: {settings.engine.url} serves {server.model}")
@@ -81,18 +95,22 @@ def show(
             for task in session.config.all_tasks:
                 for problem in problems_of(session, task)[:SHOWN]:
                     show_problem(session, problem)
-            for title, rows in tried:
+            for title, rows in found.trials:
                 tracker.table(title, ["problem", "", "response", "reward", "verdict"], rows)
-            chosen = [f"over {what}: {kernel}" for what, kernel in session.kernels.items()]
+            kernels = dict(session.kernels)
+            if server is None and any(stage.samplings() for stage in settings.stages.values()):
+                sampler = session.sampling.sampler
+                kernels = {"prompts": sampler.kernel, "decode": sampler.decode_kernel, **kernels}
+            chosen = [f"over {what}: {kernel}" for what, kernel in kernels.items()]
             tracker.say("\n  ".join(["kernels of attention:", *chosen]))
 
 
-def _show_settings(session: Session, config: ConfigDict, named: ConfigDict) -> None:
+def _show_settings(tracker: Tracker, config: ConfigDict, named: ConfigDict) -> None:
     typed = config_io.changes(named, config)
     if typed:
-        session.tracker.say("\n  ".join(["changed here:", *typed]))
+        tracker.say("\n  ".join(["changed here:", *typed]))
     own = config_io.changes(config_io.defaults(named), named)
-    session.tracker.say(
+    tracker.say(
         "\n  ".join([f"{named.name}, where it differs from the defaults of docs/config.md:", *own])
     )
 
@@ -113,7 +131,4 @@ def _show_stages(session: Session, order: Plan, place: epath.Path) -> None:
     parts = f", {trained:,} of them trained" if trained < total else ""
     session.tracker.say(f"model: {total:,} parameters{parts}; devices: {session.mesh.size}")
     if session.config.stages_of(TrainingStage):
-        found = None
-        if has_begun(place):
-            found = kept(place, session.sampling.devices.told)
-        session.tracker.say(f"training: {found or session.micro}")
+        session.tracker.say(f"training: {session.micro}")

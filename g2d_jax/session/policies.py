@@ -12,6 +12,7 @@ from etils import epath
 from g2d_jax.config import places
 from g2d_jax.config.policy_name import INIT, OF_RUN, PolicyName
 from g2d_jax.models import decoder, hf, lora
+from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.runtime import processes
@@ -19,7 +20,7 @@ from g2d_jax.runtime.program import Program
 from g2d_jax.session import contents, init_params, stage_result
 from g2d_jax.session.accounting import POLICIES
 from g2d_jax.session.init_params import Base
-from g2d_jax.session.session import Session
+from g2d_jax.session.session import Run, Session
 from g2d_jax.session.workdir import check_place, stage_folders
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.step import make_cast
@@ -46,7 +47,7 @@ def load_policy(session: Session, name: str) -> Decoder:
             there = "" if PolicyName.parse(name).origin == OF_RUN else _trained(session)
             raise ValueError(f"policy {name!r}: {_missing(folder, steps)}{there}")
         if step is None and not stage_result.read(folder.parent):
-            session.say_once(f"WARNING: {name} is not finished: this is its step {chosen}")
+            session.tracker.say_once(f"WARNING: {name} is not finished: this is its step {chosen}")
         like, _ = lora.partition(decoder.abstract_on(session.model_config, session.mesh))
         return lora.combine(checkpoints.restore_params(chosen, like), rest)
 
@@ -113,7 +114,7 @@ def reference_dtype(session: Session) -> jnp.dtype:
     )
 
 
-def base_of(session: Session, policy: str) -> Base:
+def base_of(session: Run, policy: str) -> Base:
     """Follow a policy to the model that it was trained from. Raises ValueError as
     `init_params.base_of`, and for adapters whose model is no longer what they were trained with."""
     config = session.config
@@ -190,14 +191,14 @@ def _stage_folder(session: Session, name: str) -> epath.Path:
     return session.folders[stage]
 
 
-def base_path(session: Session, policy: str) -> str:
+def base_path(session: Run, policy: str) -> str:
     """Name the pretrained model that a policy began with, a path or hub id; "" where that was
     random numbers."""
     base = PolicyName.parse(base_of(session, policy).policy)
     return session.config.model.path if base.origin == INIT else base.place
 
 
-def base_revision(session: Session, policy: str) -> str | None:
+def base_revision(session: Run, policy: str) -> str | None:
     """Return the revision of the pretrained model that a policy began with, None for the newest."""
     model = session.config.model
     if base_path(session, policy) != model.path:
@@ -208,14 +209,14 @@ def base_revision(session: Session, policy: str) -> str | None:
 def _load_base(session: Session, name: str) -> Decoder:
     """Load "init" or "hf:PATH" without adapters: the frozen part, if the run has adapters."""
     is_own = PolicyName.parse(name).origin == INIT
-    folder = session.model_folder if is_own else model_of(session, name)
+    folder = session.model_folder if is_own else model_of(name, session.model_config)
     return init_params.base(session.config, folder, session.model_config, session.mesh)
 
 
-def model_of(session: Session, policy: str) -> epath.Path:
+def model_of(policy: str, shape: ModelConfig) -> epath.Path:
     """Return the folder of a policy "hf:PATH". Raises ValueError for a model that computes something
-    else than the run's, and for weights that cannot be loaded, by their headers."""
-    folder, ours = hf.resolve(PolicyName.parse(policy).place), session.model_config.base
+    else than this shape, and for weights that cannot be loaded, by their headers."""
+    folder, ours = hf.resolve(PolicyName.parse(policy).place), shape.base
     theirs = hf.read_config(folder)
     differing: list[str] = []
     for field in fields(ours):

@@ -19,7 +19,8 @@ from g2d_jax.config import Config, Dump, graph
 from g2d_jax.recipes.config_load import resolve
 from g2d_jax.rollouts.external import external_groups
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.session.session import Session
+from g2d_jax.session import build
+from g2d_jax.session.session import Run, Session
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("bounded_memory")]
 
@@ -53,10 +54,16 @@ def session(folder: Path) -> Iterator[Session]:
     """Of the tiny config, with a reward of ours."""
     config = resolve(str(Path(__file__).parents[1] / "tiny.py"))
     with Tracker(folder / "work", tensorboard=False) as tracker:
-        folders = graph.plan(Config.of(config)).folders(epath.Path(folder / "work"))
-        made = Session(Config.of(config), epath.Path(folder / "work"), tracker, folders, even)
-        yield made
-        made.close()
+        work = epath.Path(folder / "work")
+        run = Run(
+            config=Config.of(config),
+            workdir=work,
+            folders=graph.plan(Config.of(config)).folders(work),
+            tracker=tracker,
+            reward=even,
+        )
+        with build.loaded(run, build.Options()) as shared:
+            yield build.session_of(run, shared)
 
 
 def check(session: Session, path: Path) -> int:

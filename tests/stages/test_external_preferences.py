@@ -2,6 +2,7 @@
 alone."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,7 @@ def read(
 ) -> list[Any]:
     """The set's pairs, with a tokenizer that has a chat template."""
     config.stages.dpo.preferences = written(tmp_path / "set.jsonl", rows)
-    session = opened(config, tmp_path / "work")
-    session.tokenizer = tokenizer
+    session = replace(opened(config, tmp_path / "work"), tokenizer=tokenizer)
     return offline.read(session, session.config.stages["dpo"])
 
 
@@ -170,8 +170,7 @@ def test_a_hub_set(small, tmp_path, opened):
     (tmp_path / "set").mkdir()
     written(tmp_path / "set" / "train.jsonl", pairs(5))
     small.stages.dpo.preferences = f"hub:{tmp_path / 'set'}"
-    session = opened(small, tmp_path / "work")
-    session.tokenizer = CHAT
+    session = replace(opened(small, tmp_path / "work"), tokenizer=CHAT)
     found = external_preferences.read(session, session.config.stages["dpo"])
     assert len(found) == 5 and session.tokenizer.decode(found[0].chosen_ids) == "Yes."
     run_issues.checked(small)
