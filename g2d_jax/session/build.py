@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 from etils import epath
 from jax.sharding import Mesh
 
 from g2d_jax.config import Config, Invalid, Issue, check, prefix_of
 from g2d_jax.config.policy_name import OF_MODEL, PolicyName
-from g2d_jax.config.section import faults
+from g2d_jax.config.section import Made, made
 from g2d_jax.data.template import Fault, refuse
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import hf
@@ -42,8 +42,6 @@ from g2d_jax.session.sampling import RunSampling, open_server, refuse_unserved, 
 from g2d_jax.session.session import Loaded, Run, Session
 from g2d_jax.session.tokenizers import open_tokenizer, stop_strings
 from g2d_jax.session.training_memory import Micro, keep
-
-Made = TypeVar("Made")
 
 
 class Options(NamedTuple):
@@ -80,10 +78,10 @@ def loaded(run: Run, options: Options, programs: Programs | None = None) -> Iter
     def tried(setting: str, step: Callable[[], Made]) -> Made | None:
         """Return what a step makes, None where it makes errors."""
         try:
-            return _made(setting, step)
+            return made(setting, step)
         except Invalid as error:
             found.extend(error.issues)
-        return None
+            return None
 
     with ExitStack() as stack:
         model = tried("model", lambda: _model(config, options))
@@ -168,23 +166,16 @@ def keep_micro(run: Run, devices: Devices, *, begun: bool = True) -> Micro | Non
     return micro
 
 
-def _made(setting: str, step: Callable[[], Made]) -> Made:
-    """Return what a step makes. Raises Invalid naming the setting for its ValueError."""
-    made: list[Made] = []
-    check.refuse(faults(setting, lambda: made.append(step())))
-    return made[0]
-
-
 def _model(config: Config, options: Options) -> _Model:
     """Read the model's shape and open its tokenizer: each step needs the one before."""
     path, shape = config.model.path, None
     tokenizer = cast(PromptTokenizer, None)  # no plan without problems looks at it
     if path:
         shape_of = options.there.shape_of if options.there else shape_here
-        shape = _made("model.path", lambda: shape_of(path, config.model.revision))
+        shape = made("model.path", lambda: shape_of(path, config.model.revision))
     if not (path and options.problems):
         opened = partial(open_tokenizer, config.tokenizer, config.model, options.fault)
-        tokenizer = _made("tokenizer", opened)
+        tokenizer = made("tokenizer", opened)
 
     def adapted() -> ModelConfig:
         adapters = init_params.adapters(config.lora)
@@ -192,7 +183,7 @@ def _model(config: Config, options: Options) -> _Model:
             return replace(shape, **adapters)
         return init_params.shape(config.model, tokenizer.vocab_size, adapters)
 
-    return _Model(tokenizer, _made("lora", adapted))
+    return _Model(tokenizer, made("lora", adapted))
 
 
 def _mesh(config: Config, devices: Sequence[Any] | None) -> Mesh:

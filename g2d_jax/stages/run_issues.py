@@ -93,12 +93,9 @@ class Found:
 
     def warnings(self, stage: str) -> list[Warned]:
         """List the warnings of a stage, for its manifest: those of no other's."""
-        warned = []
-        for issue in dict.fromkeys(self.issues):
-            section, _, rest = issue.path.partition(".")
-            if section != "stages" or rest.partition(".")[0] == stage:
-                warned.append(Warned(issue.path, str(issue)))
-        return warned
+        issues = dict.fromkeys(self.issues)
+        own = [issue for issue in issues if _stage_of(issue) in ("", stage)]
+        return [Warned(issue.path, str(issue)) for issue in own]
 
 
 def examine(session: Session, names: Sequence[str], known: Sequence[Issue] = ()) -> Found:
@@ -133,9 +130,13 @@ def tell(tracker: Tracker, found: Sequence[Issue]) -> None:
     with processes.barrier():
         check.refuse(found)
     for issue in dict.fromkeys(found):
-        section, _, rest = issue.path.partition(".")
-        name = rest.partition(".")[0] if section == "stages" else ""
-        tracker.warn(name, 0, issue.path, str(issue))
+        tracker.warn(_stage_of(issue), 0, issue.path, str(issue))
+
+
+def _stage_of(issue: Issue) -> str:
+    """Return the stage that an issue is of, "" for none."""
+    section, name, *_ = f"{issue.path}..".split(".")
+    return name if section == "stages" else ""
 
 
 def of_stages(session: Session, names: Sequence[str]) -> Found:
