@@ -28,7 +28,6 @@ from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session.workdir import absolute, has_begun
 from g2d_jax.stages import host_memory, run_issues
 from g2d_jax.stages.run_stages import (
-    Objectives,
     compile_ahead,
     open_session,
     require_packages,
@@ -37,7 +36,7 @@ from g2d_jax.stages.run_stages import (
 
 if TYPE_CHECKING:
     from g2d_jax.report.result import Result
-    from g2d_jax.session.session import Session
+    from g2d_jax.session.session import Objectives, Session
 
 
 def run(

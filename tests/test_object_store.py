@@ -35,8 +35,7 @@ from g2d_jax.config import Config
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.session.policies import load_policy
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.session import build
-from g2d_jax.session.session import Run
+from g2d_jax.session.session import Options, Run, loaded, session_of
 tokenizer = load_tokenizer("procedural:slips")
 shape = ModelConfig("llama", tokenizer.vocab_size, 32, 2, 2, 1, 16, 64)
 model = decoder.init(shape, jax.random.key(0))
@@ -44,8 +43,8 @@ config, folder = tiny.get_config(), epath.Path(sys.argv[1])
 def opened():
     tracker = Tracker(None, tensorboard=False)
     run = Run(config=Config.of(config), workdir=folder, folders={}, tracker=tracker)
-    with build.loaded(run, build.Options(splits=())) as shared:
-        return build.session_of(run, shared)
+    with loaded(run, Options(splits=())) as shared:
+        return session_of(run, shared)
 for url in sys.argv[2:]:
     tokenizer.save(url)
     hf.save(model, url, max_shard_bytes=20_000, eos_ids=tokenizer.eos_ids)

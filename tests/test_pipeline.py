@@ -23,11 +23,11 @@ from g2d_jax.report.runs import read_run
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, read_metrics
-from g2d_jax.session import build, stage_result
+from g2d_jax.session import stage_result
 from g2d_jax.session.accounting import behind
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.row_shapes import choose_row_length
-from g2d_jax.session.session import Run, StopRun
+from g2d_jax.session.session import Options, Run, StopRun, loaded, session_of
 from g2d_jax.session.stage_result import StageResult
 from g2d_jax.session.workdir import claim
 from g2d_jax.stages import run_issues, run_stages
@@ -341,10 +341,10 @@ def test_policies_that_are_not_there(
         made = Config.of(config)
         run = Run(config=made, workdir=epath.Path(tmp_path), folders=folders, tracker=tracker)
         with (
-            build.loaded(run, build.Options(splits=())) as shared,
+            loaded(run, Options(splits=())) as shared,
             pytest.raises(ValueError, match=message),
         ):
-            session = build.session_of(run, shared, samples=False)
+            session = session_of(run, shared, samples=False)
             load_policy(session, policy.replace("WORK", str(tmp_path)))
 
 

@@ -32,7 +32,7 @@ from g2d_jax.config import Config
 from g2d_jax.config.graph import plan
 from g2d_jax.recipes.config_load import resolve
 from g2d_jax.runtime.tracking import Tracker, read_metrics
-from g2d_jax.session import build, session
+from g2d_jax.session import session
 from g2d_jax.stages import run_issues
 
 Run = tuple[Path, dict[str, Any]]
@@ -410,7 +410,7 @@ def test_prompts_are_those_of_the_papers_figures(
     with Tracker(None, tensorboard=False) as tracker:
         config = Config.of(shrunk(spec, toys, family))
         run = session.Run(config=config, workdir=epath.Path(tmp_path), folders={}, tracker=tracker)
-        with build.loaded(run, build.Options()) as shared:
+        with session.loaded(run, session.Options()) as shared:
             pass
         for problem in shared.problems.train:
             said = (

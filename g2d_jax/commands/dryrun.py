@@ -18,14 +18,14 @@ from g2d_jax.config.policy_name import own_stage
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.runtime import flags, precision, storage
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.session import build, inputs
+from g2d_jax.session import inputs
 from g2d_jax.session.answers import (
     SHOWN,
     problems_of,
     show_problem,
 )
 from g2d_jax.session.problems import table
-from g2d_jax.session.session import Run, Session
+from g2d_jax.session.session import Options, Run, Session, loaded, session_of
 from g2d_jax.session.training_memory import kept
 from g2d_jax.session.workdir import absolute, has_begun, require_same_run
 from g2d_jax.stages import host_memory, run_issues
@@ -72,8 +72,8 @@ def show(
         names = run_issues.unfinished(run.folders, order.until(until))
         follows = None if workdir is None else place
         begun = has_begun(place)
-        with build.loaded(run, build.Options(names, follows=follows)) as shared:
-            session = build.session_of(
+        with loaded(run, Options(names, follows=follows)) as shared:
+            session = session_of(
                 run, shared, settle=lambda _, devices: kept(place, devices.told) if begun else None
             )
             found = run_issues.examine(session, names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +18,9 @@ from g2d_jax.runtime import flags, precision, processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.mesh import make_mesh, slices
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.session import build
 from g2d_jax.session.accounting import TRAINING, behind
 from g2d_jax.session.problems import SPLITS
-from g2d_jax.session.session import Run, Session
+from g2d_jax.session.session import Options, Run, Session, loaded, session_of
 from g2d_jax.session.workdir import absolute, packages, read_settings, stage_folders, stage_steps
 from g2d_jax.stages import run_stages
 
@@ -42,11 +41,10 @@ def joined(workdir: storage.PathLike, what: str, request: Mapping[str, Any]) -> 
     packages or arguments differ between the processes.
     """
     run_stages.check_joined()
-    with ExitStack() as stack:
-        # SIGTERM ends a process that is alone at once: there is nothing to save or to agree on.
-        if processes.count() > 1:
-            # The defaults: the run's own limits are known only once all processes have read them.
-            stack.enter_context(watched(**Faults().to_dict()))
+    # SIGTERM ends a process that is alone at once: there is nothing to save or to agree on. The
+    # defaults: the run's own limits are known only once all processes have read them.
+    together = processes.count() > 1
+    with watched(**Faults().to_dict()) if together else nullcontext():
         processes.note_progress(what)
         with processes.barrier():
             config = read_config(absolute(workdir))
@@ -122,8 +120,8 @@ def opened(
             # What ran already is of use, also where no run would begin with its template.
             tracker.say_once(f"WARNING: the run's tokenizer: {error}")
 
-        with build.loaded(run, build.Options(splits=splits, fault=fault)) as shared:
-            yield build.session_of(run, shared, samples=samples)
+        with loaded(run, Options(splits=splits, fault=fault)) as shared:
+            yield session_of(run, shared, samples=samples)
 
 
 def _on_this_machine(config: Config) -> Config:

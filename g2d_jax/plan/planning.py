@@ -28,10 +28,9 @@ from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime import precision
 from g2d_jax.runtime.program import Program
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.session import build
 from g2d_jax.session.devices import Machine
 from g2d_jax.session.problems import Problems
-from g2d_jax.session.session import Run, Session
+from g2d_jax.session.session import Options, Run, Session, loaded, session_of
 from g2d_jax.session.training_memory import Micro
 
 
@@ -174,14 +173,14 @@ def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> It
         device = topology.device  # those devices do not report their memory, nor GPUs their hosts
         there = Machine(device.usable, topology.near, device, lambda path, _: shape_of(path))
         assumed = None if reads_locally(config) else _assumed(config)
-        with build.loaded(
-            run, build.Options(devices=compiler.devices, there=there, problems=assumed)
+        with loaded(
+            run, Options(devices=compiler.devices, there=there, problems=assumed)
         ) as shared:
             read = shared.problems
             if prompt is not None:
                 mean = float(min(prompt, config.data.max_prompt_length))
                 read = dataclasses.replace(read, mean_prompt=mean)
-            yield build.session_of(run, dataclasses.replace(shared, problems=read))
+            yield session_of(run, dataclasses.replace(shared, problems=read))
 
 
 def _assumed(config: Config) -> Problems:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,10 +30,19 @@ from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, require_wandb
-from g2d_jax.session import build, inputs, stage_result
+from g2d_jax.session import inputs, stage_result
 from g2d_jax.session.accounting import TRAINING
 from g2d_jax.session.problems import described, table
-from g2d_jax.session.session import Run, Session, StopRun
+from g2d_jax.session.session import (
+    Objectives,
+    Options,
+    Run,
+    Session,
+    StopRun,
+    keep_micro,
+    loaded,
+    session_of,
+)
 from g2d_jax.session.stage_result import Compiled, StageResult
 from g2d_jax.session.workdir import (
     PROGRAMS,
@@ -45,10 +54,6 @@ from g2d_jax.session.workdir import (
     without_secrets,
 )
 from g2d_jax.stages import run_issues
-from g2d_jax.training.objectives import Compute, Objective
-
-Objectives = Mapping[str, Callable[[Compute], Objective]]
-"""Stage -> the function that makes its loss."""
 
 
 def require_packages(config: Config) -> None:
@@ -108,9 +113,9 @@ def open_session(
                 inputs=found,
             )
             names = run_issues.unfinished(run.folders, order.until(until))
-            with build.loaded(run, build.Options(names)) as shared:
-                settle = functools.partial(build.keep_micro, begun=has_begun(folder))
-                session = build.session_of(run, shared, settle=settle)
+            with loaded(run, Options(names)) as shared:
+                settle = functools.partial(keep_micro, begun=has_begun(folder))
+                session = session_of(run, shared, settle=settle)
                 known = [*warnings, *(warning(name, *_CHANGED) for name in changed)]
                 seen = run_issues.examine(session, names, known)
                 compiling.take_programs()  # those of an earlier run in this process

@@ -38,8 +38,7 @@ from g2d_jax.runtime.lock import LOCK, awaited, try_lock
 from g2d_jax.runtime.terminal import counted
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs, stage_result
-from g2d_jax.session.build import Options, keep_micro, loaded, session_of
-from g2d_jax.session.session import Loaded, Run, StopRun
+from g2d_jax.session.session import Loaded, Options, Run, StopRun, keep_micro, loaded, session_of
 from g2d_jax.session.workdir import (
     LINKS,
     PLANS,
@@ -202,13 +201,12 @@ def _claim(
     other settings.
     """
     with awaited(root / PLANS):
-        graph = build(studied, _requested_steps(root))
+        graph = _whole_graph(config.name, studied, root)  # others may have asked for more since
         file = root / PLANS / f"{config.name}.json"
         before: dict[str, Any] = {"points": [], "trajectories": {}}
         if file.exists():
             before = storage.read_json(file)
         listed = _by_label(before)
-        _require_alike(root / "points" / config.name, listed, graph)
         changed: dict[str, None] = {}
         for point, settings, ids in graph.points:
             folder = root / "points" / config.name / point.label

@@ -19,8 +19,7 @@ from g2d_jax.config import Config, Dump, graph
 from g2d_jax.recipes.config_load import resolve
 from g2d_jax.rollouts.external import external_groups
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.session import build
-from g2d_jax.session.session import Run, Session
+from g2d_jax.session.session import Options, Run, Session, loaded, session_of
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("bounded_memory")]
 
@@ -62,8 +61,8 @@ def session(folder: Path) -> Iterator[Session]:
             tracker=tracker,
             reward=even,
         )
-        with build.loaded(run, build.Options()) as shared:
-            yield build.session_of(run, shared)
+        with loaded(run, Options()) as shared:
+            yield session_of(run, shared)
 
 
 def check(session: Session, path: Path) -> int:

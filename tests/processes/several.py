@@ -34,9 +34,9 @@ from g2d_jax.runtime.mesh import make_mesh
 from g2d_jax.runtime.program import put_like
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.sampler.reorder import Reorder
-from g2d_jax.session import build, inputs
+from g2d_jax.session import inputs
 from g2d_jax.session.reward_manager import RewardManager
-from g2d_jax.session.session import Run
+from g2d_jax.session.session import Options, Run, loaded, session_of
 from g2d_jax.session.workdir import check_token, claim
 from g2d_jax.stages import run_stages
 
@@ -162,10 +162,10 @@ def stages(config_file: str, reference: str, workdir: str) -> None:
         settings = Config.of(config)
         read = inputs.digests(settings)
         first = Run(config=settings, workdir=own, folders={}, tracker=tracker, inputs=read)
-        with build.loaded(first, build.Options()) as shared:
+        with loaded(first, Options()) as shared:
             for name in order.order:
                 folders = {**order.folders(other), name: order.folders(own)[name]}
-                session = build.session_of(dataclasses.replace(first, folders=folders), shared)
+                session = session_of(dataclasses.replace(first, folders=folders), shared)
                 run_stages.run_stage(session, name, order)
 
 

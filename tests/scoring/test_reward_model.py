@@ -30,9 +30,8 @@ from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.scoring.conversation import Conversations
 from g2d_jax.scoring.reward_model import RewardModel, conversations_of
-from g2d_jax.session import build
 from g2d_jax.session.reward_manager import RewardManager
-from g2d_jax.session.session import Run
+from g2d_jax.session.session import Options, Run, loaded
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -402,7 +401,7 @@ def test_a_run_is_refused_before_any_work_for_what_only_the_reward_model_knows(
             tracker=tracker,
             reward=mine,
         )
-        with build.loaded(run, build.Options([])):
+        with loaded(run, Options([])):
             pass
 
 

@@ -18,8 +18,7 @@ from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.sampler.engine import Sampler
-from g2d_jax.session import build
-from g2d_jax.session.session import Run, Session
+from g2d_jax.session.session import Options, Run, Session, loaded, session_of
 
 sys.path.append(str(Path(__file__).parent))  # for the helpers beside this file
 from killed import Runs
@@ -88,9 +87,9 @@ def opened(jitted: Jitted) -> Iterator[Callable[..., Session]]:
                 reward=reward,
                 **given,
             )
-            options = build.Options(names, devices=jax.devices()[:devices])
-            made = build.loaded(run, options, programs or AllPrograms(jitted))
-            return build.session_of(run, stack.enter_context(made))
+            options = Options(names, devices=jax.devices()[:devices])
+            made = loaded(run, options, programs or AllPrograms(jitted))
+            return session_of(run, stack.enter_context(made))
 
         yield make
 
