@@ -30,6 +30,7 @@ from g2d_jax.session.training_memory import kept
 from g2d_jax.session.workdir import absolute, has_begun, require_same_run
 from g2d_jax.stages import host_memory, run_issues
 from g2d_jax.stages.run_stages import require_packages
+from g2d_jax.stages.trial import Trial
 
 
 def show(
@@ -77,32 +78,13 @@ def show(
                 run, shared, settle=lambda _, devices: kept(place, devices.told) if begun else None
             )
             found = run_issues.examine(session, names)
-            for example in found.examples:
+            for example in filter(None, [seen.example for seen in found.seen.values()]):
                 tracker.say(example)
             server = session.sampling.server
             if server is not None:
                 tracker.say(f"engine: {settings.engine.url} serves {server.model}")
             _show_stages(session, order, place)
-            for sentence in session.tokenizer.template.differences():
-                tracker.say(f"the chat template, as it is used here and exported: {sentence}")
-            tracker.say(f"tokens that end a response: {session.tokenizer.ends()}")
-            host_memory.show(session)
-            tracker.table(
-                "problems",
-                ["task", "split", "source", "count"],
-                table(settings, session.problems.by_split),
-            )
-            for task in session.config.all_tasks:
-                for problem in problems_of(session, task)[:SHOWN]:
-                    show_problem(session, problem)
-            for title, rows in found.trials:
-                tracker.table(title, ["problem", "", "response", "reward", "verdict"], rows)
-            kernels = dict(session.kernels)
-            if server is None and any(stage.samplings() for stage in settings.stages.values()):
-                sampler = session.sampling.sampler
-                kernels = {"prompts": sampler.kernel, "decode": sampler.decode_kernel, **kernels}
-            chosen = [f"over {what}: {kernel}" for what, kernel in kernels.items()]
-            tracker.say("\n  ".join(["kernels of attention:", *chosen]))
+            _show_problems(session, found.trials)
 
 
 def _show_settings(tracker: Tracker, config: ConfigDict, named: ConfigDict) -> None:
@@ -113,6 +95,23 @@ def _show_settings(tracker: Tracker, config: ConfigDict, named: ConfigDict) -> N
     tracker.say(
         "\n  ".join([f"{named.name}, where it differs from the defaults of docs/config.md:", *own])
     )
+
+
+def _show_problems(session: Session, trials: Sequence[Trial]) -> None:
+    tracker, tokenizer = session.tracker, session.tokenizer
+    for sentence in tokenizer.template.differences():
+        tracker.say(f"the chat template, as it is used here and exported: {sentence}")
+    tracker.say(f"tokens that end a response: {tokenizer.ends()}")
+    host_memory.show(session)
+    rows = table(session.config, session.problems.by_split)
+    tracker.table("problems", ["task", "split", "source", "count"], rows)
+    for task in session.config.all_tasks:
+        for problem in problems_of(session, task)[:SHOWN]:
+            show_problem(session, problem)
+    for title, rows in trials:
+        tracker.table(title, ["problem", "", "response", "reward", "verdict"], rows)
+    chosen = [f"over {what}: {kernel}" for what, kernel in session.sampling.kernels.items()]
+    tracker.say("\n  ".join(["kernels of attention:", *chosen]))
 
 
 def _show_stages(session: Session, order: Plan, place: epath.Path) -> None:

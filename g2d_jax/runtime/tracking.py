@@ -16,6 +16,7 @@ rewards/{chosen,rejected,margins,accuracies}, logps/*, loss, grad_norm, learning
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import math
@@ -117,7 +118,7 @@ class Screen:
         )
         self.every, self.long = every, long
         self._said = "", 0.0  # the compilation that was told of: the program, and when it began
-        self._once = set[str]()
+        self.say_once = functools.cache(self.say)
         self._bar: Progress | None = None
 
     def say(self, text: str, style: str = "") -> None:
@@ -128,12 +129,6 @@ class Screen:
         MOST_SAID characters the middle is left out.
         """
         self._print(shortened(text, MOST_SAID), style)
-
-    def say_once(self, text: str) -> None:
-        """Print a message that was not printed by this before."""
-        if text not in self._once:
-            self._once.add(text)
-            self.say(text)
 
     def _print(self, text: str, style: str = "") -> None:
         encoding = getattr(self.console.file, "encoding", None) or "utf-8"

@@ -56,7 +56,7 @@ def choose_row_length(
         )
 
     length = min(range(shortest, most + 1, step), key=columns)
-    session.kernels[f"packed rows of {length} tokens"] = kernel_of(length)
+    session.sampling.kernels[f"packed rows of {length} tokens"] = kernel_of(length)
     return length
 
 

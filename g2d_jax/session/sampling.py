@@ -4,7 +4,7 @@ response."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ class RunSampling:
     server: that of engine.*, None where the sampler draws. decode_kernel: the sampler's, None for
     the platform's. prompt_lengths: the tokens of the prompt of every problem. stop_ids: the tokens
     that end a response. decode: the text of ids, for the sampler; None where no stage has stop
-    strings.
+    strings. kernels: what attention is over, so far -> its kernel.
     """
 
     devices: Devices
@@ -53,6 +53,7 @@ class RunSampling:
     prompt_lengths: Sequence[int]
     stop_ids: tuple[int, ...]
     decode: Decode | None
+    kernels: dict[str, str] = field(default_factory=dict)
 
     @property
     def config(self) -> Config:
@@ -69,7 +70,7 @@ class RunSampling:
         """The sampler, one for the run."""
         settings = chosen(self.config.compute, ("attention", "max_num_seqs"))
         settings |= {"chunk": self._chunk(), "decode_kernel": self.decode_kernel}
-        return self.programs.get_or_make(
+        sampler = self.programs.get_or_make(
             Sampler,
             self.devices.model,
             self.devices.for_sampling,
@@ -80,6 +81,8 @@ class RunSampling:
             programs=self.programs,
             decode=self.decode,
         )
+        self.kernels.update(prompts=sampler.kernel, decode=sampler.decode_kernel)
+        return sampler
 
     def _chunk(self) -> int:
         """Return the decode steps between two looks at the rows, 4 to 16: a response that has ended

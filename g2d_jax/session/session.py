@@ -30,7 +30,6 @@ from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.models.kernels import LANES
-from g2d_jax.records import Problem
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime import processes
@@ -109,13 +108,11 @@ class Session(Run, Loaded):
     """What the stages of a run work with; `session_of` makes it.
 
     sampling: the engines that sample, and the devices as they use them. settled: how it trains, as
-    its work directory keeps it; None leaves it to `Devices.micro`. kernels: what attention is over
-    -> its kernel.
+    its work directory keeps it; None leaves it to `Devices.micro`.
     """
 
     sampling: RunSampling
     settled: Micro | None = None
-    kernels: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def model_folder(self) -> epath.Path | None:
@@ -212,7 +209,10 @@ def loaded(run: Run, options: Options, programs: Programs | None = None) -> Iter
         told = processes.gather([model is not None, mesh and meshes.memory(mesh)])
         problems = options.problems
         if model and not problems and all(has_model for has_model, _ in told):
-            read = partial(_problems, run, options, model.tokenizer, scorer)
+            known = scorer, run.tracker, run.workdir, options.follows
+            asks = None if options.there else partial(golds.unreadable, *known)
+            told_of = run.reward is not None, run.tracker.say, options.splits, asks
+            read = partial(load_problems, config, model.tokenizer, *told_of)
             problems = tried("data", read)  # together
         machine = options.there or (mesh and machine_of(mesh, [memory for _, memory in told]))
         if model and mesh and machine and names is not None:
@@ -250,8 +250,7 @@ def session_of(
     samples = samples and any(stage.samplings() for stage in config.stages.values())
     if samples:
         server = open_server(config, devices.model, tokenizer, run.workdir, say)  # together
-    if samples and server is None:
-        kernel = tried_kernel(devices, say)  # together
+        kernel = None if server else tried_kernel(devices, say)  # together
     sampling = RunSampling(
         devices,
         shared.programs,
@@ -271,11 +270,9 @@ def keep_micro(run: Run, devices: Devices, *, begun: bool = True) -> Micro | Non
     decides nothing. All processes call it together, before any stage."""
     if not devices.loads:
         return None
-    chosen, machine = devices.micro, devices.told
-    remat, tokens = processes.on_leader(
-        lambda: list(vars(keep(run.workdir, machine, chosen, begun)).values())
-    )
-    micro = Micro(remat, tokens)
+    chosen = devices.micro
+    kept = partial(keep, run.workdir, devices.told, chosen, begun)
+    micro = Micro(*processes.on_leader(lambda: [*vars(kept()).values()]))
     why = "by the memory of the devices"
     if micro != chosen:
         why = "as when this run began on such a machine"
@@ -308,19 +305,6 @@ def _mesh(config: Config, devices: Sequence[Any] | None) -> Mesh:
     if config.compute.offload_optimizer:
         meshes.require_host_memory(mesh)
     return mesh
-
-
-def _problems(
-    run: Run, options: Options, tokenizer: PromptTokenizer, scorer: RewardManager
-) -> Problems:
-    """Read the problems, which all processes do together."""
-
-    def unreadable(asked: Sequence[Problem]) -> set[str]:
-        return golds.unreadable(asked, scorer, run.tracker, run.workdir, options.follows)
-
-    own, say = run.reward is not None, run.tracker.say
-    asks = None if options.there else unreadable
-    return load_problems(run.config, tokenizer, own, say, options.splits, asks)
 
 
 def _weights(

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from etils import epath
 from ml_collections import ConfigDict
@@ -30,6 +29,7 @@ from g2d_jax.session.answers import answer_issues
 from g2d_jax.session.policies import require_elsewhere
 from g2d_jax.session.session import Session
 from g2d_jax.session.stage_result import Warned
+from g2d_jax.stages import Seen
 from g2d_jax.stages.trial import Trial, try_reward
 
 
@@ -83,12 +83,10 @@ def _issues(config: Config) -> Iterator[Issue]:
 
 @dataclass(frozen=True)
 class Found:
-    """What a look at stages found. read: stage -> what was read to check it, which it takes.
-    examples: of that, as it is trained on. trials: of rewards."""
+    """What a look at stages found. seen: by stage, whose run takes it out. trials: of rewards."""
 
     issues: list[Issue] = field(default_factory=list)
-    read: dict[str, Any] = field(default_factory=dict)
-    examples: list[str] = field(default_factory=list)
+    seen: dict[str, Seen] = field(default_factory=dict)
     trials: list[Trial] = field(default_factory=list)
 
     def warnings(self, stage: str) -> list[Warned]:
@@ -105,16 +103,17 @@ def examine(session: Session, names: Sequence[str], known: Sequence[Issue] = ())
     Raises Invalid with all that stops the run.
     """
     tell(session.tracker, known)
-    found = of_stages(session, names)
-    tried: list[Issue] = []
+    trials: list[Trial] = []
+    issues: list[Issue] = []
     if processes.leader():  # a judge is asked once
         for task in session.config.all_tasks:
             setting = f"{prefix_of(task)}reward.function"
-            look = partial(try_reward, session, task, found.trials, tried)
-            tried += faults(setting, look)
-    issues = [*tried, *answer_issues(session), *found.issues]
+            issues += faults(setting, partial(try_reward, session, task, trials, issues))
+    answers = answer_issues(session)
+    found = of_stages(session, names)
+    issues += [*answers, *found.issues]
     tell(session.tracker, issues)
-    return replace(found, issues=[*known, *issues])
+    return replace(found, issues=[*known, *issues], trials=trials)
 
 
 def unfinished(folders: Mapping[str, epath.Path], names: Sequence[str]) -> list[str]:
@@ -157,9 +156,5 @@ def of_stages(session: Session, names: Sequence[str]) -> Found:
 
 def _look_at(session: Session, name: str, found: Found) -> None:
     stage = session.config.stages[name]
-    seen = stage_modules.of_kind(stage.kind).issues(session, name, stage)
+    found.seen[name] = seen = stage_modules.of_kind(stage.kind).issues(session, name, stage)
     found.issues.extend(seen.issues)
-    if seen.data is not None:
-        found.read[name] = seen.data
-    if seen.example:
-        found.examples.append(seen.example)

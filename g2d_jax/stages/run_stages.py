@@ -218,7 +218,8 @@ def run_stage(
     memory.give_back()  # of the stage before
     try:
         with session.tracker.measured() as peak:
-            data = [found.read.pop(name)] if name in found.read else []
+            seen = found.seen.pop(name, None)
+            data = [seen.data] if seen and seen.data is not None else []
             outcome = stage_modules.of_kind(stage.kind).run(session, name, stage, *data)
             session.writer.wait()
             held = max(processes.gather(peak.read()))

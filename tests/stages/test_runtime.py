@@ -47,7 +47,7 @@ def test_kernels_of_attention_are_noted_and_not_said(config, tmp_path, opened, c
     assert [choose_row_length(session, longest) for longest in (100, 110, 600)] == [112, 112, 608]
     assert session.sampling.sampler is session.sampling.sampler
     rows = {f"packed rows of {length} tokens": "xla" for length in (112, 608)}
-    assert session.kernels == rows and session.sampling.sampler.kernel == "xla"
+    assert session.sampling.kernels == {**rows, "prompts": "xla", "decode": "xla"}
     assert "xla" not in capsys.readouterr().out
 
 
