@@ -343,3 +343,15 @@ def test_the_base_of_adapters_lies_beside_the_sampler_in_every_stage(config, ope
     frozen = 4 * (count_params(session.model_config) - count_trained(session.model_config))
     assert devices.state_bytes(Collect()) == frozen > 0
     assert devices.state_bytes(Online()) == frozen + 12 * count_trained(session.model_config)
+
+
+def test_all_that_is_wrong_with_the_inputs_is_told_at_once(config, opened, tmp_path):
+    """And not what follows from another: problems are read with the tokenizer."""
+    config.mesh.tensor, config.data.dev.revision = 3, "v2"
+    with pytest.raises(settings.Invalid) as both:
+        opened(config, tmp_path, names=[])
+    assert [issue.path for issue in both.value.issues] == ["mesh", "data.dev"]
+    config.tokenizer.path = str(tmp_path / "none")
+    with pytest.raises(settings.Invalid) as first:
+        opened(config, tmp_path, names=[])
+    assert [issue.path for issue in first.value.issues] == ["tokenizer", "mesh"]
