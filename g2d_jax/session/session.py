@@ -206,7 +206,8 @@ def loaded(run: Run, options: Options, programs: Programs | None = None) -> Iter
         scorer = RewardManager(config.rewards, lambda: cast(Mesh, mesh), run.reward, config.dtype)
         stack.callback(scorer.close)
         # What all do together, none does if one of them cannot.
-        told = processes.gather([model is not None, mesh and meshes.memory(mesh)])
+        memory = meshes.memory(mesh) if mesh and not options.there else None
+        told = processes.gather([model is not None, memory])
         problems = options.problems
         if model and not problems and all(has_model for has_model, _ in told):
             known = scorer, run.tracker, run.workdir, options.follows
@@ -214,7 +215,7 @@ def loaded(run: Run, options: Options, programs: Programs | None = None) -> Iter
             told_of = run.reward is not None, run.tracker.say, options.splits, asks
             read = partial(load_problems, config, model.tokenizer, *told_of)
             problems = tried("data", read)  # together
-        machine = options.there or (mesh and machine_of(mesh, [memory for _, memory in told]))
+        machine = options.there or (mesh and machine_of(mesh, [size for _, size in told]))
         if model and mesh and machine and names is not None:
             devices = Devices(config, model.shape, mesh, machine)
             tried("compute", lambda: devices.row_kernel(LANES))
