@@ -28,7 +28,6 @@ from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session.workdir import absolute, has_begun
 from g2d_jax.stages import host_memory, run_issues
 from g2d_jax.stages.run_stages import (
-    Objectives,
     compile_ahead,
     open_session,
     require_packages,
@@ -37,7 +36,7 @@ from g2d_jax.stages.run_stages import (
 
 if TYPE_CHECKING:
     from g2d_jax.report.result import Result
-    from g2d_jax.session.session import Session
+    from g2d_jax.session.session import Objectives, Session
 
 
 def run(
@@ -64,15 +63,15 @@ def run(
     settings, warnings = run_issues.checked(config, until)
     order = plan(settings)
     require_packages(settings)
-    with open_session(settings, order, folder, until or "", reward, objectives or {}) as session:
-        run_issues.tell(session, warnings)
+    own = reward, objectives or {}
+    with open_session(settings, order, folder, until or "", *own, warnings) as (session, found):
         names = order.until(until)
         compile_ahead(session, names)
         if not processes.on_leader(lambda: has_begun(folder)):
             host_memory.show(session)
         with _followed(session):
             for name in names:
-                run_stage(session, name, order)
+                run_stage(session, name, order, found)
         if len(names) < len(order.order):
             session.tracker.end(Ended("until"))
         processes.on_leader(lambda: conclude(session.workdir, session.tracker))

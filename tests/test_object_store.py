@@ -34,28 +34,32 @@ from g2d_jax.models import decoder, hf
 from g2d_jax.config import Config
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.session.policies import load_policy
-from g2d_jax.session.session import Session
+from g2d_jax.runtime.tracking import Tracker
+from g2d_jax.session.session import Options, Run, loaded, session_of
 tokenizer = load_tokenizer("procedural:slips")
 shape = ModelConfig("llama", tokenizer.vocab_size, 32, 2, 2, 1, 16, 64)
 model = decoder.init(shape, jax.random.key(0))
 config, folder = tiny.get_config(), epath.Path(sys.argv[1])
+def opened():
+    tracker = Tracker(None, tensorboard=False)
+    run = Run(config=Config.of(config), workdir=folder, folders={}, tracker=tracker)
+    with loaded(run, Options(splits=())) as shared:
+        return session_of(run, shared)
 for url in sys.argv[2:]:
     tokenizer.save(url)
     hf.save(model, url, max_shard_bytes=20_000, eos_ids=tokenizer.eos_ids)
     config.model.path = url
-    runtime = Session(Config.of(config), folder, None, {})
+    runtime = opened()
     assert runtime.model_config == shape
     assert runtime.tokenizer.fingerprint == tokenizer.fingerprint
     jax.tree.map(np.testing.assert_array_equal, load_policy(runtime, "init"), model)
     config.model.path = url + "/none"
-    runtime = Session(Config.of(config), folder, None, {})
-    for attribute in ("model_config", "tokenizer"):
-        try:
-            getattr(runtime, attribute)
-        except ValueError as error:
-            assert url + "/none" in str(error) and "hub" not in str(error), error
-        else:
-            sys.exit("found what is not there")
+    try:
+        opened()
+    except ValueError as error:
+        assert url + "/none" in str(error) and "hub" not in str(error), error
+    else:
+        sys.exit("found what is not there")
 """
 G2D = """import sys
 from g2d_jax import cli

@@ -27,7 +27,7 @@ from g2d_jax.session import stage_result
 from g2d_jax.session.accounting import behind
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.row_shapes import choose_row_length
-from g2d_jax.session.session import Session, StopRun
+from g2d_jax.session.session import Options, Run, StopRun, loaded, session_of
 from g2d_jax.session.stage_result import StageResult
 from g2d_jax.session.workdir import claim
 from g2d_jax.stages import run_issues, run_stages
@@ -338,8 +338,13 @@ def test_policies_that_are_not_there(
     (tmp_path / "01-sft").mkdir()
     with Tracker(tmp_path, tensorboard=False) as tracker:
         folders = graph.plan(Config.of(config)).folders(epath.Path(tmp_path))
-        session = Session(Config.of(config), epath.Path(tmp_path), tracker, folders)
-        with pytest.raises(ValueError, match=message):
+        made = Config.of(config)
+        run = Run(config=made, workdir=epath.Path(tmp_path), folders=folders, tracker=tracker)
+        with (
+            loaded(run, Options(splits=())) as shared,
+            pytest.raises(ValueError, match=message),
+        ):
+            session = session_of(run, shared, samples=False)
             load_policy(session, policy.replace("WORK", str(tmp_path)))
 
 
@@ -381,9 +386,11 @@ def test_a_run_begins_with_what_it_is_in_plain_words(
     config.lora.rank = 2
     made = Config.of(config)
     order = graph.plan(made)
-    with run_stages.open_session(made, order, epath.Path(tmp_path), "warmup", None, {}) as session:
+    with run_stages.open_session(made, order, epath.Path(tmp_path), "warmup", None, {}) as (
+        session,
+        _,
+    ):
         choose_row_length(session, 64)
-        assert session.sampling.sampler.kernel == session.kernels["prompts"]
         said = [x for x in capsys.readouterr().out.splitlines() if not x.startswith("WARNING")]
     assert said[0] == "tiny: sft (6 steps), warmup (online, 3 steps)"
     assert re.fullmatch(

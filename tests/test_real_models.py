@@ -24,6 +24,7 @@ from g2d_jax.config.graph import plan
 from g2d_jax.recipes.config_load import resolve
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.session.policies import load_policy
+from g2d_jax.session.problems import SPLITS
 from g2d_jax.stages import run_issues
 from g2d_jax.sweep.points import points
 
@@ -431,7 +432,7 @@ def check_in_transformers(work: Path, exported: epath.Path) -> None:
 
     model = AutoModelForCausalLM.from_pretrained(exported)
     tokenizer = AutoTokenizer.from_pretrained(exported)
-    with commands.opened(work) as session:
+    with commands.opened(work, splits=SPLITS) as session:
         problem = session.problems.by_split["test"][0]
         ids = session.tokenizer.encode_prompt(problem).tolist()
         messages = [dict(message) for message in session.tokenizer.conversation(problem)]

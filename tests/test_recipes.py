@@ -32,7 +32,7 @@ from g2d_jax.config import Config
 from g2d_jax.config.graph import plan
 from g2d_jax.recipes.config_load import resolve
 from g2d_jax.runtime.tracking import Tracker, read_metrics
-from g2d_jax.session.session import Session
+from g2d_jax.session import session
 from g2d_jax.stages import run_issues
 
 Run = tuple[Path, dict[str, Any]]
@@ -408,12 +408,15 @@ def test_prompts_are_those_of_the_papers_figures(
     spec: str, family: str, text: str, toys: Path, tmp_path: Path
 ) -> None:
     with Tracker(None, tensorboard=False) as tracker:
-        session = Session(Config.of(shrunk(spec, toys, family)), epath.Path(tmp_path), tracker, {})
-        for problem in session.problems.train:
+        config = Config.of(shrunk(spec, toys, family))
+        run = session.Run(config=config, workdir=epath.Path(tmp_path), folders={}, tracker=tracker)
+        with session.loaded(run, session.Options()) as shared:
+            pass
+        for problem in shared.problems.train:
             said = (
                 problem.prompt if isinstance(problem.prompt, str) else problem.prompt[0]["content"]
             )
-            assert session.tokenizer.render(problem) == text.format(said)
+            assert shared.tokenizer.render(problem) == text.format(said)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from g2d_jax.models import shapes
 from g2d_jax.recipes.config_load import resolve
 from g2d_jax.runtime.mesh import make_mesh
 from g2d_jax.session import training_memory
-from g2d_jax.session.devices import Devices
+from g2d_jax.session.devices import Devices, machine_of
 from g2d_jax.session.training_memory import (
     REMATS,
     SHARE,
@@ -114,9 +114,9 @@ def devices(monkeypatch):
     monkeypatch.setattr("g2d_jax.session.devices.platform_of", lambda mesh: "tpu")
 
     def make(config: Config, memory: int | None) -> Devices:
-        found = Devices(config, shapes.shape("Qwen2.5-1.5B"), make_mesh(fsdp=8))
-        found.memory = memory
-        return found
+        mesh = make_mesh(fsdp=8)
+        machine = machine_of(mesh, [memory])
+        return Devices(config, shapes.shape("Qwen2.5-1.5B"), mesh, machine)
 
     return make
 
@@ -141,7 +141,8 @@ def test_a_run_chooses_by_its_memory_and_keeps_what_is_set(devices):
 
 def test_a_cpu_chooses_nothing():
     config = Config.of(resolve("qwen2.5-1.5b"))
-    here = Devices(config, shapes.shape("Qwen2.5-1.5B"), make_mesh(fsdp=8))
+    mesh = make_mesh(fsdp=8)
+    here = Devices(config, shapes.shape("Qwen2.5-1.5B"), mesh, machine_of(mesh, [None]))
     assert (here.loads, here.micro) == ([], Micro("dots", 16_384))
 
 

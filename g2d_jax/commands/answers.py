@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from rich.padding import Padding
 from rich.text import Text
 
 from g2d_jax.commands.opening import joined, last_policy, not_at_hand, opened
-from g2d_jax.config import Config, Sampling, places
+from g2d_jax.config import Config, Engine, Sampling, places
 from g2d_jax.config.graph import plan
 from g2d_jax.data.splits import problem_id
 from g2d_jax.data.stops import cut
@@ -55,7 +56,14 @@ def sample(
         request["prompt"] = prompts
     with (
         joined(workdir, "sample", request) as config,
-        opened(workdir, config, needs=needs, splits=READ_FOR["test"]) as session,
+        # The sampler draws, also where a server did for the run.
+        opened(
+            workdir,
+            replace(config, engine=Engine()),
+            needs=needs,
+            splits=READ_FOR["test"] if prompts is None else (),
+            samples=True,
+        ) as session,
     ):
         chosen = policy or last_policy(session.config)
         settings = first_sampling(session.config)
@@ -110,7 +118,7 @@ def _answers(
     ]
     most = range(params.max_new_tokens)
     pairs = [(request.prompt_ids, most) for request in requests]
-    tell(session, position_issues(session, "--max-new-tokens", pairs=pairs))
+    tell(session.tracker, position_issues(session, "--max-new-tokens", pairs=pairs))
     rollouts = _of_all(session.sampling.sampler.generate(view, requests, "sample"))
     place = {problem.id: i for i, problem in enumerate(problems)}
     rollouts.sort(key=lambda r: (place[r.problem_id], r.sample))
@@ -120,7 +128,7 @@ def _answers(
     shown: dict[str, list[tuple[Rollout, str, str]]] = {}
     for rollout, text, reward in zip(rollouts, texts, rewards, strict=True):
         shown.setdefault(rollout.problem_id, []).append((rollout, text, reward))
-    session.say_once(f"policy {policy}")
+    session.tracker.say_once(f"policy {policy}")
     for problem in problems:
         _say_template(session, problem)
         show = _show_on_terminal if session.tracker.screen.interactive else _show_as_table
@@ -148,7 +156,7 @@ def _say_template(session: Session, problem: Problem) -> None:
         return
     template = "{problem}".join(session.tokenizer.template.frame())
     if template != "{problem}":
-        session.say_once(f"prompt of each problem: {clean(template, newlines=False)}")
+        session.tracker.say_once(f"prompt of each problem: {clean(template, newlines=False)}")
 
 
 def _show_as_table(

@@ -68,7 +68,7 @@ def card(session: Session, of: str, *, what: str = "model", note: str = "") -> s
 
 def _licence(session: Session, base: str) -> str:
     """Return the licence that the card of the run's own model names, "" where none is known."""
-    if not base or base != session.config.model.path:
+    if session.model_folder is None or base != session.config.model.path:
         return ""
     readme = session.model_folder / "README.md"
     found = readme.exists() and _LICENCE.search(storage.read_bytes(readme).decode(errors="replace"))
@@ -80,7 +80,7 @@ def _results(session: Session, policy: str, of: str) -> str:
     last row is the cost of a collect stage `of`."""
     run = read_run(session.workdir, lenient=True)
     for damage in run.left_out:
-        session.say_once(f"WARNING: {damage}")
+        session.tracker.say_once(f"WARNING: {damage}")
     latest = run.latest
     measured = {policy: None, **(latest.by_name if latest else {})}
     rows = []

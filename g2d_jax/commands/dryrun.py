@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
-from contextlib import closing
 from tempfile import TemporaryDirectory
 
 from etils import epath
@@ -26,11 +25,12 @@ from g2d_jax.session.answers import (
     show_problem,
 )
 from g2d_jax.session.problems import table
-from g2d_jax.session.session import Session
+from g2d_jax.session.session import Options, Run, Session, loaded, session_of
 from g2d_jax.session.training_memory import kept
 from g2d_jax.session.workdir import absolute, has_begun, require_same_run
 from g2d_jax.stages import host_memory, run_issues
 from g2d_jax.stages.run_stages import require_packages
+from g2d_jax.stages.trial import Trial
 
 
 def show(
@@ -52,49 +52,66 @@ def show(
     order = plan(settings)
     require_packages(settings)
     flags.check_devices()
-    with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
+    with (
+        TemporaryDirectory() as folder,
+        Tracker(folder, tensorboard=False) as tracker,
+        precision.used(settings.dtype),
+    ):
         # The session writes into a folder that is gone afterwards, and speaks of the run's own.
         place = epath.Path("WORKDIR") if workdir is None else absolute(workdir)
-        folders = order.folders(place)
-        session = Session(settings, epath.Path(folder), tracker, folders, is_dry=True)
-        session.follows = None if workdir is None else place
-        with closing(session), precision.used(settings.dtype):
-            _show_settings(session, config, config if named is None else named)
-            run_issues.tell(session, warnings)
-            read = inputs.digests(settings)
-            if workdir is not None:
-                require_same_run(settings, place, inputs=read)
-            tried = run_issues.examine(session, order.until(until))
+        _show_settings(tracker, config, config if named is None else named)
+        run_issues.tell(tracker, warnings)
+        read = inputs.digests(settings)
+        if workdir is not None:
+            require_same_run(settings, place, inputs=read)
+        run = Run(
+            config=settings,
+            workdir=epath.Path(folder),
+            folders=order.folders(place),
+            tracker=tracker,
+        )
+        names = run_issues.unfinished(run.folders, order.until(until))
+        follows = None if workdir is None else place
+        begun = has_begun(place)
+        with loaded(run, Options(names, follows=follows)) as shared:
+            session = session_of(
+                run, shared, settle=lambda _, devices: kept(place, devices.told) if begun else None
+            )
+            found = run_issues.examine(session, names)
+            for example in filter(None, [seen.example for seen in found.seen.values()]):
+                tracker.say(example)
             server = session.sampling.server
             if server is not None:
                 tracker.say(f"engine: {settings.engine.url} serves {server.model}")
             _show_stages(session, order, place)
-            for sentence in session.tokenizer.template.differences():
-                tracker.say(f"the chat template, as it is used here and exported: {sentence}")
-            tracker.say(f"tokens that end a response: {session.tokenizer.ends()}")
-            host_memory.show(session)
-            tracker.table(
-                "problems",
-                ["task", "split", "source", "count"],
-                table(settings, session.problems.by_split),
-            )
-            for task in session.config.all_tasks:
-                for problem in problems_of(session, task)[:SHOWN]:
-                    show_problem(session, problem)
-            for title, rows in tried:
-                tracker.table(title, ["problem", "", "response", "reward", "verdict"], rows)
-            chosen = [f"over {what}: {kernel}" for what, kernel in session.kernels.items()]
-            tracker.say("\n  ".join(["kernels of attention:", *chosen]))
+            _show_problems(session, found.trials)
 
 
-def _show_settings(session: Session, config: ConfigDict, named: ConfigDict) -> None:
+def _show_settings(tracker: Tracker, config: ConfigDict, named: ConfigDict) -> None:
     typed = config_io.changes(named, config)
     if typed:
-        session.tracker.say("\n  ".join(["changed here:", *typed]))
+        tracker.say("\n  ".join(["changed here:", *typed]))
     own = config_io.changes(config_io.defaults(named), named)
-    session.tracker.say(
+    tracker.say(
         "\n  ".join([f"{named.name}, where it differs from the defaults of docs/config.md:", *own])
     )
+
+
+def _show_problems(session: Session, trials: Sequence[Trial]) -> None:
+    tracker, tokenizer = session.tracker, session.tokenizer
+    for sentence in tokenizer.template.differences():
+        tracker.say(f"the chat template, as it is used here and exported: {sentence}")
+    tracker.say(f"tokens that end a response: {tokenizer.ends()}")
+    host_memory.show(session)
+    rows = table(session.config, session.problems.by_split)
+    tracker.table("problems", ["task", "split", "source", "count"], rows)
+    for task in session.config.all_tasks:
+        for problem in problems_of(session, task)[:SHOWN]:
+            show_problem(session, problem)
+    for title, rows in trials:
+        tracker.table(title, ["problem", "", "response", "reward", "verdict"], rows)
+    chosen = [f"over {what}: {kernel}" for what, kernel in session.sampling.kernels.items()]
+    tracker.say("\n  ".join(["kernels of attention:", *chosen]))
 
 
 def _show_stages(session: Session, order: Plan, place: epath.Path) -> None:
@@ -113,7 +130,4 @@ def _show_stages(session: Session, order: Plan, place: epath.Path) -> None:
     parts = f", {trained:,} of them trained" if trained < total else ""
     session.tracker.say(f"model: {total:,} parameters{parts}; devices: {session.mesh.size}")
     if session.config.stages_of(TrainingStage):
-        found = None
-        if has_begun(place):
-            found = kept(place, session.sampling.devices.told)
-        session.tracker.say(f"training: {found or session.micro}")
+        session.tracker.say(f"training: {session.micro}")

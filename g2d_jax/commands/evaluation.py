@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from etils import epath
 
@@ -52,20 +52,30 @@ def evaluate(
     """
     folder = absolute(workdir)
     policy = places.decided(policy, "policy", places.here())
-    other = (problems, split, limit, task)
-    with joined(folder, "evaluate", {"policy": policy, "other": other, **sampling}) as config:
+    other = Other(problems, split, limit, task)
+    with joined(folder, "evaluate", {"policy": policy, "other": [*other], **sampling}) as config:
         return _evaluate(folder, config, policy, other, reward, sampling)
+
+
+class Other(NamedTuple):
+    """Problems in place of the stage's, None for these. split, limit: what is taken of them. task:
+    whose reward scores them."""
+
+    problems: str | None
+    split: splits.Split | None
+    limit: int | None
+    task: str
 
 
 def _evaluate(
     folder: epath.Path,
     config: Config,
     policy: str,
-    other: tuple[str | None, splits.Split | None, int | None, str],
+    other: Other,
     reward: RewardFunction | None,
     sampling: Mapping[str, Any],
 ) -> StageResult:
-    """Evaluate as `evaluate` says. other: its problems, split, limit and task."""
+    """Evaluate as `evaluate` says."""
     problems, split, limit, task = other
     own, like = evaluate_stage(config)
     stage = _stage(like, policy, sampling)
@@ -79,7 +89,7 @@ def _evaluate(
         raise ValueError("split, limit and task say how to take other problems: name these too")
     _require_served(config, policy)
     needs = ("model", "tokenizer", "data", "tasks", "reward")
-    with opened(folder, config, reward, needs, READ_FOR[stage.split]) as session:
+    with opened(folder, config, reward, needs, READ_FOR[stage.split], samples=True) as session:
         if session.reward is not_at_hand and task == "main":
             not_at_hand()
         if problems is None:
@@ -98,9 +108,10 @@ def _evaluate(
         name = _evaluation_name(session, stage, policy)
         processes.agreed("problems, weights or rewards", name)
         place = folder / "evaluations" / name
-        session.folders = {**session.folders, name: place}
+        session = replace(session, folders={**session.folders, name: place})
         if not processes.on_leader(lambda: stage_result.read(place) is not None):
-            tell(session, [*session.problems.issues, *evaluation.issues(session, own, stage)])
+            seen = evaluation.issues(session, own, stage)
+            tell(session.tracker, [*session.problems.issues, *seen.issues])
             made = _run(session, name, stage, problems)
             processes.on_leader(lambda: stage_result.write(place, made))
         result = stage_result.read(place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from g2d_jax.runtime.mesh import make_mesh, slices
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session.accounting import TRAINING, behind
 from g2d_jax.session.problems import SPLITS
-from g2d_jax.session.session import Session
+from g2d_jax.session.session import Options, Run, Session, loaded, session_of
 from g2d_jax.session.workdir import absolute, packages, read_settings, stage_folders, stage_steps
 from g2d_jax.stages import run_stages
 
@@ -41,14 +41,10 @@ def joined(workdir: storage.PathLike, what: str, request: Mapping[str, Any]) -> 
     packages or arguments differ between the processes.
     """
     run_stages.check_joined()
-    with ExitStack() as stack:
-        # SIGTERM ends a process that is alone at once: there is nothing to save or to agree on.
-        if processes.count() > 1:
-            # The defaults: the run's own limits are known only once all processes have read them.
-            limits = Faults()
-            stack.enter_context(
-                watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout)
-            )
+    # SIGTERM ends a process that is alone at once: there is nothing to save or to agree on. The
+    # defaults: the run's own limits are known only once all processes have read them.
+    together = processes.count() > 1
+    with watched(**Faults().to_dict()) if together else nullcontext():
         processes.note_progress(what)
         with processes.barrier():
             config = read_config(absolute(workdir))
@@ -73,7 +69,9 @@ def opened(
     config: Config | None = None,
     reward: RewardFunction | None = None,
     needs: Sequence[str] = ("model", "tokenizer"),
-    splits: Sequence[str] = SPLITS,
+    splits: Sequence[str] = (),
+    *,
+    samples: bool = False,
 ) -> Iterator[Session]:
     """Yield a run's session for reading, on whatever devices there are: logs nothing to TensorBoard
     or W&B.
@@ -83,7 +81,7 @@ def opened(
 
     reward: that of a run which was given one from Python; without it such a run can be read, but
     nothing be scored.
-    splits: those whose problems are read, if any are.
+    splits: those whose problems are read. samples: whether responses may be drawn.
     """
     folder = absolute(workdir)
     config = config or read_config(folder)
@@ -108,21 +106,22 @@ def opened(
         precision.used(config.dtype),
         program_cache.cached(),
     ):
-        folders = {**plan(config).folders(folder), **stage_folders(folder)}
-        session = Session(
-            config,
-            folder,
-            tracker,
-            folders,
-            reward,
+        run = Run(
+            config=config,
+            workdir=folder,
+            folders={**plan(config).folders(folder), **stage_folders(folder)},
+            tracker=tracker,
+            reward=reward,
             steps=stage_steps(folder),
             inputs=content.get("inputs") or {},
-            splits=splits,
         )
-        # What ran already is of use, also where no run would begin with its template.
-        session.fault = lambda error: session.say_once(f"WARNING: the run's tokenizer: {error}")
-        with closing(session):
-            yield session
+
+        def fault(error: object) -> None:
+            # What ran already is of use, also where no run would begin with its template.
+            tracker.say_once(f"WARNING: the run's tokenizer: {error}")
+
+        with loaded(run, Options(splits=splits, fault=fault)) as shared:
+            yield session_of(run, shared, samples=samples)
 
 
 def _on_this_machine(config: Config) -> Config:

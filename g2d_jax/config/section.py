@@ -25,6 +25,7 @@ from ml_collections.config_dict import placeholder
 from g2d_jax.runtime.terminal import shortened
 
 S = TypeVar("S", bound="Section")
+Made = TypeVar("Made")
 
 Run: TypeAlias = Any
 """The whole `Config`, which rules of a section may read: settings.py makes it of all sections."""
@@ -140,18 +141,26 @@ warning = functools.partial(Issue, "warning")
 
 
 def faults(path: str, look: Callable[[], object]) -> list[Issue]:
-    """Return what a function finds wrong by raising ValueError, [] where it raises none. path: the
-    setting that cannot be used then, unless the message begins with it, or with one within."""
+    """Return what a function finds wrong, [] where it raises nothing. path: as in `made`."""
     try:
-        look()
+        made(path, look)
     except Invalid as fault:
         return list(fault.issues)
+    return []
+
+
+def made(path: str, step: Callable[[], Made]) -> Made:
+    """Return what a function makes. Raises Invalid for its ValueError. path: the setting that cannot
+    be used then, unless the message begins with it, or with one within."""
+    try:
+        return step()
+    except Invalid:
+        raise
     except ValueError as fault:
         first, _, rest = str(fault).partition(" ")
         if f"{first}.".startswith(f"{path}."):
-            return [error(first, rest)]
-        return [error(path, f"cannot be used: {fault}")]
-    return []
+            raise Invalid([error(first, rest)]) from fault
+        raise Invalid([error(path, f"cannot be used: {fault}")]) from fault
 
 
 class Invalid(ValueError):

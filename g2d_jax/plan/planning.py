@@ -20,7 +20,7 @@ from g2d_jax.config import Config
 from g2d_jax.config.graph import plan
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.plan import target
-from g2d_jax.plan.programs import programs_of, scorings
+from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.target import Compiled, DoesNotFit
 from g2d_jax.plan.topologies import GIB, Device, Topology
 from g2d_jax.plan.work import Time, problems, reads_locally, shape_of, time_of, train_problems
@@ -28,13 +28,10 @@ from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime import precision
 from g2d_jax.runtime.program import Program
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.session import init_params
+from g2d_jax.session.devices import Machine
 from g2d_jax.session.problems import Problems
-from g2d_jax.session.session import Session
+from g2d_jax.session.session import Options, Run, Session, loaded, session_of
 from g2d_jax.session.training_memory import Micro
-from g2d_jax.session.training_programs import mean_prompt
-
-STOPS = 2  # tokens that end a response, assumed without a tokenizer
 
 
 @dataclass(frozen=True)
@@ -171,39 +168,29 @@ def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> It
         Tracker(folder, tensorboard=False) as tracker,
         precision.used(config.dtype),
     ):
-        session = Session(
-            config, epath.Path(folder), tracker, order.folders(epath.Path(folder)), asks=False
-        )
-        mesh = session.mesh = meshes.make_mesh(**config.mesh.to_dict(), devices=compiler.devices)
-        if config.compute.offload_optimizer:
-            meshes.require_host_memory(mesh)
-        most = config.data.max_prompt_length
-        if prompt is not None:
-            session.mean_prompt = float(min(prompt, most))
-        if not reads_locally(config):
-            session.problems = Problems(
-                {}, {}, [], count_tokens=lambda _: most, conversation=lambda prompt: prompt
-            )
-            session.problems.prompt_lengths = (most,)
-            held_out = {split: problems(config, split) for split in ("dev", "test")}
-            # without a limit as many as a stage asks for; `show.assumptions` says so
-            train = train_problems(config)
-            if train is None:
-                train = sys.maxsize
-            session.problems.counts = {"train": train, **held_out}
-        if path := config.model.path:
-            adapters = init_params.adapters(config.lora)
-            session.model_config = dataclasses.replace(shape_of(path), **adapters)
-        sampling = session.sampling
-        sampling.stop_ids = tuple(range(STOPS))
-        sampling.decode = None  # nothing is sampled here, and the tokenizer may be elsewhere
-        devices = sampling.devices
-        devices.memory = compiler.topology.device.usable  # those devices do not report it
-        devices.near = compiler.topology.near  # nor do GPUs their hosts
-        devices.rates = compiler.topology.device
-        models = [batch.inputs[0] for batch in scorings(config, mesh).values()]
-        devices.reward_bytes = meshes.device_bytes(models)
-        yield session
+        place, topology = epath.Path(folder), compiler.topology
+        run = Run(config=config, workdir=place, folders=order.folders(place), tracker=tracker)
+        device = topology.device  # those devices do not report their memory, nor GPUs their hosts
+        there = Machine(device.usable, topology.near, device, lambda path, _: shape_of(path))
+        assumed = None if reads_locally(config) else _assumed(config)
+        with loaded(
+            run, Options(devices=compiler.devices, there=there, problems=assumed)
+        ) as shared:
+            read = shared.problems
+            if prompt is not None:
+                mean = float(min(prompt, config.data.max_prompt_length))
+                read = dataclasses.replace(read, mean_prompt=mean)
+            yield session_of(run, dataclasses.replace(shared, problems=read))
+
+
+def _assumed(config: Config) -> Problems:
+    """Stand in for problems that are elsewhere, each with the longest prompt."""
+    most = config.data.max_prompt_length
+    counts = {split: problems(config, split) for split in ("dev", "test")}
+    # without a limit as many as a stage asks for; `show.assumptions` says so
+    train = train_problems(config)
+    counts["train"] = sys.maxsize if train is None else train
+    return Problems({}, {}, [], lambda prompt: prompt, counts, (most,), most)
 
 
 def make(
@@ -223,6 +210,6 @@ def make(
         entries = list(itertools.chain.from_iterable(stage_entries))
         sampling = session.sampling.devices.for_sampling
         ways = sampling.size // sampling.shape["data"]
-        mesh, mean = dict(session.mesh.shape), mean_prompt(session)
+        mesh, mean = dict(session.mesh.shape), session.problems.mean_prompt
         shape, micro = session.model_config, session.micro
         return Plan(compiler.topology, config, shape, mesh, micro, ways, entries, mean)

@@ -18,7 +18,6 @@ from g2d_jax.plan.work import shape_of
 from g2d_jax.runtime.program import Program, Work
 from g2d_jax.scoring.batches import columns, full_rows, make_program, program_of
 from g2d_jax.session.session import Session
-from g2d_jax.session.training_programs import mean_prompt
 
 
 def scorings(config: Config, mesh: Mesh) -> dict[str, Program]:
@@ -66,7 +65,7 @@ def programs_of(session: Session, name: str, response: int | None = None) -> lis
         for path, share in _scored(session.config).items():
             model, tokens, _ = batches[path].inputs
             rows, length = tokens.shape
-            scored = share * (work.generated + work.responses * mean_prompt(session))
+            scored = share * (work.generated + work.responses * session.problems.mean_prompt)
             (embed,) = jax.tree.leaves(model.trunk.embed)
             cost = Work(
                 scored / (rows * length),

@@ -106,8 +106,8 @@ class _Follower:
             self.untell()
             return
         told = {"time": time.time(), **at._asdict()}
-        if self._session.peak is not None:
-            told["peak_memory_bytes"] = self._session.peak.so_far
+        if self._session.tracker.peak is not None:
+            told["peak_memory_bytes"] = self._session.tracker.peak.so_far
         storage.write_json(self._session.workdir / PROGRESS, told)
 
     def untell(self) -> None:

@@ -118,7 +118,7 @@ def external_batches(session: Session, name: str, stage: Online) -> ExternalBatc
             f"{fed} of prompts_per_step={stage.prompts_per_step}: set stages.{name}.steps to "
             f"{updates} or less, got {stage.steps}"
         )
-    session.say_once(f"{name}: {fed}: {stage.steps} are taken")
+    session.tracker.say_once(f"{name}: {fed}: {stage.steps} are taken")
     return ExternalBatches(session, draws, groups, stage.prompts_per_step, unweighed)
 
 
@@ -168,7 +168,7 @@ def read(session: Session, dump: Dump) -> ExternalGroups:
     report = LoadReport(dump.path, dump.on_error)
     rows = by_step(read_dump(dump.path, dump.columns, report))
     report.require_usable(rows)
-    tell("rollouts", report, session.say_once, session.tokenizer.template)
+    tell("rollouts", report, session.tracker.say_once, session.tokenizer.template)
     for same in rows:
         group = []
         for dumped in same:
@@ -191,7 +191,7 @@ def read(session: Session, dump: Dump) -> ExternalGroups:
         )
     for what in (LEFT_OUT, OTHER_IDS, OTHER_TEXT):
         if counts[what]:
-            session.say_once(f"{dump.path}: {counts[what]} responses {what}")
+            session.tracker.say_once(f"{dump.path}: {counts[what]} responses {what}")
     if not groups:
         raise ValueError(f"{dump.path} has no responses to train on")
     return groups

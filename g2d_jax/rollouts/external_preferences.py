@@ -39,7 +39,7 @@ def read(session: Session, stage: Offline) -> list[Preference]:
         if pair is not None:
             pairs.append(pair)
     report.require_usable(pairs)
-    tell(f"{len(pairs)} pairs", report, session.say_once, session.tokenizer.template)
+    tell(f"{len(pairs)} pairs", report, session.tracker.say_once, session.tokenizer.template)
     return pairs
 
 

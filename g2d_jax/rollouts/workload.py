@@ -23,7 +23,6 @@ from g2d_jax.sampler.programs import Shapes
 from g2d_jax.sampler.sampling import readings
 from g2d_jax.session.policies import policy_shapes
 from g2d_jax.session.session import Session
-from g2d_jax.session.training_programs import mean_prompt
 from g2d_jax.session.windows import window_at
 
 
@@ -102,7 +101,7 @@ class Workload:
             share / shapes.prompts,
             flops / self.session.sampling.sampler.mesh.size,
             self._weights(),
-            prefilled=share * mean_prompt(self.session),
+            prefilled=share * self.session.problems.mean_prompt,
         )
 
     def _work(self) -> dict[str, Work]:
@@ -115,7 +114,7 @@ class Workload:
         cache = sampler.abstract(shapes)[0].cache
         memories = device_bytes(cache.memories)
         keys_and_values = device_bytes((cache.keys, cache.values))
-        decoded = self.decoded(mean_prompt(session))
+        decoded = self.decoded(session.problems.mean_prompt)
         chunks = self.calls * decoded.steps / steps
         # A row's columns are written when a sample begins in it.
         written = (keys_and_values + memories) * self.responses / shapes.rows / chunks

@@ -16,6 +16,7 @@ rewards/{chosen,rejected,margins,accuracies}, logps/*, loss, grad_norm, learning
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import math
@@ -41,6 +42,7 @@ from rich.text import Text
 from g2d_jax.records import Ended
 from g2d_jax.runtime import failures
 from g2d_jax.runtime.compile_times import compiling
+from g2d_jax.runtime.memory import Peak, measured
 from g2d_jax.runtime.storage import (
     Appender,
     PathLike,
@@ -116,6 +118,7 @@ class Screen:
         )
         self.every, self.long = every, long
         self._said = "", 0.0  # the compilation that was told of: the program, and when it began
+        self.say_once = functools.cache(self.say)
         self._bar: Progress | None = None
 
     def say(self, text: str, style: str = "") -> None:
@@ -454,6 +457,7 @@ class Tracker:
         """Raise ImportError naming the extra if W&B is wanted and missing; OSError."""
         self.last_samples: Samples | None = None
         self.ended: Ended | None = None
+        self.peak: Peak | None = None
         self._metrics: Segments | None = None
         self._samples: Segments | None = None
         self._wandb: Any = None
@@ -469,6 +473,7 @@ class Tracker:
                 stack.enter_context(self.screen.watching())
             self._stack = stack.pop_all()
         self.say = self.screen.say
+        self.say_once = self.screen.say_once
         self.table = self.screen.table
         self.progress = self.screen.progress
         for line in damaged:
@@ -514,6 +519,12 @@ class Tracker:
         """Print a warning in yellow, and log it with the kind "warning/CAUSE"."""
         self.screen.say(f"WARNING: {text}", "yellow")
         self._record(self._metrics, stage, step, f"warning/{cause}", metrics={}, text=text)
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[Peak]:
+        """Measure the host memory of a block; `peak` is that of the last one."""
+        with measured() as self.peak:
+            yield self.peak
 
     def end(self, ended: Ended) -> None:
         """Log how the run ended, with the kind "ended", unless an end was logged before. A log that

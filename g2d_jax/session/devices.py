@@ -3,6 +3,7 @@ model, and the micro-batches that training has room for."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -15,9 +16,9 @@ from g2d_jax.config import Config, Online, Stage, TrainingStage
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.flops import matmul_params, read_params
-from g2d_jax.models.kernels import platform_of, remat_for
+from g2d_jax.models.kernels import Kernel, capability_of, platform_of, remat_for
+from g2d_jax.models.kernels import choose as choose_kernel
 from g2d_jax.runtime import mesh as meshes
-from g2d_jax.runtime import processes
 from g2d_jax.runtime.rates import Rates, rates_of
 from g2d_jax.sampler import capacity
 from g2d_jax.session import init_params
@@ -34,7 +35,30 @@ from g2d_jax.session.windows import window_at
 from g2d_jax.training import optimizer
 
 
-@dataclass
+def shape_here(path: str, revision: str | None = None) -> ModelConfig:
+    """Return the shape of a pretrained model, by its config.json."""
+    return hf.read_config(hf.resolve(path, revision=revision))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What devices can do. memory: the bytes programs may use of the smallest, None if none reports
+    them. near: those that fast links join, see `meshes.near`. rates: of each. shape_of: the shape of
+    a model that is loaded on them, by its path and revision."""
+
+    memory: int | None
+    near: int
+    rates: Rates
+    shape_of: Callable[[str, str | None], ModelConfig] = shape_here
+
+
+def machine_of(mesh: Mesh, memories: Sequence[int | None]) -> Machine:
+    """Return what the devices of a mesh can do. memories: of `meshes.memory`, all processes'."""
+    memory = min((size for size in memories if size is not None), default=None)
+    return Machine(memory, meshes.near(mesh), rates_of(mesh.devices.flat[0]))
+
+
+@dataclass(frozen=True, eq=False)
 class Devices:
     """The devices of a run, and what its settings and its model put on them. mesh: as training uses
     them."""
@@ -42,23 +66,7 @@ class Devices:
     config: Config
     model: ModelConfig
     mesh: Mesh
-
-    @cached_property
-    def near(self) -> int:
-        """The devices that fast links join, see `meshes.near`."""
-        return meshes.near(self.mesh)
-
-    @cached_property
-    def rates(self) -> Rates:
-        """The rates of each of them."""
-        return rates_of(self.mesh.devices.flat[0])
-
-    @cached_property
-    def memory(self) -> int | None:
-        """The bytes programs may use of the smallest device, None if none reports them. All
-        processes ask at once."""
-        sizes = processes.gather(meshes.memory(self.mesh))
-        return min((size for size in sizes if size is not None), default=None)
+    machine: Machine
 
     @cached_property
     def reward_bytes(self) -> int:
@@ -67,10 +75,23 @@ class Devices:
 
         size = 0
         for path, model in self.config.reward_models.items():
-            shape = hf.read_config(hf.resolve(path, revision=model.revision))
+            shape = self.machine.shape_of(path, model.revision)
             lying = reward_model.abstract_on(shape, self.mesh, jnp.dtype(self.config.dtype))
             size += meshes.device_bytes(lying)
         return size
+
+    def row_kernel(self, length: int) -> Kernel:
+        """Return the kernel of attention over packed rows of a length. Raises ValueError where the
+        configured one cannot serve."""
+        return choose_kernel(
+            self.config.compute.attention,
+            platform=platform_of(self.mesh),
+            dtype=jnp.dtype(self.config.dtype),
+            head_dim=self.model.head_dim,
+            length=length,
+            layout="packed",
+            capability=capability_of(self.mesh),
+        )
 
     @property
     def itemsize(self) -> int:
@@ -84,7 +105,7 @@ class Devices:
         By formula: the frozen parameters and reward models; of what is trained 4 a parameter, its
         optimiser's, and a reference.
         """
-        if self.memory is None:
+        if self.machine.memory is None:
             return 0
         size = init_params.rest_bytes(self.config, self.model)
         if isinstance(stage, TrainingStage):
@@ -97,15 +118,15 @@ class Devices:
     @cached_property
     def micro(self) -> Micro:
         """Choose what the backward pass recomputes and the tokens of a micro-batch: as they are set,
-        or as memory allows. All processes must ask for it together the first time."""
+        or as memory allows."""
         compute, ways = self.config.compute, meshes.row_ways(self.mesh)
-        if not self.loads or self.memory is None:
+        if not self.loads or self.machine.memory is None:
             remat = remat_for(compute.remat, self.mesh)
             return Micro(remat, compute.microbatch_tokens or WITHOUT_MEMORY)
         token, micro_batch = self._training_seconds()
         remat, tokens = choose(
             self.loads,
-            self.memory,
+            self.machine.memory,
             token=token,
             micro_batch=micro_batch,
             remats=REMATS if compute.remat == "auto" else (compute.remat,),
@@ -118,11 +139,10 @@ class Devices:
     @cached_property
     def loads(self) -> list[Load]:
         """Count what the train step of each stage takes of a device; [] where nothing is chosen by it:
-        all is set, or the devices do not tell their memory, as CPUs do not. All processes must ask
-        for it together the first time."""
+        all is set, or the devices do not tell their memory, as CPUs do not."""
         compute, data = self.config.compute, self.config.data
         is_set = compute.remat != "auto" and compute.microbatch_tokens
-        if is_set or platform_of(self.mesh) == "cpu" or self.memory is None:
+        if is_set or platform_of(self.mesh) == "cpu" or self.machine.memory is None:
             return []
         tensor = self.mesh.shape["tensor"]
         ways = self.mesh.shape["fsdp"] * tensor
@@ -161,19 +181,21 @@ class Devices:
         micro-batch reads the matrices and sends them between the devices that share them, forward,
         backward and as gradients."""
         data, fsdp, tensor = (self.mesh.shape[axis] for axis in meshes.AXES)
-        rates, size = self.rates, self.itemsize * read_params(self.model) / tensor
+        rates, size = self.machine.rates, self.itemsize * read_params(self.model) / tensor
         seconds = 3 * size / rates.bandwidth
         if fsdp > 1:
-            seconds += 3 * size / (rates.network if fsdp * tensor > self.near else rates.link)
+            seconds += (
+                3 * size / (rates.network if fsdp * tensor > self.machine.near else rates.link)
+            )
         if data > 1:  # the sum of a device's part of the gradients
-            far = self.mesh.size > self.near
+            far = self.mesh.size > self.machine.near
             seconds += 2 * size / fsdp / (rates.network if far else rates.link)
         return 2 * matmul_params(self.model) / tensor / rates.flops, seconds
 
     @cached_property
     def for_sampling(self) -> Mesh:
-        """The devices as sampling uses them. Raises ValueError for settings that do not fit them.
-        All processes must ask for it together the first time."""
+        """The devices as sampling uses them. Raises ValueError for settings that do not fit
+        them."""
         tensor = self.config.compute.sampling_tensor or self._best_ways()
         return meshes.sampling(self.mesh, tensor, self.model.num_key_value_heads)
 
@@ -193,15 +215,19 @@ class Devices:
         samples = min(map(self._samples, stages), default=1)
         powers = (2**power for power in range(self.mesh.size.bit_length()))
         splits = [self.split(ways, columns) for ways in powers if self.mesh.size % ways == 0]
-        return capacity.best_ways(splits, longest, self.memory, resident, samples, self.near)
+        return capacity.best_ways(
+            splits, longest, self.machine.memory, resident, samples, self.machine.near
+        )
 
     def split(self, ways: int, columns: int) -> capacity.Split:
         """Return the model split over so many devices, beside a cache of so many columns."""
         model = self.model.base
         axes = 1, 1
-        if self.near % ways == 0:
+        if self.machine.near % ways == 0:
             axes = meshes.torus_axes(meshes.sampling(self.mesh, ways, model.num_key_value_heads))
-        return capacity.Split(model, self.itemsize, ways, self.mesh.size, columns, self.rates, axes)
+        return capacity.Split(
+            model, self.itemsize, ways, self.mesh.size, columns, self.machine.rates, axes
+        )
 
     def _samples(self, stage: Stage) -> int:
         """Count the responses of a call of a stage, at most: an online stage's are those of its

@@ -34,11 +34,11 @@ AT_ONCE = 1024  # golds that workers read between two writes: what is lost where
 
 
 def unreadable(
-    problems: Sequence[Problem],
     scorer: RewardManager,
     tracker: Tracker,
     workdir: epath.Path,
-    follows: epath.Path | None = None,
+    follows: epath.Path | None,
+    problems: Sequence[Problem],
 ) -> set[str]:
     """Return the ids of problems whose reference answer the verifier cannot read. All processes
     call it, with the same.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from g2d_jax.config.policy_name import INIT, OF_MODEL, OF_RUN, PolicyName
 from g2d_jax.models import decoder, hf, lora, quantise
 from g2d_jax.models.config import Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
+from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.models.table import Param
 from g2d_jax.runtime import keys, storage
 from g2d_jax.session.workdir import read_inputs, read_settings, stage_folders
@@ -119,6 +121,25 @@ def add_lora(frozen: Decoder, shape: ModelConfig, mesh: Mesh, seed: int) -> Deco
     where, _ = lora.partition(decoder.shardings(shape, mesh))
     draw = jax.jit(lora.adapters, static_argnums=0, out_shardings=where)
     return lora.combine(draw(shape, keys.key(seed, "lora")), frozen)
+
+
+def model_of(policy: str, shape: ModelConfig) -> epath.Path:
+    """Return the folder of a policy "hf:PATH". Raises ValueError for a model that computes something
+    else than this shape, and for weights that cannot be loaded, by their headers."""
+    folder, ours = hf.resolve(PolicyName.parse(policy).place), shape.base
+    theirs = hf.read_config(folder)
+    differing: list[str] = []
+    for field in fields(ours):
+        own, other = getattr(ours, field.name), getattr(theirs, field.name)
+        # the length that a model is made for changes nothing that is computed
+        if own != other and field.name != "max_position_embeddings":
+            differing.append(f"{field.name} {other!r:.200} (the run's: {own!r:.200})")
+    if differing:
+        raise ValueError(
+            f"policy {policy!r} has another shape than this run's model: {', '.join(differing)}"
+        )
+    find_weights(folder, theirs)
+    return folder
 
 
 BASE = "base.json"  # in the folder of a stage that trains: its `Base`

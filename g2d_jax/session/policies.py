@@ -4,22 +4,20 @@ run, "hf:PATH"."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import jax.numpy as jnp
 from etils import epath
 
 from g2d_jax.config import places
 from g2d_jax.config.policy_name import INIT, OF_RUN, PolicyName
-from g2d_jax.models import decoder, hf, lora
+from g2d_jax.models import decoder, lora
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.program import Program
-from g2d_jax.session import contents, init_params, stage_result
+from g2d_jax.session import init_params, stage_result
 from g2d_jax.session.accounting import POLICIES
-from g2d_jax.session.init_params import Base
-from g2d_jax.session.session import Session
+from g2d_jax.session.session import Run, Session, base_of
 from g2d_jax.session.workdir import check_place, stage_folders
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.step import make_cast
@@ -46,7 +44,7 @@ def load_policy(session: Session, name: str) -> Decoder:
             there = "" if PolicyName.parse(name).origin == OF_RUN else _trained(session)
             raise ValueError(f"policy {name!r}: {_missing(folder, steps)}{there}")
         if step is None and not stage_result.read(folder.parent):
-            session.say_once(f"WARNING: {name} is not finished: this is its step {chosen}")
+            session.tracker.say_once(f"WARNING: {name} is not finished: this is its step {chosen}")
         like, _ = lora.partition(decoder.abstract_on(session.model_config, session.mesh))
         return lora.combine(checkpoints.restore_params(chosen, like), rest)
 
@@ -113,25 +111,6 @@ def reference_dtype(session: Session) -> jnp.dtype:
     )
 
 
-def base_of(session: Session, policy: str) -> Base:
-    """Follow a policy to the model that it was trained from. Raises ValueError as
-    `init_params.base_of`, and for adapters whose model is no longer what they were trained with."""
-    config = session.config
-    base = init_params.base_of(config, policy, session.folders, session.inputs)
-    path = config.model.path if base.policy == INIT else PolicyName.parse(base.policy).place
-    if not (config.lora.rank and path and base.content):
-        return base
-    revision = config.model.revision if base.policy == INIT else None
-    now = contents.of_model(hf.resolve(path, revision=revision))
-    if now != base.content:
-        raise ValueError(
-            f"policy {policy!r}: its adapters were trained beside another model than {path} now "
-            f"holds: its content was {base.content}, and is {now}. Put back that model, or export "
-            "the policy and use hf:FOLDER"
-        )
-    return base
-
-
 def frozen_params(session: Session, base: str) -> Decoder | None:
     """Return the part of policies that no stage trains, on the mesh: the model `base` of their
     adapters.
@@ -190,14 +169,14 @@ def _stage_folder(session: Session, name: str) -> epath.Path:
     return session.folders[stage]
 
 
-def base_path(session: Session, policy: str) -> str:
+def base_path(session: Run, policy: str) -> str:
     """Name the pretrained model that a policy began with, a path or hub id; "" where that was
     random numbers."""
     base = PolicyName.parse(base_of(session, policy).policy)
     return session.config.model.path if base.origin == INIT else base.place
 
 
-def base_revision(session: Session, policy: str) -> str | None:
+def base_revision(session: Run, policy: str) -> str | None:
     """Return the revision of the pretrained model that a policy began with, None for the newest."""
     model = session.config.model
     if base_path(session, policy) != model.path:
@@ -208,27 +187,8 @@ def base_revision(session: Session, policy: str) -> str | None:
 def _load_base(session: Session, name: str) -> Decoder:
     """Load "init" or "hf:PATH" without adapters: the frozen part, if the run has adapters."""
     is_own = PolicyName.parse(name).origin == INIT
-    folder = session.model_folder if is_own else model_of(session, name)
+    folder = session.model_folder if is_own else init_params.model_of(name, session.model_config)
     return init_params.base(session.config, folder, session.model_config, session.mesh)
-
-
-def model_of(session: Session, policy: str) -> epath.Path:
-    """Return the folder of a policy "hf:PATH". Raises ValueError for a model that computes something
-    else than the run's, and for weights that cannot be loaded, by their headers."""
-    folder, ours = hf.resolve(PolicyName.parse(policy).place), session.model_config.base
-    theirs = hf.read_config(folder)
-    differing: list[str] = []
-    for field in fields(ours):
-        own, other = getattr(ours, field.name), getattr(theirs, field.name)
-        # the length that a model is made for changes nothing that is computed
-        if own != other and field.name != "max_position_embeddings":
-            differing.append(f"{field.name} {other!r:.200} (the run's: {own!r:.200})")
-    if differing:
-        raise ValueError(
-            f"policy {policy!r} has another shape than this run's model: {', '.join(differing)}"
-        )
-    find_weights(folder, theirs)
-    return folder
 
 
 def followed(policy: str, folder: epath.Path) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
+
+import numpy as np
 
 from g2d_jax.config import Config, Invalid, Issue, Reward, Source, Task, setting_of
 from g2d_jax.config.section import faults, warning
@@ -41,20 +43,23 @@ SHOWN = 10  # reference answers that a message shows
 MOST_SHOWN = 40  # characters of one
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Problems:
     """The problems of a run.
 
     by_split: those that are used. left_out: the problems that were taken out of each split, for the
-    verifier cannot read their reference answers. issues: warnings of these. count_tokens: of a
-    problem's prompt. conversation: of a prompt, see `names_of`.
+    verifier cannot read their reference answers. issues: warnings of these. conversation: of a
+    prompt, see `names_of`. counts: of each split. prompt_lengths, mean_prompt: the tokens of every
+    problem's prompt, and of a mean one.
     """
 
     by_split: Splits
     left_out: Splits
     issues: list[Issue]
-    count_tokens: Callable[[Problem], int]
     conversation: Callable[[Prompt], Prompt]
+    counts: Mapping[str, int]
+    prompt_lengths: tuple[int, ...]
+    mean_prompt: float
 
     @property
     def train(self) -> list[Problem]:
@@ -76,16 +81,6 @@ class Problems:
     def held_out_names(self) -> Names:
         """The ids by which a prompt of `held_out` may be met."""
         return names_of(self.held_out, self.conversation)
-
-    @cached_property
-    def counts(self) -> dict[str, int]:
-        """The number of problems of each split."""
-        return {split: len(problems) for split, problems in self.by_split.items()}
-
-    @cached_property
-    def prompt_lengths(self) -> tuple[int, ...]:
-        """The tokens of the prompt of every problem."""
-        return tuple(map(self.count_tokens, joined(self.by_split)))
 
 
 def joined(splits: Splits, names: Iterable[str] = SPLITS) -> list[Problem]:
@@ -151,13 +146,10 @@ def load(
                 why = [text for text in [*said, *map(str, issues)] if text.startswith(setting)]
                 reason = "; ".join(why) or "of few problems a part may have none, so give more"
                 raise ValueError(f"{setting} has no problem left: {reason}")
-    return Problems(
-        loaded,
-        left_out,
-        issues,
-        count_tokens=lambda problem: len(tokenizer.encode_prompt(problem)),
-        conversation=tokenizer.conversation,
-    )
+    counts = {split: len(problems) for split, problems in loaded.items()}
+    lengths = tuple(len(tokenizer.encode_prompt(problem)) for problem in joined(loaded))
+    mean = float(np.mean(lengths or (longest,)))
+    return Problems(loaded, left_out, issues, tokenizer.conversation, counts, lengths, mean)
 
 
 def _keep_apart(loaded: Splits, tokenizer: PromptTokenizer, say: Say) -> None:

@@ -43,7 +43,8 @@ def choose_row_length(
     which it is chosen; without any it is what holds `longest` tokens. Of equals the shortest is
     taken.
     """
-    step = kernels.LANES if kernel_of(session, kernels.LANES) == "splash" else 16
+    kernel_of = session.sampling.devices.row_kernel
+    step = kernels.LANES if kernel_of(kernels.LANES) == "splash" else 16
     shortest = round_up(longest, step)
     most = max(shortest, _microbatch_tokens(session, 0) // meshes.row_ways(session.mesh))
 
@@ -55,7 +56,7 @@ def choose_row_length(
         )
 
     length = min(range(shortest, most + 1, step), key=columns)
-    session.kernels[f"packed rows of {length} tokens"] = kernel_of(session, length)
+    session.sampling.kernels[f"packed rows of {length} tokens"] = kernel_of(length)
     return length
 
 
@@ -63,20 +64,6 @@ def pack_rows(session: Session, groups: Sequence[Group], rows: RowShape) -> Pack
     """Pack groups into rows of this shape, in micro-batches for the mesh, the same for all
     batches."""
     return pack(groups, **_layout(session, rows))
-
-
-def kernel_of(session: Session, length: int) -> kernels.Kernel:
-    """Return the kernel of attention over rows of a length. Raises ValueError where the configured
-    one cannot serve."""
-    return kernels.choose(
-        session.config.compute.attention,
-        platform=kernels.platform_of(session.mesh),
-        dtype=session.compute.dtype,
-        head_dim=session.model_config.head_dim,
-        length=length,
-        layout="packed",
-        capability=kernels.capability_of(session.mesh),
-    )
 
 
 def _microbatch_tokens(session: Session, batch: int) -> int:

@@ -4,7 +4,7 @@ response."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from g2d_jax.config import Config, DecodeKernel, Stage
 from g2d_jax.data.stops import Decode
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import hf
-from g2d_jax.models.config import LongRope
+from g2d_jax.models.config import LongRope, ModelConfig
 from g2d_jax.models.decode_check import trial
 from g2d_jax.models.kernels import choose_decode
 from g2d_jax.records import SamplingParams
@@ -27,7 +27,7 @@ from g2d_jax.runtime.tracking import run_id
 from g2d_jax.sampler.engine import Engine, Sampler
 from g2d_jax.sampler.programs import Shapes
 from g2d_jax.session.devices import Devices
-from g2d_jax.session.tokenizers import chosen, stop_strings
+from g2d_jax.session.tokenizers import chosen
 from g2d_jax.session.workdir import absolute
 
 if TYPE_CHECKING:
@@ -36,91 +36,40 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class RunSampling:
     """The engines that a run samples with.
 
-    workdir: with the folder of a server's files. tokenizer, prompt_lengths: functions, since they
-    are read when they are needed; the latter gives the tokens of the prompt of every problem.
-    kernels: the session's, which the sampler's is added to.
+    server: that of engine.*, None where the sampler draws. decode_kernel: the sampler's, None for
+    the platform's. prompt_lengths: the tokens of the prompt of every problem. stop_ids: the tokens
+    that end a response. decode: the text of ids, for the sampler; None where no stage has stop
+    strings. kernels: what attention is over, so far -> its kernel.
     """
 
     devices: Devices
-    workdir: epath.Path
     programs: Programs
-    tokenizer: Callable[[], PromptTokenizer]
-    prompt_lengths: Callable[[], Sequence[int]]
-    say: Say
-    kernels: dict[str, str]
+    server: Remote | None
+    decode_kernel: DecodeKernel | None
+    prompt_lengths: Sequence[int]
+    stop_ids: tuple[int, ...]
+    decode: Decode | None
+    kernels: dict[str, str] = field(default_factory=dict)
 
     @property
     def config(self) -> Config:
         """The settings of the run."""
         return self.devices.config
 
-    @cached_property
+    @property
     def engine(self) -> Engine:
         """The maker of responses: the sampler, or the server of engine.*."""
         return self.sampler if self.server is None else self.server
 
     @cached_property
-    def server(self) -> Remote | None:
-        """The server that samples, None where the sampler does. All processes ask for it
-        together."""
-        settings, folder = self.config.engine, self.workdir / "engine"
-        if not settings.is_server:
-            return None
-        from g2d_jax.sampler.remote import Remote  # here: few runs have one
-
-        self._refuse_unserved()
-        if isinstance(self.devices.model.rope_scaling, LongRope):
-            self.say(
-                "engine: start the server with --max-model-len "
-                f"{self.devices.model.positions}: with a longer one vLLM turns the positions of this "
-                "model (longrope) otherwise than it is trained here"
-            )
-        if settings.folder:  # other runs may share it
-            folder = absolute(settings.folder) / processes.on_leader(
-                lambda: run_id(self.workdir / "engine.json")
-            )
-        return Remote(
-            settings,
-            folder,
-            self.tokenizer(),
-            self.devices.model.vocab_size,
-            seed=self.config.seed,
-            dtype=self.config.dtype,
-            say=self.say,
-        )
-
-    def _refuse_unserved(self) -> None:
-        """Raise ValueError if policies would be sent to a server that reads them otherwise: of a
-        model with images, whose tensors have other names, and of Ministral 3."""
-        path, settings = self.config.model.path, self.config.engine
-        if settings.sync == "none":
-            return
-        if self.devices.model.traits.scaled_queries:
-            # vllm-project/vllm issue 48621: its YaRN has another factor than transformers'.
-            raise ValueError(
-                f"engine.sync={settings.sync}: vLLM computes folders of this family, "
-                f"{self.devices.model.family}, otherwise than transformers does: leave engine.kind "
-                "at sampler"
-            )
-        if not path:
-            return
-        folder = hf.resolve(path, revision=self.config.model.revision)
-        if processes.on_leader(lambda: hf.has_images(folder)):
-            raise ValueError(
-                f"engine.sync={settings.sync}: {path} has images, and its language model alone is "
-                "trained, whose tensors have other names: write it (g2d export --policy init), "
-                "serve that folder and set model.path to it"
-            )
-
-    @cached_property
     def sampler(self) -> Sampler:
         """The sampler, one for the run."""
         settings = chosen(self.config.compute, ("attention", "max_num_seqs"))
-        settings |= {"chunk": self._chunk(), "decode_kernel": self._decode_kernel()}
+        settings |= {"chunk": self._chunk(), "decode_kernel": self.decode_kernel}
         sampler = self.programs.get_or_make(
             Sampler,
             self.devices.model,
@@ -132,8 +81,7 @@ class RunSampling:
             programs=self.programs,
             decode=self.decode,
         )
-        self.kernels["prompts"] = sampler.kernel
-        self.kernels["decode"] = sampler.decode_kernel
+        self.kernels.update(prompts=sampler.kernel, decode=sampler.decode_kernel)
         return sampler
 
     def _chunk(self) -> int:
@@ -145,43 +93,6 @@ class RunSampling:
                 longest = max(longest, sampling.max_new_tokens)
         quarter = (1 << longest.bit_length()) // 8
         return min(max(quarter, 4), 16)
-
-    def _decode_kernel(self) -> DecodeKernel | None:
-        """Return the kernel of decode steps, None for the platform's: "xla" where
-        compute.attention is, and where the platform's fails a trial on this run's devices. All
-        processes make the call."""
-        if self.config.compute.attention == "xla":
-            return "xla"
-        mesh, model = self.devices.for_sampling, self.devices.model
-        device = mesh.devices.flat[0]
-        if device.platform == "cpu" or device not in jax.devices():
-            return None
-        parts = mesh.shape["tensor"]
-        kv_heads = max(model.num_key_value_heads // parts, 1)
-        sizes: dict[str, Any] = {
-            "head_dim": model.head_dim,
-            "kv_heads": kv_heads,
-            "dtype": jnp.dtype(self.config.dtype),
-        }
-        if choose_decode(device=device, **sizes) == "xla":
-            return "xla"
-        repeats = model.num_attention_heads // model.num_key_value_heads
-        mine = trial(jax.local_devices()[0], repeats * kv_heads, **sizes)
-        failed = next(filter(None, processes.gather(mine)), "")
-        if not failed:
-            return None
-        self.say(f"decode steps use XLA's attention, for their kernel {failed}")
-        return "xla"
-
-    @cached_property
-    def decode(self) -> Decode | None:
-        """The text of ids, for the sampler; None where no stage has stop strings."""
-        return self.tokenizer().decode if any(stop_strings(self.config)) else None
-
-    @cached_property
-    def stop_ids(self) -> tuple[int, ...]:
-        """The tokens that end a response."""
-        return self.tokenizer().eos_ids
 
     def shapes(
         self,
@@ -197,9 +108,9 @@ class RunSampling:
         arrays.
         """
         sampler, rows = self.sampler, self.config.compute.max_num_seqs
-        call = prompts, prompts * samples, [params], self.prompt_lengths()
+        call = prompts, prompts * samples, [params], self.prompt_lengths
         if not rows:
-            memory = self.devices.memory
+            memory = self.devices.machine.memory
             shapes = sampler.shapes(*call, 1)
             mesh = self.devices.for_sampling
             ways = mesh.size // mesh.shape["data"]
@@ -210,3 +121,75 @@ class RunSampling:
             if memory is not None:
                 rows = split.quickest_rows(params.max_new_tokens, rows, prompts * samples)
         return sampler.shapes(*call, rows)
+
+
+def open_server(
+    config: Config, model: ModelConfig, tokenizer: PromptTokenizer, workdir: epath.Path, say: Say
+) -> Remote | None:
+    """Return the server that samples, None where the sampler does. workdir: with the folder of its
+    files. All processes make the call."""
+    settings, folder = config.engine, workdir / "engine"
+    if not settings.is_server:
+        return None
+    from g2d_jax.sampler.remote import Remote  # here: few runs have one
+
+    if isinstance(model.rope_scaling, LongRope):
+        say(
+            f"engine: start the server with --max-model-len {model.positions}: with a longer one "
+            "vLLM turns the positions of this model (longrope) otherwise than it is trained here"
+        )
+    if settings.folder:  # other runs may share it
+        folder = absolute(settings.folder) / processes.on_leader(
+            lambda: run_id(workdir / "engine.json")
+        )
+    return Remote(
+        settings,
+        folder,
+        tokenizer,
+        model.vocab_size,
+        seed=config.seed,
+        dtype=config.dtype,
+        say=say,
+    )
+
+
+def refuse_unserved(config: Config, model: ModelConfig, folder: epath.Path | None) -> None:
+    """Raise ValueError if policies would be sent to a server that reads them otherwise: of a model
+    with images, whose tensors have other names, and of Ministral 3. folder: the model's."""
+    settings = config.engine
+    if not settings.is_server or settings.sync == "none":
+        return
+    if model.traits.scaled_queries:
+        # vllm-project/vllm issue 48621: its YaRN has another factor than transformers'.
+        raise ValueError(
+            f"engine.sync={settings.sync}: vLLM computes folders of this family, {model.family}, "
+            "otherwise than transformers does: leave engine.kind at sampler"
+        )
+    if folder is not None and hf.has_images(folder):
+        raise ValueError(
+            f"engine.sync={settings.sync}: {config.model.path} has images, and its language model alone is "
+            "trained, whose tensors have other names: write it (g2d export --policy init), "
+            "serve that folder and set model.path to it"
+        )
+
+
+def tried_kernel(devices: Devices, say: Say) -> DecodeKernel | None:
+    """Return the kernel of decode steps, None for the platform's: "xla" where compute.attention
+    is, and where the platform's fails a trial on these devices. All processes make the call."""
+    dtype, model = jnp.dtype(devices.config.dtype), devices.model
+    if devices.config.compute.attention == "xla":
+        return "xla"
+    device = devices.mesh.devices.flat[0]
+    if device.platform == "cpu" or device not in jax.devices():
+        return None
+    kv_heads = max(model.num_key_value_heads // devices.for_sampling.shape["tensor"], 1)
+    sizes: dict[str, Any] = {"head_dim": model.head_dim, "kv_heads": kv_heads, "dtype": dtype}
+    if choose_decode(device=device, **sizes) == "xla":
+        return "xla"
+    repeats = model.num_attention_heads // model.num_key_value_heads
+    mine = trial(jax.local_devices()[0], repeats * kv_heads, **sizes)
+    failed = next(filter(None, processes.gather(mine)), "")
+    if not failed:
+        return None
+    say(f"decode steps use XLA's attention, for their kernel {failed}")
+    return "xla"

@@ -30,9 +30,9 @@ from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tracking import Progress
 from g2d_jax.session import init_params
 from g2d_jax.session.extra_state import ExtraState
-from g2d_jax.session.policies import base_of, frozen_params, load_policy
+from g2d_jax.session.policies import frozen_params, load_policy
 from g2d_jax.session.profiles import Profiler
-from g2d_jax.session.session import Session, StopRun
+from g2d_jax.session.session import Session, StopRun, base_of
 from g2d_jax.session.stage_result import Cost, Outcome
 from g2d_jax.session.training_programs import Training
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint

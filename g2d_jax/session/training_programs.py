@@ -22,7 +22,6 @@ from g2d_jax.models.flops import forward_flops, read_params, train_flops
 from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime.mesh import device_bytes
 from g2d_jax.runtime.program import Program, Work
-from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.session.policies import policy_shapes, reference_cast
 from g2d_jax.session.row_shapes import RowShape, pack_rows
 from g2d_jax.session.session import Session
@@ -111,13 +110,9 @@ class Training:
 
     @cached_property
     def _step(self) -> tuple[Wrapped, StepNumbers]:
-        session, objective, programs = self.session, self.objective, self.session.programs
-        own = session.objectives.get(self.name)
-        # A user's own loss may look like another, so it has programs of its own.
-        if own is not None:
-            if self.name not in session.losses:
-                session.losses[self.name] = own(session.compute), Programs()
-            objective, programs = session.losses[self.name]
+        session = self.session
+        default = self.objective, session.programs
+        objective, programs = session.losses.get(self.name, default)
         structure, numbers = split(objective)
         model, optimizer, mesh, offload = self._settings
         step = programs.get_or_make(make_train_step, structure, optimizer, model, mesh, offload)
@@ -223,14 +218,6 @@ class Scorer:
         )
         program = self.program(self.policy, packed)
         yield replace(program, name=name, work=work, resident=self.resident)
-
-
-def mean_prompt(session: Session) -> float:
-    """Return the tokens of a mean prompt, for the work to be done; without problems the most."""
-    if session.mean_prompt is not None:
-        return session.mean_prompt
-    lengths = session.problems.prompt_lengths or (session.config.data.max_prompt_length,)
-    return float(np.mean(lengths))
 
 
 def _weights(session: Session) -> float:

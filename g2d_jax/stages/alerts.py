@@ -140,16 +140,14 @@ def unclosed(setting: str, what: str, count: int, of: int) -> list[Issue]:
     return [warning(setting, text, remedy)]
 
 
-def say_example(session: Session, head: str, parts: Mapping[str, np.ndarray]) -> None:
-    """Print an example in a dry run exactly as it is trained on, special tokens written out. parts:
-    token ids, [T] int32 each, by what they are."""
-    if not session.is_dry:
-        return
+def write_example(session: Session, head: str, parts: Mapping[str, np.ndarray]) -> str:
+    """Write an example exactly as it is trained on, special tokens written out. parts: token ids,
+    [T] int32 each, by what they are."""
     lines = [head]
     for part, ids in parts.items():
         text = shortened(session.tokenizer.decode_raw(ids), 1000)
         lines += [f"{part}, {len(ids)} tokens:", *(f"| {line}" for line in text.splitlines())]
-    session.tracker.say("\n  ".join(lines))
+    return "\n  ".join(lines)
 
 
 def too_few(setting: str, what: str, count: int, batch: int, batches: int) -> list[Issue]:

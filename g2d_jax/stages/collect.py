@@ -40,7 +40,7 @@ from g2d_jax.session.problems import count_drawn, train_order
 from g2d_jax.session.session import Session, StopRun
 from g2d_jax.session.stage_result import Cost, Outcome, Warned
 from g2d_jax.session.windows import window_at
-from g2d_jax.stages import alerts
+from g2d_jax.stages import Seen, alerts
 from g2d_jax.stages.causes import Cause, cause_of
 from g2d_jax.study import informativeness
 
@@ -90,27 +90,28 @@ def run(session: Session, name: str, stage: Collect) -> Outcome:
     )
 
 
-def issues(session: Session, name: str, stage: Collect) -> list[Issue]:
+def issues(session: Session, name: str, stage: Collect) -> Seen:
     """Return what may be wrong with the number and the lengths of prompts, or with a dump. Raises
     ValueError as the run would for one."""
     if stage.samples:
-        return _sampling_issues(session, name, stage)
+        return Seen(_sampling_issues(session, name, stage))
     if not stage.dump.path:
-        return []
+        return Seen([])
     groups = read_groups(session, stage.dump)
-    show_rollout(session, name, stage.dump.path, groups)
+    example = write_rollout(session, name, stage.dump.path, groups)
     rows = (row.rollout for row in itertools.chain.from_iterable(groups))
     pairs = [(rollout.prompt_ids, rollout.token_ids) for rollout in rows]
-    return alerts.position_issues(session, f"stages.{name}.dump.path", pairs=pairs)
+    found = alerts.position_issues(session, f"stages.{name}.dump.path", pairs=pairs)
+    return Seen(found, example=example)
 
 
-def show_rollout(session: Session, name: str, path: str, groups: ExternalGroups) -> None:
-    """Print the first of the rollouts that other tools wrote, as it is trained on."""
+def write_rollout(session: Session, name: str, path: str, groups: ExternalGroups) -> str:
+    """Write the first of the rollouts that other tools wrote, as it is trained on."""
     first = groups[0][0].rollout
     count = sum(map(len, groups))
     head = f"{name}: {count} responses to {len(groups)} prompts of {path}; the first of them:"
     parts = {"prompt": first.prompt_ids, "completion": first.token_ids}
-    alerts.say_example(session, head, parts)
+    return alerts.write_example(session, head, parts)
 
 
 def _sampling_issues(session: Session, name: str, stage: Collect) -> list[Issue]:

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 from etils import epath
 
-from g2d_jax.config import BestCheckpoint, Evaluate, Issue
+from g2d_jax.config import BestCheckpoint, Evaluate
 from g2d_jax.records import Problem, indices_by_task
 from g2d_jax.rollouts.generate import Policy, sampled_batches
 from g2d_jax.rollouts.groups import Draws, Groups, correct, lengths, rewards
@@ -26,7 +26,7 @@ from g2d_jax.runtime.tracking import Progress
 from g2d_jax.session.policies import load_policy
 from g2d_jax.session.session import Session
 from g2d_jax.session.stage_result import Cost, TaskResult
-from g2d_jax.stages import alerts
+from g2d_jax.stages import Seen, alerts
 from g2d_jax.study import stats
 
 
@@ -109,9 +109,10 @@ def sampling(
     )
 
 
-def issues(session: Session, name: str, stage: BestCheckpoint | Evaluate) -> list[Issue]:
+def issues(session: Session, name: str, stage: BestCheckpoint | Evaluate) -> Seen:
     """Return what may be wrong with the lengths of an evaluate or best_checkpoint stage."""
-    return alerts.position_issues(session, f"stages.{name}.sampling.max_new_tokens", stage.sampling)
+    setting = f"stages.{name}.sampling.max_new_tokens"
+    return Seen(alerts.position_issues(session, setting, stage.sampling))
 
 
 def write_problems(folder: epath.Path, problems: Sequence[Problem]) -> None:

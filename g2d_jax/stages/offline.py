@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from g2d_jax.config import Collect, DPOLoss, Issue, Offline, OnlineDPO
+from g2d_jax.config import Collect, DPOLoss, Offline, OnlineDPO
 from g2d_jax.config.section import warning
 from g2d_jax.data.order import draw
 from g2d_jax.data.packing import Group, Response
@@ -35,8 +35,8 @@ from g2d_jax.session.row_shapes import RowShape, choose_row_length
 from g2d_jax.session.session import Session
 from g2d_jax.session.stage_result import Cost, Outcome, Warned
 from g2d_jax.session.trainer import open_trainer
-from g2d_jax.session.training_programs import Scorer, Training, mean_prompt
-from g2d_jax.stages import alerts
+from g2d_jax.session.training_programs import Scorer, Training
+from g2d_jax.stages import Seen, alerts
 from g2d_jax.study import informativeness
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective
@@ -44,7 +44,9 @@ from g2d_jax.training.objectives import Compute, Objective
 SCORED_AT_ONCE = 256  # pairs of one scoring call
 
 
-def run(session: Session, name: str, stage: Offline) -> Outcome:
+def run(
+    session: Session, name: str, stage: Offline, data: list[Preference] | None = None
+) -> Outcome:
     """Train stage.epochs over the pairs; return what was done.
 
     The pairs are measured under the policy before and after training, which no cost counts:
@@ -53,7 +55,7 @@ def run(session: Session, name: str, stage: Offline) -> Outcome:
     training, {} for a loss that compares with no reference. (Before it rewards and margins are 0,
     for the policy is the reference.)
     """
-    pairs = session.given.pop(name, None) or read(session, stage)
+    pairs = data or read(session, stage)
     examples = batch(pairs, np.zeros((len(pairs), 2)))
     count = len(pairs)
     row_length = _row_length(session, examples, stage.batch_size)
@@ -107,16 +109,15 @@ def _tokens(example: Group) -> int:
     return len(example.prompt_ids) + sum(len(response.token_ids) for response in example.responses)
 
 
-def issues(session: Session, name: str, stage: Offline) -> list[Issue]:
-    """Return what may be wrong with a set made elsewhere, whose first pair is shown; `run` takes
-    it. Raises ValueError as `read`."""
+def issues(session: Session, name: str, stage: Offline) -> Seen:
+    """Return what may be wrong with a set made elsewhere, and the set for `run`. Raises ValueError as `read`."""
     if stage.preferences in session.config.stages:
-        return []
-    session.given[name] = pairs = read(session, stage)
+        return Seen([])
+    pairs = read(session, stage)
     pair, setting = pairs[0], f"stages.{name}.preferences"
     ids = {"prompt": pair.prompt_ids, "chosen": pair.chosen_ids, "rejected": pair.rejected_ids}
     head = f"{name}: {len(pairs)} pairs of {stage.preferences}; the first of them:"
-    alerts.say_example(session, head, ids)
+    example = alerts.write_example(session, head, ids)
     unclosed = sum(session.tokenizer.leaves_open(pair.prompt, pair.chosen) for pair in pairs)
     size = min(stage.batch_size, len(pairs))
     found = alerts.unclosed(setting, "chosen responses", unclosed, len(pairs))
@@ -126,7 +127,8 @@ def issues(session: Session, name: str, stage: Offline) -> list[Issue]:
         )
     sides = [(pair.prompt_ids, pair.chosen_ids) for pair in pairs]
     sides += [(pair.prompt_ids, pair.rejected_ids) for pair in pairs]
-    return found + alerts.position_issues(session, setting, pairs=sides)
+    found += alerts.position_issues(session, setting, pairs=sides)
+    return Seen(found, pairs, example)
 
 
 def phases(
@@ -151,7 +153,7 @@ def phases(
     rows, scored = (RowShape(row_length, min(n, pairs)) for n in (batch_size, SCORED_AT_ONCE))
     (fullest,) = _fullest(session, RowShape(row_length))
     prompt, side = len(fullest.prompt_ids), len(fullest.responses[0].token_ids)
-    mean = min(mean_prompt(session), prompt) + 2 * min(response or side, side)
+    mean = min(session.problems.mean_prompt, prompt) + 2 * min(response or side, side)
     share = mean / (prompt + 2 * side)
     training = Training(
         session,

@@ -14,7 +14,7 @@ from typing import assert_never
 
 import numpy as np
 
-from g2d_jax.config import Issue, Online
+from g2d_jax.config import Online
 from g2d_jax.config.policy_name import INIT
 from g2d_jax.config.section import warning
 from g2d_jax.data.packing import Group, Response
@@ -58,11 +58,11 @@ from g2d_jax.session.row_shapes import RowShape, choose_row_length
 from g2d_jax.session.session import Session, StopRun
 from g2d_jax.session.stage_result import Outcome, Stop
 from g2d_jax.session.trainer import Trainer, open_trainer
-from g2d_jax.session.training_programs import Scorer, Training, mean_prompt
+from g2d_jax.session.training_programs import Scorer, Training
 from g2d_jax.session.windows import window_at
-from g2d_jax.stages import alerts, early_stopping
+from g2d_jax.stages import Seen, alerts, early_stopping
 from g2d_jax.stages.causes import LONGER, Cause, cause_of
-from g2d_jax.stages.collect import show_rollout
+from g2d_jax.stages.collect import write_rollout
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective
 
@@ -95,9 +95,10 @@ class TrainBatch:
     costs: Sequence[Mapping[str, float]]
 
 
-def run(session: Session, name: str, stage: Online) -> Outcome:
-    """Do stage.steps updates; return what was done."""
-    dump = session.given.pop(name, None) or external_batches(session, name, stage)
+def run(session: Session, name: str, stage: Online, data: ExternalBatches | None = None) -> Outcome:
+    """Do stage.steps updates; return what was done. data: a dump as `issues` read it, None reads it
+    now."""
+    dump = data or external_batches(session, name, stage)
     *_, training = phases(session, name, stage)
     scorer = logprob_scorer_of(session, stage, training.rows)
     # The fixed reference stays from window to window, because reading it again takes long.
@@ -296,7 +297,7 @@ def _staleness(trainer: Trainer, stage: Online, train_batch: TrainBatch) -> dict
     return {"staleness": staleness(trainer.step, policies)}
 
 
-def issues(session: Session, name: str, stage: Online) -> list[Issue]:
+def issues(session: Session, name: str, stage: Online) -> Seen:
     """Return what may be wrong with the number of problems, the lengths of responses, or a dump,
     which `run` takes. Raises ValueError as the run would for them."""
     row_shape(session, stage)
@@ -305,12 +306,14 @@ def issues(session: Session, name: str, stage: Online) -> list[Issue]:
         count = -(-stage.steps // stage.num_iterations)
         problems, size = len(session.problems.train), stage.prompts_per_step
         limit = f"stages.{name}.sampling.max_new_tokens"
-        return [
-            *alerts.too_few(f"stages.{name}.prompts_per_step", "problems", problems, size, count),
-            *alerts.position_issues(session, limit, stage.sampling),
-        ]
-    session.given[name] = external
-    show_rollout(session, name, stage.dump.path, external.groups)
+        few = f"stages.{name}.prompts_per_step"
+        return Seen(
+            [
+                *alerts.too_few(few, "problems", problems, size, count),
+                *alerts.position_issues(session, limit, stage.sampling),
+            ]
+        )
+    example = write_rollout(session, name, stage.dump.path, external.groups)
     setting = f"stages.{name}.dump.path"
     found = alerts.position_issues(session, setting, pairs=external.pairs)
     if external.unweighed:
@@ -320,7 +323,7 @@ def issues(session: Session, name: str, stage: Online) -> list[Issue]:
         )
         remedy = 'give logprobs and set clip.importance_cap=2, or loss="dpo", which needs none'
         found.append(warning(setting, text, remedy))
-    return found
+    return Seen(found, external, example)
 
 
 def phases(
@@ -330,7 +333,7 @@ def phases(
     response: mean tokens of a response, None: the most."""
     most = stage.sampling.max_new_tokens
     longest = session.config.data.max_prompt_length + most
-    share = (mean_prompt(session) + min(response or most, most)) / longest
+    share = (session.problems.mean_prompt + min(response or most, most)) / longest
     policies = scored_under(stage).values()
     reference: tuple[Decoder, ...] = ()
     if FIXED in policies:  # all policies of a run share the frozen parameters
@@ -475,7 +478,7 @@ def _show_first(session: Session, train_batch: TrainBatch) -> None:
         say("\n  | ".join([head, *row.text.splitlines()]))
     device = session.mesh.local_devices[0].memory_stats() or {}
     sizes = {
-        "host": (session.peak and session.peak.read(), memory.limit()),
+        "host": (session.tracker.peak and session.tracker.peak.read(), memory.limit()),
         "device": (device.get("peak_bytes_in_use"), device.get("bytes_limit")),
     }
     for where, (size, limit) in sizes.items():

@@ -1,36 +1,35 @@
 """All that is wrong with a run, in lists: what config/check.py finds in the settings with what needs
-other files, and then what a session needs.
+other files, and then what its rewards and stages find (of its inputs session/build.py tells).
 
     settings ─► config/check.py ─► files, rewards, other runs ─► [Issue("error", "stages.dpo.beta", …), …]
-    session ─► model, tokenizer, devices, weights, problems ─► rewards, stages ─► [Issue("error", "model.path", …), …]
+    session ─► rewards, stages ─► [Issue("error", "stages.sft.data", …), …]
 
 No weights are loaded, and no program is compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import stages as stage_modules
 from g2d_jax.config import Config, Issue, check, places, prefix_of, setting_of
 from g2d_jax.config.io import to_dict
-from g2d_jax.config.policy_name import OF_MODEL, PolicyName
 from g2d_jax.config.section import faults
 from g2d_jax.data.problems import check_training
-from g2d_jax.models import hf
-from g2d_jax.models.hf_folder import find_weights
-from g2d_jax.models.kernels import LANES
 from g2d_jax.rewards.functions import load_reward
 from g2d_jax.runtime import processes
+from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import init_params, stage_result
 from g2d_jax.session.answers import answer_issues
-from g2d_jax.session.policies import base_of, model_of, require_elsewhere
-from g2d_jax.session.row_shapes import kernel_of
+from g2d_jax.session.policies import require_elsewhere
 from g2d_jax.session.session import Session
 from g2d_jax.session.stage_result import Warned
+from g2d_jax.stages import Seen
 from g2d_jax.stages.trial import Trial, try_reward
 
 
@@ -77,116 +76,85 @@ def _issues(config: Config) -> Iterator[Issue]:
             look = partial(load_reward, function, task.reward.folder)
             yield from faults(f"{prefix_of(name)}reward.{setting}", look)
     for name, stage in config.stages.items():
-        for field, policies in stage.policies_by_field().items():
+        for setting, policies in stage.policies_by_field().items():
             for policy in policies:
-                yield from faults(f"stages.{name}.{field}", partial(require_elsewhere, policy))
+                yield from faults(f"stages.{name}.{setting}", partial(require_elsewhere, policy))
 
 
-def examine(session: Session, names: Sequence[str]) -> list[Trial]:
-    """Print what is doubtful about a session, and keep it for the manifests of its stages; return
-    the trials of its rewards.
+@dataclass(frozen=True)
+class Found:
+    """What a look at stages found. seen: by stage, whose run takes it out. trials: of rewards."""
 
-    names: of stages; finished ones are passed over. All processes call it together. Raises Invalid
-    with all that stops the run.
+    issues: list[Issue] = field(default_factory=list)
+    seen: dict[str, Seen] = field(default_factory=dict)
+    trials: list[Trial] = field(default_factory=list)
+
+    def warnings(self, stage: str) -> list[Warned]:
+        """List the warnings of a stage, for its manifest: those of no other's."""
+        issues = dict.fromkeys(self.issues)
+        own = [issue for issue in issues if _stage_of(issue) in ("", stage)]
+        return [Warned(issue.path, str(issue)) for issue in own]
+
+
+def examine(session: Session, names: Sequence[str], known: Sequence[Issue] = ()) -> Found:
+    """Print what is doubtful about a session, and return it with the trials of its rewards.
+
+    names: of stages that are not finished. known: found before. All processes call it together.
+    Raises Invalid with all that stops the run.
     """
-    names = unfinished(session, names)
-    tell(session, of_inputs(session, names))
-    tried: list[Trial] = []
-    found: list[Issue] = []
+    tell(session.tracker, known)
+    trials: list[Trial] = []
+    issues: list[Issue] = []
     if processes.leader():  # a judge is asked once
         for task in session.config.all_tasks:
             setting = f"{prefix_of(task)}reward.function"
-            found += faults(setting, partial(try_reward, session, task, tried, found))
-    found += [*answer_issues(session), *of_stages(session, names)]
-    tell(session, found)
-    return tried
+            issues += faults(setting, partial(try_reward, session, task, trials, issues))
+    answers = answer_issues(session)
+    found = of_stages(session, names)
+    issues += [*answers, *found.issues]
+    tell(session.tracker, issues)
+    return replace(found, issues=[*known, *issues], trials=trials)
 
 
-def unfinished(session: Session, names: Sequence[str]) -> list[str]:
+def unfinished(folders: Mapping[str, epath.Path], names: Sequence[str]) -> list[str]:
     """Return the stages that have no manifest yet, by the leader. All processes call it together."""
     return processes.on_leader(
-        lambda: [name for name in names if not stage_result.read(session.folders[name])]
+        lambda: [name for name in names if not stage_result.read(folders[name])]
     )
 
 
-def tell(session: Session, found: Sequence[Issue]) -> None:
-    """Raise Invalid for the errors among issues; without any print the warnings, each once, and
-    keep them for the manifests of their stages, others for all. All processes call it together."""
+def tell(tracker: Tracker, found: Sequence[Issue]) -> None:
+    """Raise Invalid for the errors among issues; without any print the warnings, each once. All
+    processes call it together."""
     with processes.barrier():
         check.refuse(found)
     for issue in dict.fromkeys(found):
-        section, _, rest = issue.path.partition(".")
-        name = rest.partition(".")[0] if section == "stages" else ""
-        session.tracker.warn(name, 0, issue.path, str(issue))
-        session.warnings.setdefault(name, []).append(Warned(issue.path, str(issue)))
+        tracker.warn(_stage_of(issue), 0, issue.path, str(issue))
 
 
-def of_inputs(session: Session, names: Sequence[str]) -> list[Issue]:
-    """Return what makes model, tokenizer, devices or problems unusable; not what follows from
-    another of these."""
+def _stage_of(issue: Issue) -> str:
+    """Return the stage that an issue is of, "" for none."""
+    section, name, *_ = f"{issue.path}..".split(".")
+    return name if section == "stages" else ""
+
+
+def of_stages(session: Session, names: Sequence[str]) -> Found:
+    """Return what stages find wrong with their data, their rows and what draws their responses, and
+    what they read."""
     config = session.config
-    found: list[Issue] = []
-
-    def works(path: str, look: Callable[[], object]) -> bool:
-        new = faults(path, look)
-        found.extend(new)
-        return not new
-
-    has_model = (
-        (not config.model.path or works("model.path", lambda: hf.read_config(session.model_folder)))
-        and works("tokenizer", lambda: session.tokenizer)
-        and works("lora", lambda: session.model_config)
-    )
-    has_devices = works("mesh", lambda: session.mesh)
-    if has_model and processes.leader():
-        for path, look in _weights(session, names):
-            works(path, look)
-    # What all do together, none does if one of them cannot.
-    if all(processes.gather(has_model)):
-        works("data", lambda: session.problems)
-        if has_devices:
-            works("compute", lambda: kernel_of(session, LANES))
-            works("compute", lambda: session.sampling.devices.for_sampling)
-    return found
-
-
-def _weights(session: Session, names: Sequence[str]) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield the settings that name weights, each with what raises ValueError where they cannot be
-    loaded, by config.json and headers."""
-    if session.model_folder is not None:
-        yield "model.path", lambda: find_weights(session.model_folder, session.model_config.base)
-    for name in names:
-        for field, policies in session.config.stages[name].policies_by_field().items():
-            for policy in policies:
-                if PolicyName.parse(policy).origin == OF_MODEL:
-                    yield f"stages.{name}.{field}", partial(model_of, session, policy)
-                elif session.config.lora.rank:
-                    yield f"stages.{name}.{field}", partial(base_of, session, policy)
-    for name, task in session.config.all_tasks.items():
-        is_own = name == "main" and session.reward is not None
-        if task.reward.function == "model" and not is_own:
-            from g2d_jax.scoring import reward_model  # here: few runs have one
-
-            look = partial(reward_model.conversations_of, task.reward.model)
-            yield f"{prefix_of(name)}reward.model.path", look
-
-
-def of_stages(session: Session, names: Sequence[str]) -> list[Issue]:
-    """Return what stages find wrong with their data, their rows and what draws their responses."""
-    config = session.config
-    found = [*session.problems.issues]
+    found = Found([*session.problems.issues])
     if any(config.stages[name].samplings() for name in names):
         setting = "engine.url" if config.engine.is_server else "compute"
         # A server is asked for its model's name.
-        found += faults(setting, lambda: getattr(session.sampling.engine, "model", None))
+        found.issues.extend(
+            faults(setting, lambda: getattr(session.sampling.engine, "model", None))
+        )
     for name in names:
-        found += _of_stage(session, name)
+        found.issues.extend(faults(f"stages.{name}", partial(_look_at, session, name, found)))
     return found
 
 
-def _of_stage(session: Session, name: str) -> list[Issue]:
+def _look_at(session: Session, name: str, found: Found) -> None:
     stage = session.config.stages[name]
-    module = stage_modules.of_kind(stage.kind)
-    warnings: list[Issue] = []
-    errors = faults(f"stages.{name}", lambda: warnings.extend(module.issues(session, name, stage)))
-    return [*warnings, *errors]
+    found.seen[name] = seen = stage_modules.of_kind(stage.kind).issues(session, name, stage)
+    found.issues.extend(seen.issues)

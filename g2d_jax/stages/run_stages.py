@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ import jax
 from etils import epath
 
 from g2d_jax import stages as stage_modules
-from g2d_jax.config import Config, Sft
+from g2d_jax.config import Config, Issue, Sft
 from g2d_jax.config.graph import Plan
 from g2d_jax.config.io import to_dict
 from g2d_jax.config.section import warning
@@ -33,9 +33,17 @@ from g2d_jax.runtime.tracking import Tracker, require_wandb
 from g2d_jax.session import inputs, stage_result
 from g2d_jax.session.accounting import TRAINING
 from g2d_jax.session.problems import described, table
-from g2d_jax.session.session import Session, StopRun
+from g2d_jax.session.session import (
+    Objectives,
+    Options,
+    Run,
+    Session,
+    StopRun,
+    keep_micro,
+    loaded,
+    session_of,
+)
 from g2d_jax.session.stage_result import Compiled, StageResult
-from g2d_jax.session.training_memory import Micro, keep
 from g2d_jax.session.workdir import (
     PROGRAMS,
     check_token,
@@ -46,10 +54,6 @@ from g2d_jax.session.workdir import (
     without_secrets,
 )
 from g2d_jax.stages import run_issues
-from g2d_jax.training.objectives import Compute, Objective
-
-Objectives = Mapping[str, Callable[[Compute], Objective]]
-"""Stage -> the function that makes its loss."""
 
 
 def require_packages(config: Config) -> None:
@@ -67,14 +71,14 @@ def open_session(
     until: str,
     reward: RewardFunction | None,
     objectives: Objectives,
-) -> Iterator[Session]:
-    """Take a work directory for a run and yield what its stages work with; all processes enter it
-    together."""
+    warnings: Sequence[Issue] = (),
+) -> Iterator[tuple[Session, run_issues.Found]]:
+    """Take a work directory for a run and yield what its stages work with, and what a look at those
+    that are not finished found; all processes enter it together. warnings: of the settings."""
     flags.set_up_gpus()
     check_joined()
-    limits = config.faults
     with (
-        watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout),
+        watched(**config.faults.to_dict()),
         _locked(folder),
         precision.used(config.dtype),
         program_cache.cached(folder / PROGRAMS),
@@ -99,44 +103,32 @@ def open_session(
         logging = config.logging
         wandb = logging.wandb_options(name=config.name)
         with Tracker(shown, tensorboard=logging.tensorboard, wandb=wandb) as tracker:
-            folders = order.folders(folder)
-            session = Session(config, folder, tracker, folders, reward, objectives, inputs=found)
-            with contextlib.closing(session):
-                run_issues.tell(session, [warning(name, *_CHANGED) for name in changed])
-                run_issues.examine(session, order.until(until))
-                settle_micro(session, begun=has_begun(folder))
+            run = Run(
+                config=config,
+                workdir=folder,
+                folders=order.folders(folder),
+                tracker=tracker,
+                reward=reward,
+                objectives=objectives,
+                inputs=found,
+            )
+            names = run_issues.unfinished(run.folders, order.until(until))
+            with loaded(run, Options(names)) as shared:
+                settle = functools.partial(keep_micro, begun=has_begun(folder))
+                session = session_of(run, shared, settle=settle)
+                known = [*warnings, *(warning(name, *_CHANGED) for name in changed)]
+                seen = run_issues.examine(session, names, known)
                 compiling.take_programs()  # those of an earlier run in this process
                 _introduce(session, order, until)
                 problems = session.problems.train
                 session.scorer.start(problems[:: -(-len(problems) // 256) or 1])
-                yield session
+                yield session, seen
 
 
 _CHANGED = (
     "is in a file that has changed since this run began",
     "choose another --workdir to score all responses by this one",
 )
-
-
-def settle_micro(session: Session, *, begun: bool = True) -> None:
-    """Decide in what micro-batches the session trains, or take what its work directory keeps of
-    such a machine, so that a run that continues rounds as it did. begun: as of `keep`.
-
-    All processes must call it together, before any stage.
-    """
-    devices = session.sampling.devices
-    chosen = devices.micro
-    if devices.loads:
-        machine = devices.told
-        remat, tokens = processes.on_leader(
-            lambda: list(vars(keep(session.workdir, machine, chosen, begun)).values())
-        )
-        session.micro = Micro(remat, tokens)
-        vars(session).pop("compute", None)  # it knows of the other one
-        why = "by the memory of the devices"
-        if session.micro != chosen:
-            why = "as when this run began on such a machine"
-        session.tracker.say(f"training: {session.micro}, {why}")
 
 
 def _introduce(session: Session, order: Plan, until: str) -> None:
@@ -193,16 +185,25 @@ def compile_ahead(session: Session, names: Sequence[str]) -> None:
 
     Stages whose shapes depend on their data are left out: they compile at their own start.
     """
-    for name in run_issues.unfinished(session, names):
+    for name in run_issues.unfinished(session.folders, names):
         if not session.config.stages[name].shapes_from_data:
             session.ahead.compile(stage_modules.programs(session, name))
 
 
-def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) -> StageResult:
+def run_stage(
+    session: Session,
+    name: str,
+    order: Plan,
+    found: run_issues.Found | None = None,
+    *,
+    again: bool = False,
+) -> StageResult:
     """Run one stage unless it is finished; return its record.
 
-    again: go on with a stage that is finished already, and replace its record at the end.
+    found: of a look at it; what was read for it then is taken out. again: go on with a stage that is
+    finished already, and replace its record at the end.
     """
+    found = found or run_issues.Found()
     folder, stage = session.folders[name], session.config.stages[name]
     processes.note_progress(name)
     processes.check_interrupted()
@@ -216,9 +217,10 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
     started = time.time()
     memory.give_back()  # of the stage before
     try:
-        with memory.measured() as peak:
-            session.peak = peak
-            outcome = stage_modules.of_kind(stage.kind).run(session, name, stage)
+        with session.tracker.measured() as peak:
+            seen = found.seen.pop(name, None)
+            data = [seen.data] if seen and seen.data is not None else []
+            outcome = stage_modules.of_kind(stage.kind).run(session, name, stage, *data)
             session.writer.wait()
             held = max(processes.gather(peak.read()))
     except Exception as error:
@@ -237,8 +239,7 @@ def run_stage(session: Session, name: str, order: Plan, *, again: bool = False) 
     programs = {}
     for program, told in compiling.take_programs().items():
         programs[program] = Compiled(int(told["compiled"]), told["seconds"])
-    ahead = [*session.warnings.get("", []), *session.warnings.get(name, [])]
-    outcome = replace(outcome, warnings=[*ahead, *outcome.warnings])
+    outcome = replace(outcome, warnings=[*found.warnings(name), *outcome.warnings])
     result = StageResult(
         **vars(outcome),
         kind=stage.kind,

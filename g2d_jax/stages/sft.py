@@ -25,18 +25,21 @@ from g2d_jax.session.session import Session
 from g2d_jax.session.stage_result import Outcome
 from g2d_jax.session.trainer import open_trainer
 from g2d_jax.session.training_programs import Training
-from g2d_jax.stages import alerts
+from g2d_jax.stages import Seen, alerts
 from g2d_jax.stages.causes import unread
 from g2d_jax.training import objectives
 
 MOST_READ = 256  # demonstrations of a task in which answers are looked for
 Encoded = tuple[np.ndarray, np.ndarray]
 """The token ids of a prompt and of its completion, int32 [P] and [T]."""
+Examples = tuple[list[Encoded], dict[str, int], list[Issue]]
+"""Those that fit, counts of each kind, and what may be wrong with them."""
 
 
-def run(session: Session, name: str, stage: Sft) -> Outcome:
-    """Train on demonstrations for stage.steps updates; return what was done."""
-    demonstrations, counts, _ = session.given.pop(name, None) or examples(session, name, stage)
+def run(session: Session, name: str, stage: Sft, data: Examples | None = None) -> Outcome:
+    """Train on demonstrations for stage.steps updates; return what was done. data: as `issues` read
+    it, None reads it now."""
+    demonstrations, counts, _ = data or examples(session, name, stage)
     order = problem_order(session.config, len(demonstrations), f"sft/{name}")
     columns = row_length(session, stage, demonstrations)
     (training,) = phases(session, name, stage, columns=columns)
@@ -50,14 +53,14 @@ def run(session: Session, name: str, stage: Sft) -> Outcome:
         return trainer.finish(counts)
 
 
-def issues(session: Session, name: str, stage: Sft) -> list[Issue]:
-    """Return what may be wrong with the examples, the first of which is shown; `run` takes them."""
-    session.given[name] = encoded, _, found = examples(session, name, stage)
+def issues(session: Session, name: str, stage: Sft) -> Seen:
+    """Return what may be wrong with the examples, and these for `run`."""
+    data = encoded, _, found = examples(session, name, stage)
     prompt, completion = encoded[0]
     head = f"{name}: {len(encoded)} examples of {described(stage.data)}; the first of them:"
-    alerts.say_example(session, head, {"prompt": prompt, "completion": completion})
+    example = alerts.write_example(session, head, {"prompt": prompt, "completion": completion})
     row_length(session, stage, encoded)
-    return found
+    return Seen(found, data, example)
 
 
 def phases(
@@ -81,9 +84,7 @@ def phases(
     return [training]
 
 
-def examples(
-    session: Session, name: str, stage: Sft
-) -> tuple[list[Encoded], dict[str, int], list[Issue]]:
+def examples(session: Session, name: str, stage: Sft) -> Examples:
     """Load the examples that fit, without those whose prompt is in dev or test, as token ids; count
     each kind, and return what may be wrong with them and the settings."""
     data, tokenizer = stage.data, session.tokenizer

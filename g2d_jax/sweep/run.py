@@ -38,7 +38,7 @@ from g2d_jax.runtime.lock import LOCK, awaited, try_lock
 from g2d_jax.runtime.terminal import counted
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session import inputs, stage_result
-from g2d_jax.session.session import Session, StopRun
+from g2d_jax.session.session import Loaded, Options, Run, StopRun, keep_micro, loaded, session_of
 from g2d_jax.session.workdir import (
     LINKS,
     PLANS,
@@ -69,9 +69,8 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
     run_stages.check_joined()
     root = absolute(workdir)
     studied = points(config)
-    limits = config.faults
     with (
-        watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout),
+        watched(**config.faults.to_dict()),
         program_cache.cached(),
     ):
         used = {
@@ -202,13 +201,12 @@ def _claim(
     other settings.
     """
     with awaited(root / PLANS):
-        graph = build(studied, _requested_steps(root))
+        graph = _whole_graph(config.name, studied, root)  # others may have asked for more since
         file = root / PLANS / f"{config.name}.json"
         before: dict[str, Any] = {"points": [], "trajectories": {}}
         if file.exists():
             before = storage.read_json(file)
         listed = _by_label(before)
-        _require_alike(root / "points" / config.name, listed, graph)
         changed: dict[str, None] = {}
         for point, settings, ids in graph.points:
             folder = root / "points" / config.name / point.label
@@ -295,7 +293,8 @@ class _Worker:
         self.tracker = tracker
         self.done: set[str] = set()
         self.failed: dict[str, str] = {}
-        self._session: Session | None = None
+        self._loaded: Loaded | None = None
+        self._open = ExitStack()
         self._shared: Any = None
         self._programs = program_cache.Programs()
 
@@ -380,18 +379,19 @@ class _Worker:
         with tracker, precision.used(node.config.dtype):
             try:
                 shared = self._common(node)
-                session = shared.at(
-                    node.config,
-                    folders,
-                    tracker,
+                run = Run(
+                    config=node.config,
                     workdir=folder,
+                    folders=folders,
+                    tracker=tracker,
                     evaluated=evaluated,
                     inputs=inputs.digests(node.config),
                 )
-                run_stages.settle_micro(session)
-                run_issues.tell(session, run_issues.of_stages(session, [node.name]))
+                session = session_of(run, shared, settle=keep_micro)
+                found = run_issues.of_stages(session, [node.name])
+                run_issues.tell(tracker, found.issues)
                 run_stages.compile_ahead(session, [node.name])
-                run_stages.run_stage(session, node.name, plan(node.config), again=True)
+                run_stages.run_stage(session, node.name, plan(node.config), found, again=True)
             except (
                 ValueError,
                 RuntimeError,
@@ -414,26 +414,21 @@ class _Worker:
             labels[2:] = [f"{len(labels) - 2} more"]
         return ", ".join(labels)
 
-    def _common(self, node: Node) -> Session:
-        """Return the session that nodes of equal settings outside the stages share: problems,
-        tokenizer, programs."""
+    def _common(self, node: Node) -> Loaded:
+        """Return what nodes of equal settings outside the stages share: problems, tokenizer,
+        programs."""
         shared = to_dict(node.config)
         del shared["stages"], shared["name"]
-        if self._session is None or shared != self._shared:
+        if self._loaded is None or shared != self._shared:
             self._close()
-            self._session = Session(
-                node.config, self.root, self.tracker, {}, programs=self._programs
-            )
-            self._shared = shared
-            for name in ("mesh", "tokenizer", "model_config", "problems", "scorer"):
-                # loaded now, so that all contexts made from this one share it
-                getattr(self._session, name)
-        return self._session
+            run = Run(config=node.config, workdir=self.root, folders={}, tracker=self.tracker)
+            made = loaded(run, Options(), self._programs)
+            self._loaded, self._shared = self._open.enter_context(made), shared
+        return self._loaded
 
     def _close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        self._loaded = None
+        self._open.close()
 
 
 def _state(node: Node, folder: epath.Path) -> str:

@@ -19,7 +19,7 @@ from g2d_jax.config import Config, Dump, graph
 from g2d_jax.recipes.config_load import resolve
 from g2d_jax.rollouts.external import external_groups
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.session.session import Session
+from g2d_jax.session.session import Options, Run, Session, loaded, session_of
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("bounded_memory")]
 
@@ -53,10 +53,16 @@ def session(folder: Path) -> Iterator[Session]:
     """Of the tiny config, with a reward of ours."""
     config = resolve(str(Path(__file__).parents[1] / "tiny.py"))
     with Tracker(folder / "work", tensorboard=False) as tracker:
-        folders = graph.plan(Config.of(config)).folders(epath.Path(folder / "work"))
-        made = Session(Config.of(config), epath.Path(folder / "work"), tracker, folders, even)
-        yield made
-        made.close()
+        work = epath.Path(folder / "work")
+        run = Run(
+            config=Config.of(config),
+            workdir=work,
+            folders=graph.plan(Config.of(config)).folders(work),
+            tracker=tracker,
+            reward=even,
+        )
+        with loaded(run, Options()) as shared:
+            yield session_of(run, shared)
 
 
 def check(session: Session, path: Path) -> int:

@@ -36,7 +36,7 @@ from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.sampler.reorder import Reorder
 from g2d_jax.session import inputs
 from g2d_jax.session.reward_manager import RewardManager
-from g2d_jax.session.session import Session
+from g2d_jax.session.session import Options, Run, loaded, session_of
 from g2d_jax.session.workdir import check_token, claim
 from g2d_jax.stages import run_stages
 
@@ -159,12 +159,14 @@ def stages(config_file: str, reference: str, workdir: str) -> None:
         Tracker(own if processes.leader() else None, tensorboard=False) as tracker,
     ):
         processes.on_leader(lambda: claim(Config.of(config), own))
-        first = Session(Config.of(config), own, tracker, {})
-        with contextlib.closing(first):
-            first.inputs = inputs.digests(first.config)
+        settings = Config.of(config)
+        read = inputs.digests(settings)
+        first = Run(config=settings, workdir=own, folders={}, tracker=tracker, inputs=read)
+        with loaded(first, Options()) as shared:
             for name in order.order:
                 folders = {**order.folders(other), name: order.folders(own)[name]}
-                run_stages.run_stage(first.at(Config.of(config), folders, tracker), name, order)
+                session = session_of(dataclasses.replace(first, folders=folders), shared)
+                run_stages.run_stage(session, name, order)
 
 
 def score(peer_timeout: str, hang_timeout: str) -> None:

@@ -107,7 +107,7 @@ def session(tmp_path: Path) -> Iterator[SimpleNamespace]:
     write_json(tmp_path / "config.json", {"config": to_dict(settings)})
     with Tracker(tmp_path, tensorboard=False, screen=Screen(io.StringIO())) as tracker:
         yield SimpleNamespace(
-            workdir=epath.Path(tmp_path), config=Config.of(settings), tracker=tracker, peak=None
+            workdir=epath.Path(tmp_path), config=Config.of(settings), tracker=tracker
         )
 
 

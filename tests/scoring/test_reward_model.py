@@ -31,8 +31,7 @@ from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.scoring.conversation import Conversations
 from g2d_jax.scoring.reward_model import RewardModel, conversations_of
 from g2d_jax.session.reward_manager import RewardManager
-from g2d_jax.session.session import Session
-from g2d_jax.stages import run_issues
+from g2d_jax.session.session import Options, Run, loaded
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -395,8 +394,15 @@ def test_a_run_is_refused_before_any_work_for_what_only_the_reward_model_knows(
     with Tracker(
         tmp_path / "own", tensorboard=False
     ) as tracker:  # a function in its place: it need not be loaded
-        session = Session(Config.of(config), epath.Path(tmp_path), tracker, {}, mine)
-        assert run_issues.of_inputs(session, []) == []
+        run = Run(
+            config=Config.of(config),
+            workdir=epath.Path(tmp_path),
+            folders={},
+            tracker=tracker,
+            reward=mine,
+        )
+        with loaded(run, Options([])):
+            pass
 
 
 def test_a_template_of_whole_conversations_needs_no_header_to_generate_behind() -> None:

@@ -1,7 +1,7 @@
 """Stages in this process, on one device, each from the policies of runs made here."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,10 @@ from ml_collections import ConfigDict
 from g2d_jax.config import Config, graph
 from g2d_jax.recipes.config_load import resolve
 from g2d_jax.rewards.functions import RewardFunction
-from g2d_jax.runtime.mesh import make_mesh
 from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.sampler.engine import Sampler
-from g2d_jax.session.session import Session
+from g2d_jax.session.session import Options, Run, Session, loaded, session_of
 
 sys.path.append(str(Path(__file__).parent))  # for the helpers beside this file
 from killed import Runs
@@ -69,17 +68,28 @@ def opened(jitted: Jitted) -> Iterator[Callable[..., Session]]:
     with ExitStack() as stack:
 
         def make(
-            config: ConfigDict, workdir: Path, reward: RewardFunction | None = even
+            config: ConfigDict,
+            workdir: Path,
+            reward: RewardFunction | None = even,
+            programs: Programs | None = None,
+            devices: int = 1,
+            names: Sequence[str] | None = None,
+            **given: Any,
         ) -> Session:
             tracker = stack.enter_context(Tracker(workdir, tensorboard=False))
-            folder = epath.Path(workdir)
-            folders = graph.plan(Config.of(config)).folders(folder)
-            session = Session(
-                Config.of(config), folder, tracker, folders, reward, programs=AllPrograms(jitted)
+            of_config = Config.of(config)
+            folders = graph.plan(of_config).folders(epath.Path(workdir))
+            run = Run(
+                config=of_config,
+                workdir=epath.Path(workdir),
+                folders=folders,
+                tracker=tracker,
+                reward=reward,
+                **given,
             )
-            session.mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
-            stack.callback(session.close)
-            return session
+            options = Options(names, devices=jax.devices()[:devices])
+            made = loaded(run, options, programs or AllPrograms(jitted))
+            return session_of(run, stack.enter_context(made))
 
         yield make
 

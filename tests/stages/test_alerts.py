@@ -224,7 +224,7 @@ def test_a_batch_that_serves_several_updates_is_drawn_once(config, tmp_path, ope
     only(config, "warmup").stages.warmup.update(steps=12, num_iterations=4, sync_every=4, keep=())
     config.data.train.limit = 3
     session = opened(config, tmp_path)
-    (found,) = online.issues(session, "warmup", session.config.stages["warmup"])
+    (found,) = online.issues(session, "warmup", session.config.stages["warmup"]).issues
     assert "3 problems for 3 batches: each is drawn 4 times" in found.text
 
 

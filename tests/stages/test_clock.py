@@ -135,8 +135,7 @@ def test_an_update_is_dispatched_before_the_one_before_it_is_done(config, opened
 
     config.stages.sft.update(steps=3, data={"limit": 48})
     config.checkpoint.every = 3
-    session = opened(config, tmp_path)
-    session.objectives = {"sft": slow}
+    session = opened(config, tmp_path, objectives={"sft": slow})
     stage = session.config.stage("sft", Sft)
     examples, *_ = sft.examples(session, "sft", stage)
     with training(session, "sft", 3) as trainer, session.track_cost(trainer.cost):

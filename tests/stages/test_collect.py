@@ -28,6 +28,7 @@ from g2d_jax.runtime.tables import read_preferences, read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.session import stage_result
 from g2d_jax.session.policies import load_policy
+from g2d_jax.session.problems import SPLITS
 from g2d_jax.session.row_shapes import RowShape
 from g2d_jax.session.session import StopRun
 from g2d_jax.session.stage_result import Cost
@@ -329,7 +330,7 @@ def test_a_run_whose_reward_came_from_python_is_opened_again(small, tmp_path, op
     )
     claim(Config.of(small), session.workdir, {"reward": "mine:odd"})
     run(session)
-    with commands.opened(session.workdir) as read:
+    with commands.opened(session.workdir, splits=SPLITS) as read:
         _, groups = collect.rollouts_of(read, "collect", Cost())
     again = groups_of(tmp_path / "work" / "01-collect")
     assert [[row.text for row in group] for group in groups] == [
@@ -471,7 +472,7 @@ def test_rollouts_of_more_prompts_than_there_are_is_said(small, tmp_path, opened
     small.stages.collect.prompts = 100
     session = opened(small, tmp_path)
     count = len(session.problems.train)
-    (issue,) = collect.issues(session, "collect", session.config.stages["collect"])
+    (issue,) = collect.issues(session, "collect", session.config.stages["collect"]).issues
     assert str(issue).startswith(
         f"stages.collect.prompts is 100, and there are {count} training problems"
     )

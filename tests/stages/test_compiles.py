@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -18,7 +19,6 @@ from g2d_jax.config import Config, graph
 from g2d_jax.models.decoder import count_params
 from g2d_jax.records import Preference
 from g2d_jax.runtime.compile_times import compiling
-from g2d_jax.runtime.mesh import make_mesh
 from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import Tracker
@@ -71,10 +71,11 @@ def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compil
     config.checkpoint.every = 100
     config.stages.dpo.batch_size = 2
     session, order = opened(config, tmp_path), graph.plan(Config.of(config))
-    with Marking(compiled_by) as session.tracker:
+    with Marking(compiled_by) as tracker:
+        session = replace(session, tracker=tracker)
         for name in ("sft", "warmup", "collect", "dpo"):
             run_stages.run_stage(session, name, order)
-    marks = session.tracker.marks
+    marks = tracker.marks
     for name in ("sft", "warmup", "dpo"):
         last = max(step for stage, step in marks if stage == name)
         assert last > 2
@@ -102,8 +103,7 @@ def test_stages_whose_numbers_differ_share_their_programs(config, opened, tmp_pa
                 learning_rate=rate, weight_decay=0.1 + beta, warmup_steps=1
             )
         config.stages.dpo.beta = beta
-        session = opened(config, tmp_path / f"{rate}-{total}")
-        session.programs = programs
+        session = opened(config, tmp_path / f"{rate}-{total}", programs=programs)
         stages = session.config.stages
         for name, objective, per in (
             ("sft", objectives.sft(session.compute), "tokens"),
@@ -158,12 +158,10 @@ def test_no_stage_compiles_a_program_that_it_did_not_name(
     kinds, told = set(), Counter[str]()
     compiling.take_programs()  # those of other tests in this process
     for name in order.order:
-        session = opened(config, tmp_path)
-        session.mesh, session.programs = make_mesh(), Programs()
+        session = opened(config, tmp_path, programs=Programs(), devices=8)
         del compiled[:]
         run_stages.compile_ahead(session, [name])
         result = run_stages.run_stage(session, name, order)
-        session.close()
         kinds.add(result.kind)
         told.update({program: made.compiled for program, made in result.programs.items()})
         most = SMALL * 4 * count_params(session.model_config)

@@ -44,8 +44,9 @@ def run_until(session: Session, until: str = "dpo") -> Manifests:
 
 def elsewhere(session: Session, config: ConfigDict, workdir: Path) -> Session:
     """The same runtime, programs and all, for another config in another folder."""
-    folders = graph.plan(Config.of(config)).folders(epath.Path(workdir))
-    return session.at(Config.of(config), folders, session.tracker, workdir=epath.Path(workdir))
+    folder = epath.Path(workdir)
+    folders = graph.plan(Config.of(config)).folders(folder)
+    return replace(session, config=Config.of(config), folders=folders, workdir=folder)
 
 
 def changed(config: ConfigDict, **changes: Any) -> ConfigDict:

@@ -12,7 +12,6 @@ from toys import QWEN, make_tokenizer
 from worlds import only, run
 
 from g2d_jax.commands import dryrun
-from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.records import Preference
 from g2d_jax.rollouts import external_preferences
@@ -50,13 +49,17 @@ def written(path: Path, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def read(
-    config: ConfigDict, tmp_path: Path, opened: Any, rows: list[Any], tokenizer: Any = CHAT
-) -> list[Any]:
+def with_chat(config: ConfigDict, tmp_path: Path) -> ConfigDict:
+    """The config with a tokenizer that has a chat template."""
+    make_tokenizer(QWEN).save_pretrained(tmp_path / "tokenizer")
+    config.tokenizer.path = str(tmp_path / "tokenizer")
+    return config
+
+
+def read(config: ConfigDict, tmp_path: Path, opened: Any, rows: list[Any]) -> list[Any]:
     """The set's pairs, with a tokenizer that has a chat template."""
     config.stages.dpo.preferences = written(tmp_path / "set.jsonl", rows)
-    session = opened(config, tmp_path / "work")
-    session.tokenizer = tokenizer
+    session = opened(with_chat(config, tmp_path), tmp_path / "work")
     return offline.read(session, session.config.stages["dpo"])
 
 
@@ -138,14 +141,14 @@ def test_pairs_of_held_out_problems_are_refused_in_every_form(small, tmp_path, o
             match=r"1 of 3 pairs are for problems of data\.dev or data\.test: leave them out",
         ):
             read(small, tmp_path, opened, [*pairs(2), row])
-    templated = TemplateSettings(prompt_template="Solve this: {problem}")
+    small.tokenizer.prompt_template = "Solve this: {problem}"
     row = {
         "prompt": turns(f"Solve this: {asked}"),
         "chosen": turns("", "1")[1:],
         "rejected": turns("", "2")[1:],
     }
     with pytest.raises(ValueError, match=r"1 of 1 pairs are for problems of data\.dev"):
-        read(small, tmp_path, opened, [row], PromptTokenizer(make_tokenizer(QWEN), templated))
+        read(small, tmp_path, opened, [row])
 
 
 def test_pairs_with_all_columns_of_a_collect_stage_train_on_their_ids(small, tmp_path, opened):
@@ -170,8 +173,7 @@ def test_a_hub_set(small, tmp_path, opened):
     (tmp_path / "set").mkdir()
     written(tmp_path / "set" / "train.jsonl", pairs(5))
     small.stages.dpo.preferences = f"hub:{tmp_path / 'set'}"
-    session = opened(small, tmp_path / "work")
-    session.tokenizer = CHAT
+    session = opened(with_chat(small, tmp_path), tmp_path / "work")
     found = external_preferences.read(session, session.config.stages["dpo"])
     assert len(found) == 5 and session.tokenizer.decode(found[0].chosen_ids) == "Yes."
     run_issues.checked(small)
@@ -179,8 +181,7 @@ def test_a_hub_set(small, tmp_path, opened):
 
 def test_an_offline_stage_alone_trains_on_a_set(small, tmp_path, opened, capsys):
     """From the dry run, which shows a pair, to a policy that prefers what was chosen."""
-    make_tokenizer(QWEN).save_pretrained(tmp_path / "tokenizer")
-    small.tokenizer.path = str(tmp_path / "tokenizer")
+    with_chat(small, tmp_path)
     small.stages.dpo.update(
         preferences=written(tmp_path / "set.jsonl", pairs(16)),
         batch_size=4,

@@ -108,7 +108,7 @@ def test_other_rewards_ask_nothing(asking, tmp_path, opened, capsys):
     own = opened(asking, tmp_path / "own")  # a function of the user's in place of the main task's
     assert answers(own)["train"][:6] == [*ALL["train"][:5], '["1,234"]']  # as the data has them
     asking.reward.function = asking.tasks.texts.reward.function = "tiny:even"
-    opened(asking, tmp_path / "none", None).problems  # noqa: B018 - read here
+    opened(asking, tmp_path / "none", None)
     assert not (tmp_path / "none" / "golds").exists()
 
 
@@ -137,7 +137,7 @@ def test_what_was_found_out_holds_for_the_run_and_asks_no_worker_again(asking, t
     assert answers(opened(asking, tmp_path / "work", None)) == left
     file.write_text("[]\n")
     with pytest.raises(ValueError, match=r"golds/read\.jsonl is damaged: .* Put back a copy"):
-        opened(asking, tmp_path / "work", None).problems  # noqa: B018 - read here
+        opened(asking, tmp_path / "work", None)
 
 
 def test_what_was_found_out_before_a_stop_is_kept(asking, tmp_path, opened, monkeypatch):
@@ -146,7 +146,6 @@ def test_what_was_found_out_before_a_stop_is_kept(asking, tmp_path, opened, monk
     asking.data.train.path = problems(
         tmp_path / "slow.jsonl", 0, "x+1", "x^{" * 900 + "x" + "}" * 900
     )
-    session = opened(asking, tmp_path / "work", None)
     file = tmp_path / "work" / "golds" / "read.jsonl"
 
     def stop() -> None:
@@ -158,7 +157,7 @@ def test_what_was_found_out_before_a_stop_is_kept(asking, tmp_path, opened, monk
     stopping.start()
     try:
         with pytest.raises(processes.Preempted):
-            session.problems  # noqa: B018 - read here
+            opened(asking, tmp_path / "work", None)
     finally:
         stopping.join()
         processes.reset_stop()
@@ -167,7 +166,7 @@ def test_what_was_found_out_before_a_stop_is_kept(asking, tmp_path, opened, monk
 
 def test_a_points_golds_are_those_of_its_study(asking, tmp_path, opened):
     study, point = tmp_path / "study", tmp_path / "study" / "points" / "name" / "a"
-    opened(asking, study, None).problems  # noqa: B018 - read here
+    opened(asking, study, None)
     storage.write_json(point / "stages.json", [["warmup", "../../../stages/warmup-0", None]])
     session = opened(asking, point, None)
     assert answers(session) == LEFT and not session.scorer.verifier("main").workers
@@ -198,4 +197,4 @@ def test_a_split_of_such_problems_alone_is_refused(asking, tmp_path, opened):
     with pytest.raises(
         ValueError, match=r"data\.dev has no problem left: data\.dev has 2 of 2 reference"
     ):
-        opened(asking, tmp_path / "work", None).problems  # noqa: B018 - read here
+        opened(asking, tmp_path / "work", None)

@@ -336,8 +336,7 @@ def test_attention_is_counted_position_by_position(warmup, tmp_path, opened):
 
 
 def test_device_time_is_paid_for_every_device(warmup, tmp_path, opened):
-    session, cost = opened(warmup, tmp_path), Cost()
-    session.mesh = make_mesh(1, 2, 1, devices=jax.devices()[:2])
+    session, cost = opened(warmup, tmp_path, devices=2), Cost()
     with session.track_cost(cost):
         pass
     assert cost.device_seconds == 2 * cost.seconds > 0

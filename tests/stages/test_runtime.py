@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import jax
 import numpy as np
 import pytest
 from chat_templates import PUBLISHED
+from etils import epath
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from g2d_jax import config as settings
 from g2d_jax.commands import dryrun
-from g2d_jax.config import Collect, Dump, Offline, Online, Optimizer, Sft
+from g2d_jax.config import Collect, Config, Dump, Offline, Online, Optimizer, Sft
 from g2d_jax.config.io import to_dict
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import decoder, hf
@@ -34,9 +36,10 @@ from g2d_jax.session.policies import (
     load_reference,
 )
 from g2d_jax.session.row_shapes import CPU_TOKENS, RowShape, choose_row_length, pack_rows
+from g2d_jax.session.session import Run
 from g2d_jax.session.stage_result import Cost
 from g2d_jax.session.training_programs import Scorer
-from g2d_jax.stages import run_issues, sft
+from g2d_jax.stages import sft
 
 
 def test_kernels_of_attention_are_noted_and_not_said(config, tmp_path, opened, capsys):
@@ -44,7 +47,7 @@ def test_kernels_of_attention_are_noted_and_not_said(config, tmp_path, opened, c
     assert [choose_row_length(session, longest) for longest in (100, 110, 600)] == [112, 112, 608]
     assert session.sampling.sampler is session.sampling.sampler
     rows = {f"packed rows of {length} tokens": "xla" for length in (112, 608)}
-    assert session.kernels == {**rows, "prompts": "xla", "decode": "xla"}
+    assert session.sampling.kernels == {**rows, "prompts": "xla", "decode": "xla"}
     assert "xla" not in capsys.readouterr().out
 
 
@@ -73,10 +76,8 @@ def test_rows_are_as_long_as_leaves_them_full(config, tmp_path, opened):
 
 def test_a_kernel_of_another_platform_is_refused(config, tmp_path, opened):
     config.compute.attention = "splash"
-    session = opened(config, tmp_path)
-    for begin in (lambda: session.sampling.sampler, lambda: choose_row_length(session, 100)):
-        with pytest.raises(ValueError, match="attention is 'splash', but that kernel needs a TPU"):
-            begin()
+    with pytest.raises(ValueError, match="attention is 'splash', but that kernel needs a TPU"):
+        opened(config, tmp_path, names=[])
 
 
 def test_what_adapters_stand_beside(config, tmp_path, opened):
@@ -116,8 +117,7 @@ def test_a_policy_that_is_another_model_is_refused_before_any_work(config, tmp_p
     config.stages.evaluate.policies = ("init", f"hf:{other}")
 
     storage.write_json(other / "config.json", {**own, "max_position_embeddings": 64})
-    session = opened(config, tmp_path / "longer")
-    assert run_issues.of_inputs(session, ["evaluate"]) == []
+    session = opened(config, tmp_path / "longer", names=["evaluate"])
     assert load_policy(session, f"hf:{other}").config == shape
 
     changed = {**own, "rms_norm_eps": 1e-5, "rope_parameters": None, "rope_theta": 5e5}
@@ -131,8 +131,8 @@ def test_a_policy_that_is_another_model_is_refused_before_any_work(config, tmp_p
 
     storage.write_json(other / "config.json", own)
     (other / "model.safetensors").unlink()
-    (found,) = run_issues.of_inputs(session, ["evaluate"])
-    assert found.path == "stages.evaluate.policies" and "holds neither model.s" in found.text
+    with pytest.raises(ValueError, match=r"^stages\.evaluate\.policies .* holds neither model\.s"):
+        opened(config, tmp_path / "none", names=["evaluate"])
 
 
 def test_the_model_behind_another_run_s_policy(config, tmp_path, opened):
@@ -147,11 +147,11 @@ def test_the_model_behind_another_run_s_policy(config, tmp_path, opened):
         base_path(opened(config, tmp_path / "ours"), "dpo")
 
 
-def test_adapters_name_the_revision_of_the_run_s_model_alone(config, tmp_path, opened):
+def test_adapters_name_the_revision_of_the_run_s_model_alone(config, tmp_path):
     config.model.path, config.model.revision = "org/model", "abc123"
-    session = opened(config, tmp_path)
-    assert base_revision(session, "dpo") == "abc123"
-    assert base_revision(session, "hf:org/other") is None
+    run = Run(config=Config.of(config), workdir=epath.Path(tmp_path), folders={}, tracker=None)
+    assert base_revision(run, "dpo") == "abc123"
+    assert base_revision(run, "hf:org/other") is None
 
 
 def test_a_reference_in_the_type_of_activations_gives_the_bits_of_the_policy(
@@ -207,7 +207,7 @@ def test_dev_goes_without_the_problems_of_test(config, tmp_path, opened, capsys)
         ValueError,
         match=r"data\.dev has no problem left: all 3 occur in data\.test\. Give .*data\.dev\.split=\"dev\"",
     ):
-        opened(config, tmp_path).problems  # noqa: B018
+        opened(config, tmp_path)
 
 
 def test_revisions_reach_the_loader(config, tmp_path, opened):
@@ -218,9 +218,8 @@ def test_revisions_reach_the_loader(config, tmp_path, opened):
     ):
         sft.examples(session, "sft", session.config.stage("sft", Sft))
     config.data.dev.revision = "v2"
-    session = opened(config, tmp_path)
     with pytest.raises(ValueError, match="revision is 'v2', but"):
-        session.problems  # noqa: B018
+        opened(config, tmp_path)
 
 
 def test_it_is_said_which_examples_are_not_used(config, tmp_path, opened, capsys):
@@ -327,7 +326,7 @@ def test_what_training_holds_while_it_samples(config, opened, tmp_path):
     session = opened(config, tmp_path)
     devices = session.sampling.devices
     assert devices.state_bytes(Online()) == 0  # a CPU tells of no memory
-    devices.memory = 10**9
+    devices = replace(devices, machine=replace(devices.machine, memory=10**9))
     trained = count_trained(session.model_config)
     assert devices.state_bytes(Online()) == 12 * trained == devices.state_bytes(Offline())
     assert devices.state_bytes(Online(loss="dpo")) == 16 * trained
@@ -340,7 +339,19 @@ def test_the_base_of_adapters_lies_beside_the_sampler_in_every_stage(config, ope
     config.lora.rank = 2
     session = opened(config, tmp_path)
     devices = session.sampling.devices
-    devices.memory = 10**9
+    devices = replace(devices, machine=replace(devices.machine, memory=10**9))
     frozen = 4 * (count_params(session.model_config) - count_trained(session.model_config))
     assert devices.state_bytes(Collect()) == frozen > 0
     assert devices.state_bytes(Online()) == frozen + 12 * count_trained(session.model_config)
+
+
+def test_all_that_is_wrong_with_the_inputs_is_told_at_once(config, opened, tmp_path):
+    """And not what follows from another: problems are read with the tokenizer."""
+    config.mesh.tensor, config.data.dev.revision = 3, "v2"
+    with pytest.raises(settings.Invalid) as both:
+        opened(config, tmp_path, names=[])
+    assert [issue.path for issue in both.value.issues] == ["mesh", "data.dev"]
+    config.tokenizer.path = str(tmp_path / "none")
+    with pytest.raises(settings.Invalid) as first:
+        opened(config, tmp_path, names=[])
+    assert [issue.path for issue in first.value.issues] == ["tokenizer", "mesh"]

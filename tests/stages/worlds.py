@@ -33,9 +33,9 @@ def run(session: Session, name: str = "") -> dict[str, Any]:
     """A stage's manifest, after a look at what it needs and a run of it if there was none; by
     default the config's first one."""
     name = name or next(iter(session.config.stages))
-    names = run_issues.unfinished(session, [name])
-    run_issues.tell(session, run_issues.of_stages(session, names))
-    return run_stages.run_stage(session, name, graph.plan(session.config))
+    found = run_issues.of_stages(session, run_issues.unfinished(session.folders, [name]))
+    run_issues.tell(session.tracker, found.issues)
+    return run_stages.run_stage(session, name, graph.plan(session.config), found)
 
 
 @contextmanager
