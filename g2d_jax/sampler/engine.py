@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.stages import Wrapped
 
 from g2d_jax.data.packing import round_up
@@ -45,7 +45,6 @@ from g2d_jax.runtime.program import Program, put_like
 from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.sampler import programs
 from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State, may_branch
-from g2d_jax.sampler.reorder import Reorder
 from g2d_jax.sampler.sampling import filters_of
 from g2d_jax.sampler.schedule import Sample, Schedule
 
@@ -109,9 +108,8 @@ class Sampler:
 
     max_num_seqs: rows decoded together at most. chunk: decode steps between two looks at the rows.
     prefill_rows: prompts of one prefill. dtype: of activations and cache. attention: of prompts, see
-    models/kernels.py. decode_kernel: of decode steps, None for the platform's. policy_mesh: where the models lie
-    that it is given, if that has the devices in another order. decode: ids to text,
-    which requests with stop strings need. programs: where another sampler's of the same settings,
+    models/kernels.py. decode_kernel: of decode steps, None for the platform's. decode: ids
+    to text, which requests with stop strings need. programs: where another sampler's of the same settings,
     such as another point's of a sweep, may lie; the attribute has them by name. Samples of one key
     are bit-equal for the same shapes and mesh; the noise always is.
     """
@@ -128,7 +126,6 @@ class Sampler:
         dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
         attention: AttentionSetting = "auto",
         decode_kernel: DecodeKernel | None = None,
-        policy_mesh: Mesh | None = None,
         decode: Decode | None = None,
         programs: Programs | None = None,
     ) -> None:
@@ -147,9 +144,6 @@ class Sampler:
         self.stacked = self.platform == "tpu"
         self.ends_early = may_branch(mesh)
         self.usage, self.ready = Usage(), 0
-        self._reorder = None
-        if policy_mesh and [*policy_mesh.devices.flat] != [*mesh.devices.flat]:
-            self._reorder = Reorder(policy_mesh, mesh)
         self.kernel = choose(
             attention,
             platform=self.platform,
@@ -174,26 +168,18 @@ class Sampler:
     def to_sampler_params(self, model: Decoder) -> Decoder:
         """Convert the model to the form that decode reads: in dtype, split over the sampling mesh.
         Once per policy."""
-        written = self.view(model)(model)
-        return self._put_together(written)
+        written: Decoder = self.view(model)(model)
+        return written
 
     def view(self, model: Decoder) -> Program:
         """Return the program of `to_sampler_params`. model: of arrays or shapes."""
-        settings = self.config.without_codes, self.mesh, jnp.dtype(self.dtype), self._reorder
+        settings = self.config.without_codes, self.mesh, jnp.dtype(self.dtype)
         return Program("view", self._programs.get_or_make(_to_sampler_params, *settings), (model,))
 
     def abstract_params(self, model: Decoder) -> Decoder:
         """Return the shapes of `to_sampler_params`. model: of shapes."""
         shapes = jax.eval_shape(self.view(model).function, model)
-        where = _written_layout(self.config.without_codes, self.mesh, self._reorder)
-        return self._put_together(meshes.placed(shapes, where))
-
-    def _put_together(self, written: Decoder) -> Decoder:
-        """Return the results of `view`, or their shapes, as they lie on the sampling mesh."""
-        if self._reorder is None:
-            return written
-        layout = _layout(self.config.without_codes, self.mesh)
-        return self._reorder.put_together(written, layout)
+        return meshes.placed(shapes, _layout(self.config.without_codes, self.mesh))
 
     def programs(self, params: Decoder, shapes: Shapes) -> dict[tuple[Any, ...], Program]:
         """Return the programs of a call, by name and the size where there are several.
@@ -586,28 +572,24 @@ def _layout(config: ModelConfig, mesh: Mesh) -> Decoder:
     return decoder.unstacked_shardings(config, mesh)
 
 
-def _written_layout(config: ModelConfig, mesh: Mesh, reorder: Reorder | None) -> Decoder:
-    """Return `_layout` as the program writes it."""
-    layout = _layout(config, mesh)
-    if reorder is None:
-        return layout
-    return reorder.parts_shardings(layout)
-
-
-def _to_sampler_params(
-    config: ModelConfig, mesh: Mesh, dtype: jnp.dtype, reorder: Reorder | None
-) -> Wrapped:
+def _to_sampler_params(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Wrapped:
     """Return the program of a sampler's `to_sampler_params`, of this config."""
     is_stacked = platform_of(mesh) == "tpu"
     convert = lora.to_sampler_params if is_stacked else lora.to_unstacked_sampler_params
     layout = _layout(config, mesh)
 
+    def moved(stack: jax.Array, where: NamedSharding) -> jax.Array:
+        one = NamedSharding(where.mesh, PartitionSpec(*where.spec[1:]))
+        return jax.lax.map(lambda layer: jax.lax.with_sharding_constraint(layer, one), stack)
+
     # Plans, and records of compiling, know the program by this name.
     def view(model: Decoder) -> Decoder:
         converted = convert(model, dtype)
-        return reorder.send_model(converted, layout) if reorder else converted
+        if is_stacked:  # XLA would gather all layers of an array before it splits them anew
+            converted.blocks = jax.tree.map(moved, converted.blocks, layout.blocks)
+        return converted
 
-    return jax.jit(view, out_shardings=_written_layout(config, mesh, reorder))
+    return jax.jit(view, out_shardings=layout)
 
 
 def _empty(

@@ -128,7 +128,6 @@ class RunSampling:
             **settings,
             seed=self.config.seed,
             dtype=jnp.dtype(self.config.dtype),
-            policy_mesh=self.devices.mesh,
             programs=self.programs,
             decode=self.decode,
         )

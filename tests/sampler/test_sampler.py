@@ -387,28 +387,6 @@ def test_rows_that_a_stop_string_ended_take_the_next_sample(model):
     assert sampler.usage.row_steps <= 2 * sum(len(r.token_ids) + 4 for r in found)
 
 
-@pytest.mark.slow
-def test_samples_do_not_depend_on_the_order_of_the_devices(on_eight):
-    """The same mesh of devices in no order, of a policy that lies in another."""
-    straight, placed = on_eight
-    devices = np.random.default_rng(0).permutation(straight.mesh.devices.ravel())
-    mesh = jax.sharding.Mesh(
-        devices.reshape(straight.mesh.devices.shape),
-        meshes.AXES,
-        axis_types=straight.mesh.axis_types,
-    )
-    shuffled = Sampler(
-        CONFIG,
-        mesh,
-        seed=SEED,
-        max_num_seqs=straight.max_num_seqs,
-        chunk=straight.chunk,
-        prefill_rows=straight.prefill_rows,
-        policy_mesh=meshes.make_mesh(1, 8, 1),
-    )
-    assert_bit_equal(run(straight, placed, REQUESTS), run(shuffled, placed, REQUESTS))
-
-
 def test_stop_strings_need_text(sampler, model):
     with pytest.raises(
         ValueError, match="problem0: stop strings need a sampler that is given decode"
