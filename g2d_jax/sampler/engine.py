@@ -83,24 +83,27 @@ class Usage:
 class Engine(Protocol):
     """Draws responses: `Sampler`, or a server (remote.py). All processes make each call, with the
     same arguments. (`config.Engine` is the settings that choose between them.)
-
-    to_sampler_params: makes a policy ready to sample from, in a form of the engine's own.
-    generate: token ids in; ids, log-probabilities and stop reason of every sample out as they
-    finish, each of them in one of the processes. The settings of a sample are `Request.params_of`.
-    Random numbers are named by seed, purpose, problem id, visit and sample index.
-    ready: the samples that have ended in the `generate` under way and are not handed out yet.
     """
 
     ready: int
+    """The samples that have ended in the `generate` under way and are not handed out yet."""
 
-    def to_sampler_params(self, model: Decoder) -> Any: ...  # noqa: D102
-    def generate(  # noqa: D102
+    def to_sampler_params(self, model: Decoder) -> Any:
+        """Make a policy ready to sample from, in a form of the engine's own."""
+
+    def generate(
         self,
         sampler_params: Any,
         requests: Iterable[Request],
         purpose: str,
         shapes: Shapes | None = None,
-    ) -> Iterator[Rollout]: ...
+    ) -> Iterator[Rollout]:
+        """Yield every sample as it finishes, in one of the processes.
+
+        The settings of a sample are `Request.params_of`. Random numbers are named by seed,
+        purpose, problem id, visit and sample index.
+        """
+        ...
 
 
 class Sampler:
@@ -308,7 +311,7 @@ class Sampler:
         pending = list(requests)
         for request in pending:
             if wrong := self._wrong(request, shapes):
-                raise ValueError(f"problem {request.problem_id}{wrong}")
+                raise ValueError(wrong)
         if not pending:
             return iter(())
         if shapes is None:
@@ -321,18 +324,18 @@ class Sampler:
     def _wrong(self, request: Request, shapes: Shapes | None) -> str:
         """Say why a request cannot be sampled; "" if it can."""
         ids, params = request.prompt_ids, request.params
-        vocab_size = self.config.vocab_size
+        vocab_size, problem = self.config.vocab_size, f"problem {request.problem_id}"
         if not len(ids) or request.num_samples < 1:
-            return ": a request needs a prompt and at least one sample"
+            return f"{problem}: a request needs a prompt and at least one sample"
         if ids.min() < 0 or ids.max() >= vocab_size:
-            return f": prompt ids must lie in [0, {vocab_size})"
+            return f"{problem}: prompt ids must lie in [0, {vocab_size})"
         if params.stop and self.decode is None:
-            return ": stop strings need a sampler that is given decode"
+            return f"{problem}: stop strings need a sampler that is given decode"
         width = len(ids) + params.max_new_tokens
         if shapes and (len(ids) > shapes.columns[-1] or width > shapes.widths[-1]):
-            return " needs more columns than the sampler is compiled for"
+            return f"{problem} needs more columns than the sampler is compiled for"
         if shapes and not set(filters_of([params])) <= set(shapes.filters):
-            return " needs a filter that the sampler is not compiled for"
+            return f"{problem} needs a filter that the sampler is not compiled for"
         return ""
 
 
