@@ -3,6 +3,7 @@ model, and the micro-batches that training has room for."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -15,7 +16,7 @@ from g2d_jax.config import Config, Online, Stage, TrainingStage
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.flops import matmul_params, read_params
-from g2d_jax.models.kernels import platform_of, remat_for
+from g2d_jax.models.kernels import DecodeKernel, choose_decode, platform_of, remat_for
 from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.rates import Rates, rates_of
@@ -201,7 +202,17 @@ class Devices:
         axes = 1, 1
         if self.near % ways == 0:
             axes = meshes.torus_axes(meshes.sampling(self.mesh, ways, model.num_key_value_heads))
-        return capacity.Split(model, self.itemsize, ways, self.mesh.size, columns, self.rates, axes)
+        parts = math.gcd(ways, model.num_key_value_heads)
+        kernel: DecodeKernel = "xla"
+        if self.config.compute.attention != "xla":
+            kernel = choose_decode(
+                device=self.mesh.devices.flat[0],
+                dtype=jnp.dtype(self.config.dtype),
+                head_dim=model.head_dim,
+                kv_heads=model.num_key_value_heads // parts,
+            )
+        sizes = model, self.itemsize, ways, self.mesh.size, columns
+        return capacity.Split(*sizes, self.rates, kernel, axes)
 
     def _samples(self, stage: Stage) -> int:
         """Count the responses of a call of a stage, at most: an online stage's are those of its
