@@ -24,9 +24,8 @@ from jax.stages import Wrapped
 from g2d_jax.data.packing import round_up
 from g2d_jax.data.stops import Decode, Watch
 from g2d_jax.models import decoder, lora
-from g2d_jax.models.attention import COLUMN_BLOCK, KEY_COLUMNS, VALUE_COLUMNS
+from g2d_jax.models.attention import COLUMN_BLOCK
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.models.decode import Cache
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.kernels import (
     LANES,
@@ -41,29 +40,46 @@ from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime import keys as named_keys
 from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime import processes
-from g2d_jax.runtime.program import Program, put_like
+from g2d_jax.runtime.program import Program
 from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.sampler import programs
 from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State, may_branch
 from g2d_jax.sampler.sampling import filters_of
 from g2d_jax.sampler.schedule import Sample, Schedule
 
-MIN_ROWS = 32
-"""Fewest rows that keep a CPU's arithmetic busy; twice as many do it better where responses are so
-short that hardly a row waits for others."""
-
-MIN_TAIL = 8
-"""Fewest rows for the end of a call on a CPU, when most are done: a step of fewer costs as much."""
-
-LONG = 8
-"""Chunks of a response beyond which a CPU compiles decode for the end of a call besides."""
-
 PREFILL_TOKENS = 8192
 """Tokens of prompts that a device prefills at once, at most: a fraction of them keeps its matrix
 units busy, and each takes memory in all of a layer's arrays that the cache could have."""
 
-MIN_CACHE_WIDTH = 64
-"""Fewest cache columns that are worth a width of their own."""
+
+@dataclass(frozen=True)
+class Rule:
+    """How a platform chooses the rows of a call.
+
+    samples: a row for so many of a call's samples, which take turns. least: rows at least. tail:
+    the last samples go on in a fraction of the rows, one in so many; 0: they do not. long: chunks
+    of the longest response beyond which they do. least_tail: rows of it at least.
+    """
+
+    samples: int = 1
+    least: int = 1
+    tail: int = 0
+    long: int = 0
+    least_tail: int = 0
+
+
+# Gains in CPU-seconds of a warm call of a model of 0.14M, without compiling, on two cores.
+RULES = {
+    "cpu": Rule(
+        samples=4,  # 28 % of 512 samples of 48 tokens, 38 % of 256 of up to 512
+        least=32,  # 26 % of 64 samples of up to 144 tokens; 64 rows gain 13 % where they are of 48
+        tail=4,  # 21 % of 64 and of 256 samples of up to 256 tokens, 38 % of 64 of up to 512
+        long=8,  # of shorter responses a call takes 0.3 s at most, and to compile the tail 2 s
+        least_tail=8,
+    )
+}
+"""By platform. Elsewhere a tail gains 0 to 21 % by the simulated schedule on GPUs with their kernel,
+but needs a part of the cache besides, which fills the memory there; and no device has run it."""
 
 
 @dataclass(slots=True)
@@ -192,7 +208,6 @@ class Sampler:
         mesh, run = self.mesh, self._jitted
         state, prompts = self.abstract(shapes)
         rows = partial(meshes.abstract_rows, mesh)
-        number = meshes.abstract_number(mesh, np.int32)
         where = meshes.sharding(mesh, ("devices",), (mesh.size,))
         codes = jax.ShapeDtypeStruct((mesh.size,), np.int32, sharding=where)
         every = rows((shapes.rows,))
@@ -208,17 +223,12 @@ class Sampler:
             name("prefill", params, prompts, tokens, rows(each), rows(each, bool), size=columns)
         counts = rows((meshes.row_ways(mesh),))
         name("insert", state, prompts, state.rows, every, every, counts)
-        if len(shapes.widths) > 1:
-            both = (state.cache.keys, KEY_COLUMNS), (state.cache.values, VALUE_COLUMNS)
-            for (array, *_), axis in both:
-                name("resize", array, (number, number), number, size=axis, axis=axis)
-        for widths in self.decoded_widths(shapes):
-            static = {"filters": shapes.filters, "widths": widths}
-            name("decode", params, state, codes, size=widths, **static)
+        static = {"filters": shapes.filters}
+        name("decode", params, state, codes, **static)
         if shapes.tail:
             tail, _ = self.abstract(dataclasses.replace(shapes, rows=shapes.tail))
             name("take_rows", state, rows((shapes.tail,)))
-            name("decode_tail", params, tail, codes, size=widths, **static)
+            name("decode_tail", params, tail, codes, **static)
         if self.decode is not None:
             name("retire", state, rows((shapes.rows,), bool), size=shapes.rows)
             if shapes.tail:
@@ -236,21 +246,19 @@ class Sampler:
         """Choose the shapes to compile for: so many requests and samples, with these SamplingParams
         and prompt lengths.
 
-        most_rows: rows that decode together in this call at most; None: max_num_seqs. On a CPU a
-        quarter of the samples decode at once: rows that are full cost what they generate, and the
-        rest wait to take the place of those that are done; where responses are long, the last of
-        them go on in fewer rows. Elsewhere a step costs the same with few rows as with many.
+        most_rows: rows that decode together in this call at most; None: max_num_seqs. `RULES` may
+        choose fewer.
         """
         ways = meshes.row_ways(self.mesh)
-        is_cpu = self.platform == "cpu"
-        rows = min(most_rows or self.max_num_seqs, _power(samples))
+        rule = RULES.get(self.platform, Rule())
         longest = max(p.max_new_tokens for p in params)
+        every = _power(samples)
+        turns = max(every // rule.samples, rule.least)
+        rows = min(most_rows or self.max_num_seqs, every, turns)
         tail = 0
-        if is_cpu:
-            least = 2 * MIN_ROWS if longest <= 2 * self.chunk else MIN_ROWS
-            rows = min(rows, max(_power(samples) // 4, least))
-            if self.mesh.size == 1 and longest > LONG * self.chunk and rows > MIN_TAIL:
-                tail = max(rows // 4, MIN_TAIL)
+        is_long = longest > rule.long * self.chunk
+        if rule.tail and is_long and self.mesh.size == 1 and rows > rule.least_tail:
+            tail = max(rows // rule.tail, rule.least_tail)
         column_step = LANES if self.kernel == "splash" else 16
         columns = _columns(lengths, column_step)
         # Each device of the axis tensor has a row of work for every token that goes to any of them.
@@ -259,21 +267,16 @@ class Sampler:
         widest = columns[-1] + round_up(longest, 16)
         if self.stacked:
             step = COLUMN_BLOCK if widest > COLUMN_BLOCK else 16
-            widths: tuple[int, ...] = (round_up(widest, step),)
+            widest = round_up(widest, step)
         elif self.decode_kernel == "pallas":  # which reads what each row needs of any width
             from g2d_jax.models.decode_kernel_gpu import BLOCK  # Pallas takes long to import
 
-            widths = (round_up(widest, BLOCK),)
-        else:
-            least = max(columns[-1] + self.chunk, MIN_CACHE_WIDTH)
-            narrow = {round_up(max(widest // part, least), 16) for part in (16, 4)}
-            share = 4 if is_cpu else 2  # a CPU copies a narrow part before it reads it
-            widths = (*sorted(width for width in narrow if share * width <= widest), widest)
+            widest = round_up(widest, BLOCK)
         return Shapes(
             rows=round_up(rows, ways),
             prompts=round_up(min(self.prefill_rows, _power(requests), ways * fitting), ways),
             columns=columns,
-            widths=widths,
+            width=widest,
             stops=max(1, *(len(p.stop_ids) for p in params)),
             filters=filters_of(params),
             tail=tail,
@@ -284,13 +287,6 @@ class Sampler:
         for every array."""
         settings = self.config, self.mesh, jnp.dtype(self.dtype), shapes
         return self._programs.get_or_make(_abstract, *settings)
-
-    def decoded_widths(self, shapes: Shapes) -> list[tuple[int, ...]]:
-        """List the cache's widths in use that each decode program is compiled for: on a CPU all are
-        in one."""
-        if self.platform == "cpu":
-            return [shapes.widths]
-        return [(width,) for width in shapes.widths]
 
     def generate(
         self,
@@ -332,7 +328,7 @@ class Sampler:
         if params.stop and self.decode is None:
             return f"{problem}: stop strings need a sampler that is given decode"
         width = len(ids) + params.max_new_tokens
-        if shapes and (len(ids) > shapes.columns[-1] or width > shapes.widths[-1]):
+        if shapes and (len(ids) > shapes.columns[-1] or width > shapes.width):
             return f"{problem} needs more columns than the sampler is compiled for"
         if shapes and not set(filters_of([params])) <= set(shapes.filters):
             return f"{problem} needs a filter that the sampler is not compiled for"
@@ -363,8 +359,6 @@ class _Call:
         # By row: what looks for stop strings in its sample.
         self.watches: dict[int, Watch] = {}
         self.has_stops = any(request.params.stop for request in requests)
-        self.widths = sampler.decoded_widths(shapes)
-        self.width = shapes.widths[0]
         self.rows = shapes.rows
         self.programs = sampler.programs(sampler_params, shapes)
         self.state: State
@@ -385,13 +379,10 @@ class _Call:
             if not running:
                 break
             self._fit_rows(len(running))
-            chunk = self.sampler.chunk
-            self._fit_width(max(sample.length + min(sample.remaining, chunk) for sample in running))
             decode = "decode" if self.rows == self.shapes.rows else "decode_tail"
-            widths = next(widths for widths in self.widths if self.width in widths)
             # Whether this process was told to stop, on its devices: see `processes.stop_code`.
             codes = np.full(self.mesh.size, processes.stop_code(), np.int32)
-            self.state, emitted = self.programs[decode, widths](
+            self.state, emitted = self.programs[decode, None](
                 self.sampler_params, self.state, codes
             )
             self.sampler.usage.seconds += time.perf_counter() - started
@@ -472,28 +463,6 @@ class _Call:
         places = {row: place for place, row in enumerate(order)}
         self.tokens = {places[row]: parts for row, parts in self.tokens.items() if row in places}
         self.watches = {places[row]: watch for row, watch in self.watches.items() if row in places}
-
-    def _fit_width(self, longest: int) -> None:
-        """Use the fewest cache columns that the longest row of the next chunk fits, of the widths
-        that are compiled in; fewer than before, too."""
-        width = next(size for size in self.shapes.widths if size >= longest)
-        if width != self.width:
-            self.width = width
-            self.state = dataclasses.replace(self.state, cache=self._resized(self.state.cache))
-
-    def _resized(self, cache: Cache) -> Cache:
-        """Move the cache to a ring of this width, one array after the other, each in its own
-        memory."""
-        number = meshes.abstract_number(self.mesh, np.int32)
-        column, width = put_like((0, self.width), (number, number))
-        ring = cache.column, cache.width
-
-        def resize(axis: int, array: jax.Array) -> jax.Array:
-            return self.programs["resize", axis](array, ring, width)
-
-        keys = tuple(map(partial(resize, KEY_COLUMNS), cache.keys))
-        values = tuple(map(partial(resize, VALUE_COLUMNS), cache.values))
-        return dataclasses.replace(cache, keys=keys, values=values, column=column, width=width)
 
     def _collect(self, emitted: Emitted) -> list[Rollout]:
         """Add the chunk's tokens to this process's rows, and give the rollouts of those that are
@@ -634,12 +603,12 @@ def _jitted(
     decode = partial(programs.decode_chunk, **steps, **common)
     ways = meshes.row_ways(mesh)
     # Results lie alike whatever the shapes: rows are always split over all ways.
-    least = _abstract(config, mesh, dtype, Shapes(ways, ways, (16,), (16,), 1, ()))
+    least = _abstract(config, mesh, dtype, Shapes(ways, ways, (16,), 16, 1, ()))
     state, prompts = jax.tree.map(lambda x: x.sharding, least)
     rows, whole = meshes.rows_sharding(mesh, (ways, 1)), meshes.replicated(mesh)
     emitted: list[Any] = [rows] * 3 + [whole] * 3
     decoded: dict[str, Any] = {
-        "static_argnames": ("filters", "widths"),
+        "static_argnames": "filters",
         "donate_argnums": 1,
         "out_shardings": (state, Emitted(*emitted)),
     }
@@ -652,7 +621,6 @@ def _jitted(
         "insert": jax.jit(partial(programs.insert, mesh=mesh), **of_state),
         "take_rows": jax.jit(programs.take_rows, out_shardings=state),
         "retire": jax.jit(programs.retire, **of_state),
-        "resize": jax.jit(programs.resize, static_argnames="axis", donate_argnums=0),
         "decode": jax.jit(decode, **decoded),
         # By itself: the first chunk of a call does not wait until this one is compiled.
         "decode_tail": jax.jit(decode, **decoded),
@@ -661,7 +629,8 @@ def _jitted(
 
 def _columns(lengths: Sequence[int], step: int) -> tuple[int, ...]:
     """Choose the columns of prefills for prompts of these lengths. One size holds the longest;
-    where most are far shorter a second one is for those."""
+    where most are far shorter a second one is for those: 57 % of the CPU time of a call where one
+    prompt in 16 has 200 tokens, and the others 8 at most."""
     longest = round_up(max(lengths), step)
     most = round_up(int(np.quantile(lengths, 0.9)), step)
     if 2 * most <= longest:

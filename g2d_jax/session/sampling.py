@@ -202,7 +202,7 @@ class RunSampling:
             shapes = sampler.shapes(*call, 1)
             mesh = self.devices.for_sampling
             ways = mesh.size // mesh.shape["data"]
-            split = self.devices.split(ways, shapes.widths[-1])
+            split = self.devices.split(ways, shapes.width)
             _, prefilled = sampler.abstract(shapes)
             resident = self.devices.state_bytes(stage) + meshes.device_bytes(prefilled)
             rows = max(split.rows_that_fit(memory, resident), 1)

@@ -524,7 +524,7 @@ state, _ = sampler.abstract(shapes)
 shardings = decoder.unstacked_shardings(config, mesh)
 params = meshes.placed(jax.eval_shape(decoder.unstack, decoder.abstract(config, bfloat16)), shardings)
 codes = jax.ShapeDtypeStruct((2,), np.int32, sharding=meshes.sharding(mesh, ("devices",), (2,)))
-sizes = {{"chunk": sampler.chunk, "filters": shapes.filters, "widths": shapes.widths[-1:]}}
+sizes = {{"chunk": sampler.chunk, "filters": shapes.filters}}
 for kernel in ("xla", "pallas"):
     branches = programs.may_branch(mesh)
     chunk = partial(programs.decode_chunk, kernel=kernel, branches=branches, **sizes)
