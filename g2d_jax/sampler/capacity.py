@@ -226,7 +226,7 @@ class Split:
     @property
     def _step(self) -> int:
         """Eight rows of each part of the mesh: so many at least are computed as quickly as one."""
-        return self.devices // self.ways * 8
+        return self.devices // self._split_heads * 8
 
     def _weight_bytes(self, params: int) -> float:
         """Count the bytes of so many of the model's parameters on a device."""
