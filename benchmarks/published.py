@@ -103,8 +103,8 @@ def step_ms(model: ModelConfig, kind: str, chips: int, rows: int, live: float) -
     """Compute the milliseconds of a decode step over all chips, four of them a square of the torus,
     of rows with so many live columns."""
     axes = (1, 2) if chips == 4 else (1, 1)
-    split = Split(model, 2, chips, chips, round(2 * live), RATES[kind], axes)
-    return 1e3 * split.step_seconds(rows)
+    split = Split(model, 2, chips, chips, round(live), RATES[kind], axes=axes)
+    return 1e3 * split.step_seconds(rows, live)
 
 
 def grpo_seconds(

@@ -41,7 +41,7 @@ Pair = tuple[Array, Array]
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("keys", "values", "column", "width", "memories"),
+    data_fields=("keys", "values", "column", "memories"),
     meta_fields=(),
 )
 @dataclass(frozen=True)
@@ -51,14 +51,13 @@ class Cache:
 
     keys: [B, K, D, W] and values: [B, K, W, D] of each layer with attention; of a stacked model one
     array of all, which begins with their number. See attention.attend_cached for
-    why they differ. column: int32 scalar, where the next token is written. width: int32 scalar, the
-    columns in use, no more than W. memories: of each recurrent layer, or of all of them.
+    why they differ. column: int32 scalar, where the next token is written. memories: of each recurrent
+    layer, or of all of them.
     """
 
     keys: tuple[Array, ...]
     values: tuple[Array, ...]
     column: Array
-    width: Array
     memories: tuple[Memory, ...] = ()
 
 
@@ -68,7 +67,6 @@ def decode(
     positions: Array,
     cache: Cache,
     *,
-    widths: tuple[int, ...],
     dtype: jnp.dtype,
     mesh: Mesh | None = None,
     kernel: DecodeKernel = "xla",
@@ -80,10 +78,9 @@ def decode(
     sequence. It is -1 of a row at rest, whose hidden state may be any number; where `kernel` can
     leave a row out, it reads nothing.
 
-    Of a stacked cache attention reads as much as the longest row needs. Of an unstacked one it reads
-    the first `cache.width` columns, which is one of `widths`. kernel: "pallas" reads only what each
-    row needs: of a stacked cache by models/decode_kernel.py; of an unstacked one, which then has all
-    columns in use, by models/decode_kernel_gpu.py.
+    Of a stacked cache attention reads as much as the longest row needs, of an unstacked one all
+    columns. kernel: "pallas" reads only what each row needs: of a stacked cache by
+    models/decode_kernel.py, of an unstacked one by models/decode_kernel_gpu.py.
 
     Activations are split by rows over `data` and by width over `fsdp`: weights stay where they are.
     A sampling mesh has an fsdp axis where it splits weights more often than there are key heads;
@@ -99,8 +96,8 @@ def decode(
         read = partial(_read_ring, cache.column, mesh, kernel)
         x, advanced = _decode_stacked(model, step, x, cache, read)
     else:
-        x, advanced = _decode_unstacked(model, step, x, cache, _reader(cache, mesh, widths, kernel))
-    column = (cache.column + 1) % cache.width
+        x, advanced = _decode_unstacked(model, step, x, cache, _reader(cache, mesh, kernel))
+    column = (cache.column + 1) % cache.keys[0].shape[-1]
     return last_norm(model, x)[:, 0], replace(advanced, column=column)
 
 
@@ -225,15 +222,14 @@ def _decode_unstacked(
     return x, replace(cache, keys=keys, values=values, memories=tuple(memories))
 
 
-def _reader(
-    cache: Cache, mesh: Mesh | None, widths: tuple[int, ...], kernel: DecodeKernel
-) -> Reader:
+def _reader(cache: Cache, mesh: Mesh | None, kernel: DecodeKernel) -> Reader:
     """Return the attention of a step over an unstacked cache."""
     if kernel == "pallas":
         return partial(_read_own_columns, cache.column, mesh)
-    ages = (cache.column - jnp.arange(cache.keys[0].shape[-1])) % cache.width
+    width = cache.keys[0].shape[-1]
+    ages = (cache.column - jnp.arange(width)) % width
     by_sums = mesh is None or platform_of(mesh) == "cpu"
-    return partial(_read_columns, ages, cache.width, widths, by_sums)
+    return partial(_read_columns, ages, by_sums)
 
 
 def _order_of_kind(c: ModelConfig) -> np.ndarray:
@@ -292,30 +288,18 @@ def _read_ring(
 
 def _read_columns(
     ages: Array,
-    used: Array,
-    widths: tuple[int, ...],
     by_sums: bool,
     q: Array,
     cached: Pair,
     _: int,
     reach: Pair,
 ) -> Array:
-    """Attend to the columns of a layer's cache that are `used`. ages: int32 [W], how many steps ago
+    """Attend to all columns of a layer's cache. ages: int32 [W], how many steps ago
     each was written."""
     keys, values = cached
     mask = ages[None] <= reach[0][:, None]  # [B, W]
 
-    def first(size: int) -> Array:
-        near = jax.lax.slice_in_dim(keys, 0, size, axis=KEY_COLUMNS)
-        near_values = jax.lax.slice_in_dim(values, 0, size, axis=VALUE_COLUMNS)
-        return attend_cached(q, near, near_values, mask[:, :size], by_sums=by_sums)
-
-    if len(widths) == 1:
-        return first(widths[0])
-    # Sizes are static, and the width in use is known on the device only: of a branch for each width
-    # that is compiled in, the one in use is run.
-    at = jnp.searchsorted(jnp.array(widths), used)
-    return jax.lax.switch(at, [partial(first, size) for size in widths])
+    return attend_cached(q, keys, values, mask, by_sums=by_sums)
 
 
 def _read_own_columns(

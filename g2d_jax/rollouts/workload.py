@@ -105,9 +105,8 @@ class Workload:
         )
 
     def _work(self) -> dict[str, Work]:
-        """Count the work of the other programs by name. Decode at each of the cache's widths has an
-        equal share of the chunks, since a call's rows grow through all. What rows decode at a
-        call's end is in the work of the others."""
+        """Count the work of the other programs by name. What rows decode at a call's
+        end is in the work of the others."""
         session, shapes, model = self.session, self.shapes, self.session.model_config
         sampler = session.sampling.sampler
         steps, mesh = sampler.chunk, sampler.mesh
@@ -118,25 +117,23 @@ class Workload:
         chunks = self.calls * decoded.steps / steps
         # A row's columns are written when a sample begins in it.
         written = (keys_and_values + memories) * self.responses / shapes.rows / chunks
-        resized = self.calls * (len(shapes.widths) - 1) * len(cache.keys)
-        share = 1 / len(sampler.decoded_widths(shapes))
         row_steps = shapes.rows * steps
         drawn = readings(shapes.filters) * LOGIT * row_steps * model.vocab_size / mesh.size
         # What recurrent layers keep is read and written.
-        cached = keys_and_values * decoded.read / shapes.widths[-1] + 2 * memories
+        cached = keys_and_values * decoded.read / shapes.width + 2 * memories
         decode = Work(
-            share * chunks,
+            chunks,
             forward_flops(model, row_steps, row_steps * decoded.live) / mesh.size,
             steps * self._weights(shapes.rows) + drawn,
-            generated=share * self.responses * self.mean,
-            responses=share * self.responses,
+            generated=self.responses * self.mean,
+            responses=self.responses,
             rows=shapes.rows,
             cached=steps * cached,
             columns=decoded.read,
             layers=steps * launched_layers(model, mesh.shape["tensor"]),
         )
         insert = Work(chunks, moved=written)
-        return {"insert": insert, "resize": Work(resized), "decode": decode}
+        return {"insert": insert, "decode": decode}
 
     def _weights(self, tokens: float = math.inf) -> float:
         """Count the bytes of the matrices that one pass of the sampler over this many tokens reads on
@@ -155,7 +152,7 @@ class Workload:
         if self.mean < most:
             drawn = simulated.lengths(samples, self.mean, most)
         read = simulated.reader(sampler, self.shapes)
-        width = self.shapes.widths[-1]
+        width = self.shapes.width
         return simulated.decoded(round(prompt), drawn, self.shapes.rows, sampler.chunk, width, read)
 
 

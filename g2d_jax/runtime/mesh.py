@@ -227,9 +227,8 @@ def sampling(mesh: Mesh, tensor: int, kv_heads: int) -> Mesh:
 
     Split like the optimiser's, over all of fsdp, they would be gathered anew for every token. Of
     these the tensor axis has as many as divide the key heads, so that a cache is split by heads,
-    and fsdp the others: see decode.decode. On TPUs the groups of both are lines, rings or planes
-    of neighbours, so that the devices may have another order than in `mesh`. Raises ValueError if
-    tensor does not divide the number of devices, or of those of a slice of TPUs.
+    and fsdp the others: see decode.decode. The devices keep the order of `mesh`. Raises ValueError
+    if tensor does not divide the number of devices, or of those of a slice of TPUs.
     """
     if mesh.size % tensor:
         raise ValueError(
@@ -244,7 +243,7 @@ def sampling(mesh: Mesh, tensor: int, kv_heads: int) -> Mesh:
         )
     heads = math.gcd(tensor, kv_heads)
     sizes = mesh.size // tensor, tensor // heads, heads
-    return Mesh(_in_lines(mesh, sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return Mesh(mesh.devices.reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def torus_axes(mesh: Mesh) -> tuple[int, int]:
@@ -256,93 +255,6 @@ def torus_axes(mesh: Mesh) -> tuple[int, int]:
         counts.append(sum(len(set(along)) > 1 for along in zip(*places, strict=True)))
     fsdp, tensor = counts
     return max(fsdp, 1), max(tensor, 1)
-
-
-def _in_lines(mesh: Mesh, sizes: tuple[int, int, int]) -> np.ndarray:
-    """Arrange the devices of a mesh as (data, fsdp, tensor) so that those of a group along fsdp and
-    tensor are neighbours in a slice, one after the other; in the mesh's order where no slice has a
-    torus, or every device has a copy of its own."""
-    as_they_are = mesh.devices.reshape(sizes)
-    devices = [*mesh.devices.flat]
-    data, fsdp, tensor = sizes
-    parts = [_torus(part) for part in np.split(np.array(devices), slices(devices))]
-    if fsdp * tensor == 1 or any(part is None for part in parts):
-        return as_they_are
-    arranged = [_boxes(part, fsdp, tensor) for part in parts if part is not None]
-    return np.concatenate(arranged).reshape(data, fsdp, tensor)
-
-
-def _torus(devices: np.ndarray) -> np.ndarray | None:
-    """Return a slice's devices at their places, [x, y, z, core of the chip]; None where they have
-    no places, or leave some free."""
-    if devices[0].platform != "tpu":
-        return None
-    places = np.array([(*device.coords, device.core_on_chip) for device in devices])
-    places -= places.min(axis=0)
-    shape = places.max(axis=0) + 1
-    if math.prod(shape) != len(devices):
-        return None
-    torus = np.empty(shape, object)
-    for device, place in zip(devices, places, strict=True):
-        torus[tuple(place)] = device
-    return torus
-
-
-def _boxes(torus: np.ndarray, fsdp: int, tensor: int) -> np.ndarray:
-    """Cut a torus into boxes of `tensor` devices, and these into boxes of `fsdp` of them: [data,
-    fsdp, tensor].
-
-    Of all ways to cut, the one with the fewest steps between devices that are no neighbours, and
-    then with the fewest axes that a group has only a part of: its ends are joined on whole ones.
-    """
-    shape = torus.shape
-    cuts = []
-    for inner in _factors(tensor, shape):
-        rest = tuple(size // part for size, part in zip(shape, inner, strict=True))
-        cuts += [(inner, outer) for outer in _factors(fsdp, rest)]
-
-    def cost(cut: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[int, int]:
-        jumps = partial_axes = 0
-        for size, inner, outer in zip(shape, *cut, strict=True):
-            jumps += inner > 1 and outer > 1
-            partial_axes += (1 < inner < size) + (1 < outer < size)
-        return jumps, partial_axes
-
-    inner, outer = min(cuts, key=cost)
-    # Each axis becomes three: data, fsdp, tensor.
-    split = []
-    for size, first, second in zip(shape, inner, outer, strict=True):
-        split += [size // (first * second), second, first]
-    axes = [*range(0, len(split), 3), *range(1, len(split), 3), *range(2, len(split), 3)]
-    boxes = torus.reshape(split).transpose(axes).reshape(-1, fsdp, tensor)
-    return boxes[:, _there_and_back(outer)][:, :, _there_and_back(inner)]
-
-
-def _factors(size: int, shape: Sequence[int]) -> list[tuple[int, ...]]:
-    """List the boxes of so many devices that divide a shape."""
-    if not shape:
-        return [()] if size == 1 else []
-    first, *rest = shape
-    found = []
-    for part in range(1, math.gcd(size, first) + 1):
-        if math.gcd(size, first) % part == 0:
-            found += [(part, *others) for others in _factors(size // part, rest)]
-    return found
-
-
-def _there_and_back(shape: Sequence[int]) -> list[int]:
-    """Order a box so that each place is next to the one before, and the last to the first where an
-    axis has two: along its longest axis, one step aside, and back."""
-    path: list[tuple[int, ...]] = [()]
-    order = np.argsort(shape, kind="stable")
-    for axis in order:
-        longer = []
-        for number, place in enumerate(path):
-            steps = range(shape[axis])
-            longer += [(*place, step) for step in (reversed(steps) if number % 2 else steps)]
-        path = longer
-    places = np.array(path)[:, np.argsort(order)]
-    return [int(at) for at in np.ravel_multi_index(tuple(places.T), tuple(shape))]
 
 
 def device_bytes(tree: Any) -> int:

@@ -4,7 +4,7 @@ decode together.
 Reading the weights is shared by all rows of a decode step, so tokens a second grow with the rows,
 until memory is full. Bytes are of one device unless said otherwise. Rows are split over devices,
 and where weights are split over `ways` of them so are a row's key heads and its attention: a row
-takes the same of all devices together, whatever the ways.
+takes the same of all devices together, whatever the ways. Rows at rest are computed as others are.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import NamedTuple
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import count_params
 from g2d_jax.models.flops import matmul_params, read_params
+from g2d_jax.models.kernels import DecodeKernel
 from g2d_jax.runtime.rates import Rates, Seconds
 
 UNKNOWN = 256
@@ -28,6 +29,9 @@ SPARE = 0.06
 MEAN = 0.25
 """Share of max_new_tokens that a mean response takes, assumed because rows are chosen before any
 response exists."""
+
+REACHED = 0.8
+"""Tokens that a row in use has decoded, as a share of a mean response: as simulated (simulated.py)."""
 
 ENOUGH = 0.95
 """Share of the best rate by formula that suffices: of ways that are about as quick, the fewest wait
@@ -76,8 +80,9 @@ class Sending(NamedTuple):
 class Split:
     """Weights split over `ways` of so many devices, beside a cache whose rows have so many columns.
 
-    itemsize: bytes of a weight and of a cached number. rates: of a device. axes: of the torus, on
-    how many the groups along fsdp and along tensor lie (`mesh.torus_axes`).
+    itemsize: bytes of a weight and of a cached number. rates: of a device. kernel: of decode
+    steps. axes: of the torus, on how many the groups along fsdp and along tensor lie
+    (`mesh.torus_axes`).
     """
 
     config: ModelConfig
@@ -86,6 +91,7 @@ class Split:
     devices: int
     columns: int
     rates: Rates
+    kernel: DecodeKernel = "pallas"
     axes: tuple[int, int] = (1, 1)
 
     def rows_that_fit(self, memory: int | None, beside: int) -> int:
@@ -139,24 +145,28 @@ class Split:
 
     def call_seconds(self, longest: int, rows: int, samples: int) -> float:
         """Estimate how long a call's samples take with so many rows."""
-        steps = max(samples / rows - 1, 0) * MEAN * longest + longest
-        return steps * self.step_seconds(rows)
+        mean = MEAN * longest
+        steps = max(samples / rows - 1, 0) * mean + longest
+        read: float = self.columns
+        if self.kernel == "pallas":  # reads the columns that rows in use have filled
+            in_use = samples * mean / (rows * steps)
+            read = in_use * (self.columns - longest + REACHED * mean)
+        return steps * self.step_seconds(rows, read)
 
-    def step_seconds(self, rows: int) -> float:
-        """Estimate how long a decode step of so many rows takes."""
+    def step_seconds(self, rows: int, read: float) -> float:
+        """Estimate how long a decode step of so many rows takes. read: columns of each, on
+        average."""
         config, rates = self.config, self.rates
         decoded = rows * self.ways / self.devices  # by the devices that share a copy
-        # A row that decodes has, over its life, half of its columns filled; what recurrent layers
-        # keep is read and written.
-        token = kv_bytes(config, self.itemsize)
-        kept = self.columns / 2 * token + 2 * memory_bytes(config, self.itemsize)
+        # What recurrent layers keep is read and written.
+        kept = read * kv_bytes(config, self.itemsize) + 2 * memory_bytes(config, self.itemsize)
         cached = rows * kept / self.devices
-        read = self._weight_bytes(read_params(config, decoded)) + self._whole_words(1)
+        weights = self._weight_bytes(read_params(config, decoded)) + self._whole_words(1)
         by_tensor, by_fsdp = self._by_tensor(rows), self._by_fsdp(rows)
         collectives = by_tensor.collectives + by_fsdp.collectives
         parts = Seconds(
             products=2 * matmul_params(config) * rows / self.devices / rates.flops,
-            memory=read / rates.bandwidth,
+            memory=weights / rates.bandwidth,
             cache=cached / rates.bandwidth,
             links=sum(
                 sending.sent / rates.group_link(axes)
@@ -216,7 +226,7 @@ class Split:
     @property
     def _step(self) -> int:
         """Eight rows of each part of the mesh: so many at least are computed as quickly as one."""
-        return self.devices // self.ways * 8
+        return self.devices // self._split_heads * 8
 
     def _weight_bytes(self, params: int) -> float:
         """Count the bytes of so many of the model's parameters on a device."""

@@ -18,15 +18,14 @@ from typing import Any, Literal, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.stages import Wrapped
 
 from g2d_jax.data.packing import round_up
 from g2d_jax.data.stops import Decode, Watch
 from g2d_jax.models import decoder, lora
-from g2d_jax.models.attention import COLUMN_BLOCK, KEY_COLUMNS, VALUE_COLUMNS
+from g2d_jax.models.attention import COLUMN_BLOCK
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.models.decode import Cache
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.kernels import (
     LANES,
@@ -41,30 +40,46 @@ from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime import keys as named_keys
 from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime import processes
-from g2d_jax.runtime.program import Program, put_like
+from g2d_jax.runtime.program import Program
 from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.sampler import programs
 from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State, may_branch
-from g2d_jax.sampler.reorder import Reorder
 from g2d_jax.sampler.sampling import filters_of
 from g2d_jax.sampler.schedule import Sample, Schedule
-
-MIN_ROWS = 32
-"""Fewest rows that keep a CPU's arithmetic busy; twice as many do it better where responses are so
-short that hardly a row waits for others."""
-
-MIN_TAIL = 8
-"""Fewest rows for the end of a call on a CPU, when most are done: a step of fewer costs as much."""
-
-LONG = 8
-"""Chunks of a response beyond which a CPU compiles decode for the end of a call besides."""
 
 PREFILL_TOKENS = 8192
 """Tokens of prompts that a device prefills at once, at most: a fraction of them keeps its matrix
 units busy, and each takes memory in all of a layer's arrays that the cache could have."""
 
-MIN_CACHE_WIDTH = 64
-"""Fewest cache columns that are worth a width of their own."""
+
+@dataclass(frozen=True)
+class Rule:
+    """How a platform chooses the rows of a call.
+
+    samples: a row for so many of a call's samples, which take turns. least: rows at least. tail:
+    the last samples go on in a fraction of the rows, one in so many; 0: they do not. long: chunks
+    of the longest response beyond which they do. least_tail: rows of it at least.
+    """
+
+    samples: int = 1
+    least: int = 1
+    tail: int = 0
+    long: int = 0
+    least_tail: int = 0
+
+
+# Gains in CPU-seconds of a warm call of a model of 0.14M, without compiling, on two cores.
+RULES = {
+    "cpu": Rule(
+        samples=4,  # 28 % of 512 samples of 48 tokens, 38 % of 256 of up to 512
+        least=32,  # 26 % of 64 samples of up to 144 tokens; 64 rows gain 13 % where they are of 48
+        tail=4,  # 21 % of 64 and of 256 samples of up to 256 tokens, 38 % of 64 of up to 512
+        long=8,  # of shorter responses a call takes 0.3 s at most, and to compile the tail 2 s
+        least_tail=8,
+    )
+}
+"""By platform. Elsewhere a tail gains 0 to 37 % by the simulated schedule on GPUs with their kernel,
+but needs a part of the cache besides, which fills the memory there; and no device has run it."""
 
 
 @dataclass(slots=True)
@@ -84,24 +99,27 @@ class Usage:
 class Engine(Protocol):
     """Draws responses: `Sampler`, or a server (remote.py). All processes make each call, with the
     same arguments. (`config.Engine` is the settings that choose between them.)
-
-    to_sampler_params: makes a policy ready to sample from, in a form of the engine's own.
-    generate: token ids in; ids, log-probabilities and stop reason of every sample out as they
-    finish, each of them in one of the processes. The settings of a sample are `Request.params_of`.
-    Random numbers are named by seed, purpose, problem id, visit and sample index.
-    ready: the samples that have ended in the `generate` under way and are not handed out yet.
     """
 
     ready: int
+    """The samples that have ended in the `generate` under way and are not handed out yet."""
 
-    def to_sampler_params(self, model: Decoder) -> Any: ...  # noqa: D102
-    def generate(  # noqa: D102
+    def to_sampler_params(self, model: Decoder) -> Any:
+        """Make a policy ready to sample from, in a form of the engine's own."""
+
+    def generate(
         self,
         sampler_params: Any,
         requests: Iterable[Request],
         purpose: str,
         shapes: Shapes | None = None,
-    ) -> Iterator[Rollout]: ...
+    ) -> Iterator[Rollout]:
+        """Yield every sample as it finishes, in one of the processes.
+
+        The settings of a sample are `Request.params_of`. Random numbers are named by seed,
+        purpose, problem id, visit and sample index.
+        """
+        ...
 
 
 class Sampler:
@@ -109,9 +127,8 @@ class Sampler:
 
     max_num_seqs: rows decoded together at most. chunk: decode steps between two looks at the rows.
     prefill_rows: prompts of one prefill. dtype: of activations and cache. attention: of prompts, see
-    models/kernels.py. decode_kernel: of decode steps, None for the platform's. policy_mesh: where the models lie
-    that it is given, if that has the devices in another order. decode: ids to text,
-    which requests with stop strings need. programs: where another sampler's of the same settings,
+    models/kernels.py. decode_kernel: of decode steps, None for the platform's. decode: ids
+    to text, which requests with stop strings need. programs: where another sampler's of the same settings,
     such as another point's of a sweep, may lie; the attribute has them by name. Samples of one key
     are bit-equal for the same shapes and mesh; the noise always is.
     """
@@ -128,7 +145,6 @@ class Sampler:
         dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
         attention: AttentionSetting = "auto",
         decode_kernel: DecodeKernel | None = None,
-        policy_mesh: Mesh | None = None,
         decode: Decode | None = None,
         programs: Programs | None = None,
     ) -> None:
@@ -147,9 +163,6 @@ class Sampler:
         self.stacked = self.platform == "tpu"
         self.ends_early = may_branch(mesh)
         self.usage, self.ready = Usage(), 0
-        self._reorder = None
-        if policy_mesh and [*policy_mesh.devices.flat] != [*mesh.devices.flat]:
-            self._reorder = Reorder(policy_mesh, mesh)
         self.kernel = choose(
             attention,
             platform=self.platform,
@@ -174,26 +187,18 @@ class Sampler:
     def to_sampler_params(self, model: Decoder) -> Decoder:
         """Convert the model to the form that decode reads: in dtype, split over the sampling mesh.
         Once per policy."""
-        written = self.view(model)(model)
-        return self._put_together(written)
+        written: Decoder = self.view(model)(model)
+        return written
 
     def view(self, model: Decoder) -> Program:
         """Return the program of `to_sampler_params`. model: of arrays or shapes."""
-        settings = self.config.without_codes, self.mesh, jnp.dtype(self.dtype), self._reorder
+        settings = self.config.without_codes, self.mesh, jnp.dtype(self.dtype)
         return Program("view", self._programs.get_or_make(_to_sampler_params, *settings), (model,))
 
     def abstract_params(self, model: Decoder) -> Decoder:
         """Return the shapes of `to_sampler_params`. model: of shapes."""
         shapes = jax.eval_shape(self.view(model).function, model)
-        where = _written_layout(self.config.without_codes, self.mesh, self._reorder)
-        return self._put_together(meshes.placed(shapes, where))
-
-    def _put_together(self, written: Decoder) -> Decoder:
-        """Return the results of `view`, or their shapes, as they lie on the sampling mesh."""
-        if self._reorder is None:
-            return written
-        layout = _layout(self.config.without_codes, self.mesh)
-        return self._reorder.put_together(written, layout)
+        return meshes.placed(shapes, _layout(self.config.without_codes, self.mesh))
 
     def programs(self, params: Decoder, shapes: Shapes) -> dict[tuple[Any, ...], Program]:
         """Return the programs of a call, by name and the size where there are several.
@@ -203,7 +208,6 @@ class Sampler:
         mesh, run = self.mesh, self._jitted
         state, prompts = self.abstract(shapes)
         rows = partial(meshes.abstract_rows, mesh)
-        number = meshes.abstract_number(mesh, np.int32)
         where = meshes.sharding(mesh, ("devices",), (mesh.size,))
         codes = jax.ShapeDtypeStruct((mesh.size,), np.int32, sharding=where)
         every = rows((shapes.rows,))
@@ -219,17 +223,12 @@ class Sampler:
             name("prefill", params, prompts, tokens, rows(each), rows(each, bool), size=columns)
         counts = rows((meshes.row_ways(mesh),))
         name("insert", state, prompts, state.rows, every, every, counts)
-        if len(shapes.widths) > 1:
-            both = (state.cache.keys, KEY_COLUMNS), (state.cache.values, VALUE_COLUMNS)
-            for (array, *_), axis in both:
-                name("resize", array, (number, number), number, size=axis, axis=axis)
-        for widths in self.decoded_widths(shapes):
-            static = {"filters": shapes.filters, "widths": widths}
-            name("decode", params, state, codes, size=widths, **static)
+        static = {"filters": shapes.filters}
+        name("decode", params, state, codes, **static)
         if shapes.tail:
             tail, _ = self.abstract(dataclasses.replace(shapes, rows=shapes.tail))
             name("take_rows", state, rows((shapes.tail,)))
-            name("decode_tail", params, tail, codes, size=widths, **static)
+            name("decode_tail", params, tail, codes, **static)
         if self.decode is not None:
             name("retire", state, rows((shapes.rows,), bool), size=shapes.rows)
             if shapes.tail:
@@ -247,21 +246,19 @@ class Sampler:
         """Choose the shapes to compile for: so many requests and samples, with these SamplingParams
         and prompt lengths.
 
-        most_rows: rows that decode together in this call at most; None: max_num_seqs. On a CPU a
-        quarter of the samples decode at once: rows that are full cost what they generate, and the
-        rest wait to take the place of those that are done; where responses are long, the last of
-        them go on in fewer rows. Elsewhere a step costs the same with few rows as with many.
+        most_rows: rows that decode together in this call at most; None: max_num_seqs. `RULES` may
+        choose fewer.
         """
         ways = meshes.row_ways(self.mesh)
-        is_cpu = self.platform == "cpu"
-        rows = min(most_rows or self.max_num_seqs, _power(samples))
+        rule = RULES.get(self.platform, Rule())
         longest = max(p.max_new_tokens for p in params)
+        every = _power(samples)
+        turns = max(every // rule.samples, rule.least)
+        rows = min(most_rows or self.max_num_seqs, every, turns)
         tail = 0
-        if is_cpu:
-            least = 2 * MIN_ROWS if longest <= 2 * self.chunk else MIN_ROWS
-            rows = min(rows, max(_power(samples) // 4, least))
-            if self.mesh.size == 1 and longest > LONG * self.chunk and rows > MIN_TAIL:
-                tail = max(rows // 4, MIN_TAIL)
+        is_long = longest > rule.long * self.chunk
+        if rule.tail and is_long and self.mesh.size == 1 and rows > rule.least_tail:
+            tail = max(rows // rule.tail, rule.least_tail)
         column_step = LANES if self.kernel == "splash" else 16
         columns = _columns(lengths, column_step)
         # Each device of the axis tensor has a row of work for every token that goes to any of them.
@@ -270,21 +267,16 @@ class Sampler:
         widest = columns[-1] + round_up(longest, 16)
         if self.stacked:
             step = COLUMN_BLOCK if widest > COLUMN_BLOCK else 16
-            widths: tuple[int, ...] = (round_up(widest, step),)
+            widest = round_up(widest, step)
         elif self.decode_kernel == "pallas":  # which reads what each row needs of any width
             from g2d_jax.models.decode_kernel_gpu import BLOCK  # Pallas takes long to import
 
-            widths = (round_up(widest, BLOCK),)
-        else:
-            least = max(columns[-1] + self.chunk, MIN_CACHE_WIDTH)
-            narrow = {round_up(max(widest // part, least), 16) for part in (16, 4)}
-            share = 4 if is_cpu else 2  # a CPU copies a narrow part before it reads it
-            widths = (*sorted(width for width in narrow if share * width <= widest), widest)
+            widest = round_up(widest, BLOCK)
         return Shapes(
             rows=round_up(rows, ways),
             prompts=round_up(min(self.prefill_rows, _power(requests), ways * fitting), ways),
             columns=columns,
-            widths=widths,
+            width=widest,
             stops=max(1, *(len(p.stop_ids) for p in params)),
             filters=filters_of(params),
             tail=tail,
@@ -295,13 +287,6 @@ class Sampler:
         for every array."""
         settings = self.config, self.mesh, jnp.dtype(self.dtype), shapes
         return self._programs.get_or_make(_abstract, *settings)
-
-    def decoded_widths(self, shapes: Shapes) -> list[tuple[int, ...]]:
-        """List the cache's widths in use that each decode program is compiled for: on a CPU all are
-        in one."""
-        if self.platform == "cpu":
-            return [shapes.widths]
-        return [(width,) for width in shapes.widths]
 
     def generate(
         self,
@@ -322,7 +307,7 @@ class Sampler:
         pending = list(requests)
         for request in pending:
             if wrong := self._wrong(request, shapes):
-                raise ValueError(f"problem {request.problem_id}{wrong}")
+                raise ValueError(wrong)
         if not pending:
             return iter(())
         if shapes is None:
@@ -335,18 +320,18 @@ class Sampler:
     def _wrong(self, request: Request, shapes: Shapes | None) -> str:
         """Say why a request cannot be sampled; "" if it can."""
         ids, params = request.prompt_ids, request.params
-        vocab_size = self.config.vocab_size
+        vocab_size, problem = self.config.vocab_size, f"problem {request.problem_id}"
         if not len(ids) or request.num_samples < 1:
-            return ": a request needs a prompt and at least one sample"
+            return f"{problem}: a request needs a prompt and at least one sample"
         if ids.min() < 0 or ids.max() >= vocab_size:
-            return f": prompt ids must lie in [0, {vocab_size})"
+            return f"{problem}: prompt ids must lie in [0, {vocab_size})"
         if params.stop and self.decode is None:
-            return ": stop strings need a sampler that is given decode"
+            return f"{problem}: stop strings need a sampler that is given decode"
         width = len(ids) + params.max_new_tokens
-        if shapes and (len(ids) > shapes.columns[-1] or width > shapes.widths[-1]):
-            return " needs more columns than the sampler is compiled for"
+        if shapes and (len(ids) > shapes.columns[-1] or width > shapes.width):
+            return f"{problem} needs more columns than the sampler is compiled for"
         if shapes and not set(filters_of([params])) <= set(shapes.filters):
-            return " needs a filter that the sampler is not compiled for"
+            return f"{problem} needs a filter that the sampler is not compiled for"
         return ""
 
 
@@ -374,8 +359,6 @@ class _Call:
         # By row: what looks for stop strings in its sample.
         self.watches: dict[int, Watch] = {}
         self.has_stops = any(request.params.stop for request in requests)
-        self.widths = sampler.decoded_widths(shapes)
-        self.width = shapes.widths[0]
         self.rows = shapes.rows
         self.programs = sampler.programs(sampler_params, shapes)
         self.state: State
@@ -396,13 +379,10 @@ class _Call:
             if not running:
                 break
             self._fit_rows(len(running))
-            chunk = self.sampler.chunk
-            self._fit_width(max(sample.length + min(sample.remaining, chunk) for sample in running))
             decode = "decode" if self.rows == self.shapes.rows else "decode_tail"
-            widths = next(widths for widths in self.widths if self.width in widths)
             # Whether this process was told to stop, on its devices: see `processes.stop_code`.
             codes = np.full(self.mesh.size, processes.stop_code(), np.int32)
-            self.state, emitted = self.programs[decode, widths](
+            self.state, emitted = self.programs[decode, None](
                 self.sampler_params, self.state, codes
             )
             self.sampler.usage.seconds += time.perf_counter() - started
@@ -484,28 +464,6 @@ class _Call:
         self.tokens = {places[row]: parts for row, parts in self.tokens.items() if row in places}
         self.watches = {places[row]: watch for row, watch in self.watches.items() if row in places}
 
-    def _fit_width(self, longest: int) -> None:
-        """Use the fewest cache columns that the longest row of the next chunk fits, of the widths
-        that are compiled in; fewer than before, too."""
-        width = next(size for size in self.shapes.widths if size >= longest)
-        if width != self.width:
-            self.width = width
-            self.state = dataclasses.replace(self.state, cache=self._resized(self.state.cache))
-
-    def _resized(self, cache: Cache) -> Cache:
-        """Move the cache to a ring of this width, one array after the other, each in its own
-        memory."""
-        number = meshes.abstract_number(self.mesh, np.int32)
-        column, width = put_like((0, self.width), (number, number))
-        ring = cache.column, cache.width
-
-        def resize(axis: int, array: jax.Array) -> jax.Array:
-            return self.programs["resize", axis](array, ring, width)
-
-        keys = tuple(map(partial(resize, KEY_COLUMNS), cache.keys))
-        values = tuple(map(partial(resize, VALUE_COLUMNS), cache.values))
-        return dataclasses.replace(cache, keys=keys, values=values, column=column, width=width)
-
     def _collect(self, emitted: Emitted) -> list[Rollout]:
         """Add the chunk's tokens to this process's rows, and give the rollouts of those that are
         complete."""
@@ -586,28 +544,24 @@ def _layout(config: ModelConfig, mesh: Mesh) -> Decoder:
     return decoder.unstacked_shardings(config, mesh)
 
 
-def _written_layout(config: ModelConfig, mesh: Mesh, reorder: Reorder | None) -> Decoder:
-    """Return `_layout` as the program writes it."""
-    layout = _layout(config, mesh)
-    if reorder is None:
-        return layout
-    return reorder.parts_shardings(layout)
-
-
-def _to_sampler_params(
-    config: ModelConfig, mesh: Mesh, dtype: jnp.dtype, reorder: Reorder | None
-) -> Wrapped:
+def _to_sampler_params(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Wrapped:
     """Return the program of a sampler's `to_sampler_params`, of this config."""
     is_stacked = platform_of(mesh) == "tpu"
     convert = lora.to_sampler_params if is_stacked else lora.to_unstacked_sampler_params
     layout = _layout(config, mesh)
 
+    def moved(stack: jax.Array, where: NamedSharding) -> jax.Array:
+        one = NamedSharding(where.mesh, PartitionSpec(*where.spec[1:]))
+        return jax.lax.map(lambda layer: jax.lax.with_sharding_constraint(layer, one), stack)
+
     # Plans, and records of compiling, know the program by this name.
     def view(model: Decoder) -> Decoder:
         converted = convert(model, dtype)
-        return reorder.send_model(converted, layout) if reorder else converted
+        if is_stacked:  # XLA would gather all layers of an array before it splits them anew
+            converted.blocks = jax.tree.map(moved, converted.blocks, layout.blocks)
+        return converted
 
-    return jax.jit(view, out_shardings=_written_layout(config, mesh, reorder))
+    return jax.jit(view, out_shardings=layout)
 
 
 def _empty(
@@ -649,12 +603,12 @@ def _jitted(
     decode = partial(programs.decode_chunk, **steps, **common)
     ways = meshes.row_ways(mesh)
     # Results lie alike whatever the shapes: rows are always split over all ways.
-    least = _abstract(config, mesh, dtype, Shapes(ways, ways, (16,), (16,), 1, ()))
+    least = _abstract(config, mesh, dtype, Shapes(ways, ways, (16,), 16, 1, ()))
     state, prompts = jax.tree.map(lambda x: x.sharding, least)
     rows, whole = meshes.rows_sharding(mesh, (ways, 1)), meshes.replicated(mesh)
     emitted: list[Any] = [rows] * 3 + [whole] * 3
     decoded: dict[str, Any] = {
-        "static_argnames": ("filters", "widths"),
+        "static_argnames": "filters",
         "donate_argnums": 1,
         "out_shardings": (state, Emitted(*emitted)),
     }
@@ -667,7 +621,6 @@ def _jitted(
         "insert": jax.jit(partial(programs.insert, mesh=mesh), **of_state),
         "take_rows": jax.jit(programs.take_rows, out_shardings=state),
         "retire": jax.jit(programs.retire, **of_state),
-        "resize": jax.jit(programs.resize, static_argnames="axis", donate_argnums=0),
         "decode": jax.jit(decode, **decoded),
         # By itself: the first chunk of a call does not wait until this one is compiled.
         "decode_tail": jax.jit(decode, **decoded),
@@ -676,7 +629,8 @@ def _jitted(
 
 def _columns(lengths: Sequence[int], step: int) -> tuple[int, ...]:
     """Choose the columns of prefills for prompts of these lengths. One size holds the longest;
-    where most are far shorter a second one is for those."""
+    where most are far shorter a second one is for those: 57 % of the CPU time of a call where one
+    prompt in 16 has 200 tokens, and the others 8 at most."""
     longest = round_up(max(lengths), step)
     most = round_up(int(np.quantile(lengths, 0.9)), step)
     if 2 * most <= longest:

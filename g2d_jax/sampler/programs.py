@@ -1,5 +1,4 @@
-"""The sampler's jitted programs over the whole mesh: prefill, insert, decode, and resize where
-widths are compiled in.
+"""The sampler's jitted programs over the whole mesh: prefill, insert and decode.
 
 Shapes: S rows, W cache columns, N prompts that are prefilled together, P prompt columns, C decode
 steps of one chunk, K stop ids, L layers, E hidden_size, H key/value heads, D head_dim. Keys and
@@ -120,15 +119,15 @@ class Emitted(NamedTuple):
 class Shapes:
     """The shapes that the programs are compiled for.
 
-    rows: S. prompts: N. columns: of a prefill, ascending; the last is P. widths: of the cache in
-    use, ascending; the last is W. stops: K. filters: those that any row uses. tail: of the rows,
-    how many decode at a call's end, when no more samples run; 0: all to the end.
+    rows: S. prompts: N. columns: of a prefill, ascending; the last is P. width: W. stops: K.
+    filters: those that any row uses. tail: of the rows, how many decode at a call's end, when no
+    more samples run; 0: all to the end.
     """
 
     rows: int
     prompts: int
     columns: tuple[int, ...]
-    widths: tuple[int, ...]
+    width: int
     stops: int
     filters: tuple[Filter, ...]
     tail: int = 0
@@ -168,7 +167,7 @@ def empty(
     """
     layers = len(config.layers(recurrent=False))
     heads, dim = config.num_key_value_heads, config.head_dim
-    width = shapes.widths[-1]
+    width = shapes.width
     columns = shapes.columns[-1]
 
     def zeros(*shape: int) -> tuple[Array, ...]:
@@ -190,7 +189,6 @@ def empty(
         keys=zeros(shapes.rows, heads, dim, width),
         values=zeros(shapes.rows, heads, width, dim),
         column=jnp.int32(0),
-        width=jnp.int32(shapes.widths[0]),
         memories=memories(shapes.rows),
     )
     rows = jax.tree.map(jnp.array, Rows.at_rest(shapes.rows, shapes.stops))
@@ -305,7 +303,7 @@ def insert(
             keys, values, memories, hidden, begun = carry
             row = order[number]
             place = places[number]
-            write = partial(_write, row=row, place=place, ring=(cache.column, cache.width))
+            write = partial(_write, row=row, place=place, column=cache.column)
             return (
                 tuple(map(partial(write, axis=KEY_COLUMNS), keys, prompts.keys)),
                 tuple(map(partial(write, axis=VALUE_COLUMNS), values, prompts.values)),
@@ -346,19 +344,19 @@ def _write(
     source: Array,
     row: Array,
     place: Array,
-    ring: tuple[Array, Array],
+    column: Array,
     axis: int,
 ) -> Array:
     """Fill a row of keys or values with the prompt at `place`, its last token in the column before
     the next.
 
-    ring: the next column, and how many are in use. axis: of the columns.
+    column: the next. axis: of the columns.
     """
     # All rows write their next token into the same column, `column`, and then into the one behind
-    # it; behind the last of the `width` columns in use comes column 0. So a row that begins now has
+    # it; behind the last of the `width` columns comes column 0. So a row that begins now has
     # its prompt in the columns before `column`, and where these are fewer than the prompt has
     # tokens, its beginning lies at the end of the ring.
-    column, width = ring
+    width = array.shape[axis]
     size = source.shape[axis]
     prompt = jax.lax.dynamic_slice_in_dim(source, place, 1, axis=ROWS)
     start = (column - size) % width
@@ -376,23 +374,6 @@ def _write(
     head = jax.lax.slice_in_dim(line, 0, size, axis=axis)
     line = jax.lax.dynamic_update_slice_in_dim(line, head + beyond, 0, axis=axis)
     return jax.lax.dynamic_update_slice_in_dim(array, line, row, axis=ROWS)
-
-
-def resize(array: Array, ring: tuple[Array, Array], width: Array, *, axis: int) -> Array:
-    """Move the newest columns to where a ring of another width has them, the newest of all in its
-    last column.
-
-    array: keys or values of a cache, of one layer at a time, so that a cache that fills the memory
-    has to lie in it once, and a layer more. ring: the next column, and how many are in use. axis:
-    of the columns.
-    """
-    # A column's age is how many steps ago it was written: 0 for the one before `column`, in either
-    # ring. Columns are copied by their age, which in the new ring grows from its last column to its
-    # first.
-    column, old_width = ring
-    ages = width - 1 - jnp.arange(array.shape[axis])
-    columns = (column - 1 - ages) % old_width
-    return jnp.take(array, columns, axis=axis, mode="clip")
 
 
 def take_rows(state: State, order: Array) -> State:
@@ -426,7 +407,6 @@ def decode_chunk(
     *,
     chunk: int,
     filters: tuple[Filter, ...],
-    widths: tuple[int, ...],
     mesh: Mesh,
     dtype: jnp.dtype,
     kernel: DecodeKernel = "xla",
@@ -441,7 +421,7 @@ def decode_chunk(
     place = partial(lay_out, mesh)
     multiply, by_rows = products_on(mesh)
     head = by_rows(head_matrix(params, dtype))
-    step_of = partial(decode, widths=widths, dtype=dtype, mesh=mesh, kernel=kernel)
+    step_of = partial(decode, dtype=dtype, mesh=mesh, kernel=kernel)
     emitted = _nothing_emitted(state.hidden.shape[0], chunk, jnp.max(interrupt_codes), place)
 
     def running(carry: tuple[Array, tuple[State, Emitted]]) -> Array:

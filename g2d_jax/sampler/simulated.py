@@ -99,7 +99,7 @@ def reader(sampler: Sampler, shapes: Shapes) -> Reader:
     read = _of_kernel(sampler, shapes)
     if not (sampler.stacked or sampler.decode_kernel == "pallas"):
         return read  # all layers read the same columns, and a window masks them
-    return over_layers(read, sampler.config.windows(shapes.widths[-1]))
+    return over_layers(read, sampler.config.windows(shapes.width))
 
 
 def over_layers(read: Reader, windows: Sequence[int]) -> Reader:
@@ -118,7 +118,7 @@ def over_layers(read: Reader, windows: Sequence[int]) -> Reader:
 
 
 def _of_kernel(sampler: Sampler, shapes: Shapes) -> Reader:
-    width = shapes.widths[-1]
+    width = shapes.width
     if sampler.stacked and sampler.decode_kernel == "pallas":
         from g2d_jax.models import decode_kernel  # Pallas takes long to import
 
@@ -131,7 +131,7 @@ def _of_kernel(sampler: Sampler, shapes: Shapes) -> Reader:
         dim, itemsize = sampler.config.head_dim, sampler.dtype.itemsize
         read = decode_kernel_gpu.columns_read
         return partial(read, width=width, dim=dim, itemsize=itemsize)
-    return partial(_by_width, widths=np.array(shapes.widths))
+    return lambda earlier, _: np.full(earlier.shape, width)
 
 
 def by_longest(earlier: Any, column: Any, width: int) -> Any:
@@ -140,10 +140,3 @@ def by_longest(earlier: Any, column: Any, width: int) -> Any:
     longest = earlier.max(axis=1, keepdims=True)
     blocks = blocks_back(longest, column, block, width // block)
     return np.broadcast_to(block * blocks, earlier.shape)
-
-
-def _by_width(earlier: Any, _: Any, widths: np.ndarray) -> Any:
-    """Count what `attend_cached` reads: the narrowest of the widths that the longest row fits
-    until the chunk's end."""
-    place = np.searchsorted(widths, earlier.max() + 1)
-    return np.full(earlier.shape, widths[min(place, len(widths) - 1)])

@@ -3,6 +3,7 @@ model, and the micro-batches that training has room for."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,14 @@ from g2d_jax.config import Config, Online, Stage, TrainingStage
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.flops import matmul_params, read_params
-from g2d_jax.models.kernels import Kernel, capability_of, platform_of, remat_for
+from g2d_jax.models.kernels import (
+    DecodeKernel,
+    Kernel,
+    capability_of,
+    choose_decode,
+    platform_of,
+    remat_for,
+)
 from g2d_jax.models.kernels import choose as choose_kernel
 from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime.rates import Rates, rates_of
@@ -225,9 +233,17 @@ class Devices:
         axes = 1, 1
         if self.machine.near % ways == 0:
             axes = meshes.torus_axes(meshes.sampling(self.mesh, ways, model.num_key_value_heads))
-        return capacity.Split(
-            model, self.itemsize, ways, self.mesh.size, columns, self.machine.rates, axes
-        )
+        parts = math.gcd(ways, model.num_key_value_heads)
+        kernel: DecodeKernel = "xla"
+        if self.config.compute.attention != "xla":
+            kernel = choose_decode(
+                device=self.mesh.devices.flat[0],
+                dtype=jnp.dtype(self.config.dtype),
+                head_dim=model.head_dim,
+                kv_heads=model.num_key_value_heads // parts,
+            )
+        sizes = model, self.itemsize, ways, self.mesh.size, columns
+        return capacity.Split(*sizes, self.machine.rates, kernel, axes)
 
     def _samples(self, stage: Stage) -> int:
         """Count the responses of a call of a stage, at most: an online stage's are those of its

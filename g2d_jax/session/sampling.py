@@ -77,7 +77,6 @@ class RunSampling:
             **settings,
             seed=self.config.seed,
             dtype=jnp.dtype(self.config.dtype),
-            policy_mesh=self.devices.mesh,
             programs=self.programs,
             decode=self.decode,
         )
@@ -114,7 +113,7 @@ class RunSampling:
             shapes = sampler.shapes(*call, 1)
             mesh = self.devices.for_sampling
             ways = mesh.size // mesh.shape["data"]
-            split = self.devices.split(ways, shapes.widths[-1])
+            split = self.devices.split(ways, shapes.width)
             _, prefilled = sampler.abstract(shapes)
             resident = self.devices.state_bytes(stage) + meshes.device_bytes(prefilled)
             rows = max(split.rows_that_fit(memory, resident), 1)

@@ -98,8 +98,8 @@ def test_a_decode_step_is_the_same_with_it() -> None:
     sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 16}
     config = ModelConfig("qwen2", **sizes, **heads, **windows)
     _, keys, values = inputs(3, 2, 1, 128, dim=8)
-    cache = decode.Cache((keys, keys), (values, values), jnp.int32(5), jnp.int32(128))
-    step = partial(decode.decode, widths=(128,), dtype=jnp.float32, mesh=ONE)
+    cache = decode.Cache((keys, keys), (values, values), jnp.int32(5))
+    step = partial(decode.decode, dtype=jnp.float32, mesh=ONE)
     arguments = (
         decoder.unstack(decoder.init(config, jax.random.key(1), std=0.3)),
         jnp.array([1, 2, 3]),

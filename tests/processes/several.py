@@ -24,16 +24,14 @@ from unofficial import let_every_process_write_programs
 from g2d_jax import cli
 from g2d_jax import config as settings
 from g2d_jax.config import Config, Reward, graph
-from g2d_jax.models import decoder, hf, lora
-from g2d_jax.models.config import Lora, ModelConfig
+from g2d_jax.models import hf, lora
+from g2d_jax.models.config import Lora
 from g2d_jax.recipes.config_load import resolve
 from g2d_jax.records import Problem
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.mesh import make_mesh
-from g2d_jax.runtime.program import put_like
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.sampler.reorder import Reorder
 from g2d_jax.session import inputs
 from g2d_jax.session.reward_manager import RewardManager
 from g2d_jax.session.session import Options, Run, loaded, session_of
@@ -102,27 +100,6 @@ def late(seconds: str) -> None:
         np.concatenate([shard.data for shard in each.addressable_shards]).tolist() for each in found
     ]
     print(json.dumps(own))
-
-
-def reordered() -> None:
-    """Send a model to a mesh whose groups are of devices of several processes."""
-    processes.initialise()
-    training = make_mesh(1, -1, 1)
-    model = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48)
-    order = training.devices.reshape(2, -1).T.reshape(-1, 1, 2)
-    target = jax.sharding.Mesh(order, training.axis_names, axis_types=training.axis_types)
-    reorder, layout = Reorder(training, target), decoder.shardings(model, target)
-    whole = jax.tree.map(np.asarray, decoder.init(model, jax.random.key(0)))
-    lying = put_like(whole, decoder.abstract_on(model, training))
-    send = jax.jit(
-        lambda lying: reorder.send_model(lying, layout),
-        out_shardings=reorder.parts_shardings(layout),
-    )
-    found = reorder.put_together(send(lying), layout)
-    assert [x.sharding for x in jax.tree.leaves(found)] == jax.tree.leaves(layout)
-    for sent, array in zip(jax.tree.leaves(found), jax.tree.leaves(whole), strict=True):
-        for shard in sent.addressable_shards:
-            np.testing.assert_array_equal(shard.data, array[shard.index])
 
 
 def run(*arguments: str) -> int:

@@ -151,8 +151,6 @@ def test_no_stage_compiles_a_program_that_it_did_not_name(
         stages.select = settings.best_checkpoint(policy="warmup", sampling=settings.sampling(8))
     stages.dpo.update(policy="select", batch_size=4)
     config.dtype = "bfloat16"
-    # two widths of the cache, and responses that need the second
-    stages.evaluate.sampling.max_new_tokens = 272
     stages.evaluate.update(policies=("init", "dpo"), greedy=True)
     order, compiled = graph.plan(Config.of(config)), watch_compiler(monkeypatch)
     kinds, told = set(), Counter[str]()
