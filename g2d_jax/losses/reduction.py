@@ -121,8 +121,7 @@ def mean_metrics(sums: Mapping[str, float | Array], per: str) -> dict[str, float
     for name, (shown, _, count) in split.items():
         if shown in means:
             raise ValueError(
-                f"two sums are called {shown!r} without their counts: rename one of "
-                f"{list(sums)}"
+                f"two sums are called {shown!r} without their counts: rename one of {list(sums)}"
             )
         number = numbers[count or per] if name not in numbers else 1.0
         divisor = 1.0 if _extreme(name) in ("max", "min") else number

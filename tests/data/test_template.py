@@ -130,14 +130,14 @@ def test_failing_template_says_what_to_do(make):
     for template in ("{% for %}", "{{ ''.__class__.__mro__[1].__subclasses__() }}"):
         with pytest.raises(ValueError, match="chat template failed"):
             render(make(template), system="default")
-    with pytest.raises(ValueError, match="asks for the time in a format that it computes"):
+    with pytest.raises(ValueError, match="computes the format of a time"):
         render(make("{{ strftime_now(messages[0].content) }}"))
 
 
 def test_chat_settings_that_need_a_template(make):
     with pytest.raises(ValueError, match="no chat template"):
         Template(make(), TemplateSettings(chat=True))
-    with pytest.raises(ValueError, match="no chat template is in use to put it in"):
+    with pytest.raises(ValueError, match="no chat template is in use to insert it"):
         Template(make(), TemplateSettings(system="Be brief."))
 
 
@@ -182,6 +182,6 @@ def test_a_switch_that_changes_nothing_is_refused(make, thinking):
 
 
 def test_without_a_template_nothing_can_be_made_to_think(make):
-    with pytest.raises(ValueError, match="enable_thinking is True, and no chat template is in use"):
+    with pytest.raises(ValueError, match="enable_thinking is True, but no chat template is in use"):
         Template(make(), TemplateSettings(enable_thinking=True))
     Template(make(), TemplateSettings(enable_thinking=False))

@@ -180,7 +180,8 @@ def test_layers_without_rope_by_interval() -> None:
     assert config_from_hf(raw) == SHAPES["SmolLM3-3B"]
     assert config_from_hf({**raw, "no_rope_layer_interval": 3}).no_rope_layers == (1, 1, 0) * 12
     with pytest.raises(
-        ValueError, match=r"no_rope_layers must say 0 or 1 of each of 4 layers, got \(1, 1, 1, 0, 1"
+        ValueError,
+        match=r"no_rope_layers must have 0 or 1 for each of 4 layers, got \(1, 1, 1, 0, 1",
     ):
         dataclasses.replace(SHAPES["SmolLM3-3B"], num_hidden_layers=4)
 
@@ -350,12 +351,12 @@ def test_unused_window_is_accepted() -> None:
         (
             QWEN25_7B,
             {"layer_types": [FULL, SLIDING]},
-            "layer_types must be 28 times sliding_attention or full_att",
+            "layer_types must have 28 entries, each sliding_attention or full_att",
         ),
         (
             QWEN25_7B,
             {"layer_types": ["chunked_attention"] * 28},
-            "layer_types must be 28 times sliding_attention or",
+            "layer_types must have 28 entries, each sliding_attention or",
         ),
         (QWEN25_7B, {"layer_types": [SLIDING] * 28}, "sliding-window"),
         (MISTRAL, {"sliding_window": 64, "layer_types": [FULL] * 32}, "sliding-window"),
@@ -392,12 +393,12 @@ def test_unused_window_is_accepted() -> None:
         (
             GEMMA3_1B,
             {"rope_scaling": {"type": "linear", "factor": 8.0}},
-            "rope_scaling.type is 'linear', which transformers leaves unread",
+            "rope_scaling.type is 'linear', which transformers ignores",
         ),
         (
             OLMO3_7B,
             {"rope_scaling": {**OLMO3_7B["rope_scaling"], "truncate": False}},
-            "truncate is false, which transformers leaves unread",
+            "truncate is false, which transformers ignores",
         ),
         (
             QWEN25_7B,
@@ -471,7 +472,7 @@ def test_unused_window_is_accepted() -> None:
         (
             PHI3_MINI,
             {"rope_scaling": YARN},
-            "rope type 'yarn' is not supported; of this family def",
+            "rope type 'yarn' is not supported; this family supports def",
         ),
         (PHI3_MINI, {"embd_pdrop": 0.1}, "embd_pdrop = 0.1 is not supported"),
         (PHI3_MINI, {"lm_head_bias": True}, "lm_head_bias = True is not supported"),
@@ -494,17 +495,17 @@ def test_unused_window_is_accepted() -> None:
         (
             {**MISTRAL, "model_type": "ministral3"},
             {"rope_scaling": YARN},
-            "llama_4_scaling_beta is of ministral3, which has it, .* got None and yarn",
+            "llama_4_scaling_beta requires ministral3, where it must be set, .* got None and yarn",
         ),
         (
             {**MISTRAL, "model_type": "ministral3"},
             {},
-            "llama_4_scaling_beta is of ministral3, .* got None and default",
+            "llama_4_scaling_beta requires ministral3, .* got None and default",
         ),
         (
             MISTRAL,
             {"rope_scaling": {**YARN, "llama_4_scaling_beta": 0.1}},
-            "llama_4_scaling_beta is of ministral3, .* got 0.1 and yarn",
+            "llama_4_scaling_beta requires ministral3, .* got 0.1 and yarn",
         ),
         (
             LLAMA31_8B,
@@ -565,7 +566,7 @@ def test_ministral_from_scratch_has_a_config_that_is_read_again():
                 "rope_parameters": {"rope_type": "default", "rope_theta": 1e7},
                 "rope_scaling": {"rope_type": "linear", "factor": 4.0},
             },
-            "rope_scaling says other than rope_parameters of rope_type, factor: leave one",
+            "rope_scaling and rope_parameters differ in rope_type, factor: remove one",
         ),
     ],
 )

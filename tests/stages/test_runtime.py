@@ -214,7 +214,7 @@ def test_revisions_reach_the_loader(config, tmp_path, opened):
     config.stages.sft.data.revision = "v1"
     session = opened(config, tmp_path)
     with pytest.raises(
-        ValueError, match="revision is 'v1', but 'procedural:chains' does not come from the hub"
+        ValueError, match="revision is 'v1', but 'procedural:chains' is not on the hub"
     ):
         sft.examples(session, "sft", session.config.stage("sft", Sft))
     config.data.dev.revision = "v2"
