@@ -236,7 +236,7 @@ def _pieces(batch: Any, numbers: range) -> Iterator[Any]:
     """Split rows of a batch until each piece has at most BATCH_BYTES with its texts expanded; None
     is a larger row.
 
-    A piece is a copy: Arrow would expand everything behind a slice.
+    A piece is a copy: for a slice Arrow would expand the whole batch.
     """
     piece = batch.take(pa.array(numbers, pa.int64()))
     if sum(map(_expanded_bytes, piece.columns)) <= BATCH_BYTES:

@@ -166,7 +166,7 @@ def _pair_loss(settings: OnlineDPO, gaps: Array, beta: Number, simpo_gamma: Numb
 
 
 def _rewards(beta: Number, rewarded: Pair, terms: tuple[Array, ...]) -> dict[str, Array]:
-    """Return the implicit rewards of each pair. terms: the log-probabilities behind them."""
+    """Return the implicit rewards of each pair. terms: the log-probabilities in them."""
     chosen, rejected = (beta * values for values in rewarded)
     margins = chosen - rejected
     # Sums of tens of thousands of log-probabilities differ by rounding alone. Within that a pair is

@@ -144,8 +144,7 @@ def token_weights(
     in the tokens of the last three.
     An unscorable sequence is not masked: its advantage is 0, but it counts like any other and keeps
     its KL term. Returns [S] float32. Host side. Raises ValueError for an unknown loss_type or a
-    number
-    out of range.
+    number out of range.
     """
     lengths = np.asarray(lengths, np.int64)
     included = np.ones(lengths.shape, bool) if mask is None else np.asarray(mask, bool)

@@ -24,8 +24,8 @@ Number = float | Array
 
 
 def is_off(number: Number) -> bool:
-    """Return whether a term's coefficient is 0, so that the term is left out. A program's argument
-    never is."""
+    """Return whether a term's coefficient is 0, so that the term is left out. Always false for a
+    program's argument."""
     return not isinstance(number, jax.core.Tracer) and not number
 
 

@@ -36,8 +36,8 @@ COLUMN_BLOCK = 256
 
 
 class Windowed(NamedTuple):
-    """Segment ids of a layer with a sliding window. The window goes by position, since the responses
-    to a shared prompt follow each other.
+    """Segment ids of a layer with a sliding window. The window counts positions, not columns: the
+    responses to a shared prompt follow each other.
 
     segment_ids, positions: int32 [B, T]. oldest: int32 [B, T], the first position that a token
     sees.

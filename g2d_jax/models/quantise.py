@@ -75,7 +75,7 @@ def scale_shape(row: Param) -> tuple[int, ...]:
 def make_parameter(
     row: Param, make: Callable[[tuple[int, ...], Any], Any], dtype: Any = None
 ) -> Any:
-    """Build a parameter, stacked as its row says: make(shape, dtype), or a QArray of its codes and
+    """Build a parameter, stacked by its row: make(shape, dtype), or a QArray of its codes and
     scales."""
     if not row.quantised:
         return make(row.full_shape, dtype)

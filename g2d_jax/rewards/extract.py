@@ -226,26 +226,26 @@ def _last_answer_line(text: str) -> Found:
         has_more = False
     if has_more or _SECOND_THOUGHT.search(after):
         return _NOTHING
-    said = _without_marks(_REASON.split(sentence, maxsplit=1)[0])
-    if not said or (_VALUE.search(said) and _HEDGED.search(said)):
+    found = _without_marks(_REASON.split(sentence, maxsplit=1)[0])
+    if not found or (_VALUE.search(found) and _HEDGED.search(found)):
         return _NOTHING
     end = begin + len(line)
     below = text[end : end + _FINAL_WINDOW]
     separator = _SEPARATOR.match(below)
     is_list = separator and _FINAL_VALUE.match(below, separator.end())
-    if is_list or _goes_on(below, {_form(said)}):
+    if is_list or _continues(below, {_form(found)}):
         return _NOTHING
-    return cue.start(), said
+    return cue.start(), found
 
 
-def _without_marks(said: str) -> str:
+def _without_marks(text: str) -> str:
     """Strip Markdown, quotation marks and the punctuation that ends a sentence, but not the dots of
     `0.333...`."""
-    said = said.strip(_AROUND).rstrip(",;")
-    if said.endswith(".."):
-        return said
-    said = said.removesuffix(".").rstrip(_AROUND)
-    return said.removesuffix(")" * (said.count(")") > said.count("(")))
+    text = text.strip(_AROUND).rstrip(",;")
+    if text.endswith(".."):
+        return text
+    text = text.removesuffix(".").rstrip(_AROUND)
+    return text.removesuffix(")" * (text.count(")") > text.count("(")))
 
 
 def _on_line(pattern: re.Pattern[str], text: str) -> Found:
@@ -321,26 +321,26 @@ def _ambiguous(rest: str, values: Sequence[re.Match[str]]) -> bool:
     """
     forms = set(map(_form, map(_content, values)))
     sentence, *others = _SENTENCE_BREAK.split(rest.partition("\n")[0], maxsplit=1)
-    said = _MEASURE.sub(" ", _EXPLANATION.split(sentence, maxsplit=1)[0])
+    text = _MEASURE.sub(" ", _EXPLANATION.split(sentence, maxsplit=1)[0])
     pattern = _OTHER_CHOICE if values[-1]["letter"] else _OTHER_VALUE  # "(A) 12" is one answer
     after = "".join(others)
-    if _has_other(pattern, said, forms) or _has_other(_OTHER_VALUE, after, forms):
+    if _has_other(pattern, text, forms) or _has_other(_OTHER_VALUE, after, forms):
         return True
-    return _SECOND_THOUGHT.search(after) is not None or _goes_on(rest, forms)
+    return _SECOND_THOUGHT.search(after) is not None or _continues(rest, forms)
 
 
-def _has_other(pattern: re.Pattern[str], said: str, forms: Collection[Fraction | str]) -> bool:
+def _has_other(pattern: re.Pattern[str], text: str, forms: Collection[Fraction | str]) -> bool:
     """Return whether a text has a value with another form."""
-    other = pattern.search(said)
+    other = pattern.search(text)
     while other is not None:
-        value = _FINAL_VALUE.match(said, other.start())
+        value = _FINAL_VALUE.match(text, other.start())
         if value is None or _form(_content(value)) not in forms:
             return True
-        other = pattern.search(said, value.end())
+        other = pattern.search(text, value.end())
     return False
 
 
-def _goes_on(rest: str, forms: Collection[Fraction | str]) -> bool:
+def _continues(rest: str, forms: Collection[Fraction | str]) -> bool:
     """Return whether the next line is another value alone, or a doubt with a value. forms: of the
     values that do not count as another."""
     line = _NEXT_LINE.match(rest)

@@ -28,7 +28,7 @@ class Form:
     begun: re.Pattern[str] | None = None
     in_signs: bool = False
 
-    def is_asked_in(self, text: str) -> bool:
+    def is_requested_in(self, text: str) -> bool:
         """Return whether a prompt requests or shows this form, and does not end with its
         beginning."""
         is_begun = self.begun is not None and self.begun.search(text) is not None
@@ -88,7 +88,7 @@ def asked_for(text: str) -> list[Form]:
     it. Next to a form in signs a label does not count, because it precedes worked solutions as
     often as answers ("Answer: 3 + 4 = 7 #### 7").
     """
-    found = [form for form in ASKED if form.is_asked_in(text)]
+    found = [form for form in ASKED if form.is_requested_in(text)]
     in_signs = [form for form in found if form.in_signs]
     if in_signs:
         return in_signs

@@ -168,7 +168,7 @@ def call_reward(
     texts: Sequence[str],
     token_ids: Sequence[np.ndarray],
 ) -> list[float | None]:
-    """Call a reward function as TRL does and check what it returns.
+    """Call a reward function as TRL does and check its result.
 
     Columns that the function does not name are left out unless it has `**columns`. Raises
     RewardFailed if it raises or exits, naming the place and the first response that causes this by

@@ -30,7 +30,7 @@ T = TypeVar("T")
 MAX_PARTS = 10
 """The most parts of a union, a list or a piecewise definition for comparing each with each."""
 
-_EQUALS = re.compile(r"=(?![^()]{0,200}\))")  # but for P(X=3)
+_EQUALS = re.compile(r"=(?![^()]{0,200}\))")  # except P(X=3)
 _TIMES = r"\cdot "
 _BINOMIAL = re.compile(r"\\binom\s*\{\s*(\d{1,3})\s*\}\s*\{\s*(\d{1,3})\s*\}")
 _ODD_ROOT = re.compile(

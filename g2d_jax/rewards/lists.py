@@ -75,13 +75,13 @@ def in_order(gold: str, answer: str) -> Pair:
             return gold, answer
         return _tuple(expected.values()), _tuple(given[name] for name in expected)
     if expected:
-        return _beside(expected, b, answer)
+        return _aligned(expected, b, answer)
     if given:
-        answer, gold = _beside(given, a, gold)
+        answer, gold = _aligned(given, a, gold)
     return gold, answer
 
 
-def _beside(named: Mapping[str, str], parts: Sequence[str] | None, other: str) -> Pair:
+def _aligned(named: Mapping[str, str], parts: Sequence[str] | None, other: str) -> Pair:
     """Return values by name, and the other answer, which has no names or not as many.
 
     Values of one unknown become a list, others a tuple, of x, y and z in that order; a value common

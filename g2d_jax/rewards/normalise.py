@@ -231,8 +231,8 @@ def plain_text(cleaned: str) -> str | None:
     words = _APOSTROPHE.sub("", without_text(cleaned)).strip(" .,;:!?").replace("-", " ").split()
     if not words or not all(word.isalpha() for word in words):
         return None
-    said = " ".join(words).casefold()
-    return _SYNONYMS.get(said) or _ARTICLE.sub("", said)
+    phrase = " ".join(words).casefold()
+    return _SYNONYMS.get(phrase) or _ARTICLE.sub("", phrase)
 
 
 def _from_unicode(text: str) -> str:

@@ -72,7 +72,7 @@ class Worker:
                 start_new_session=True,
             )
             try:
-                self.ask(None, START_SECONDS)
+                self.send(None, START_SECONDS)
             except WorkerDied as error:
                 errors.seek(0)
                 raise RuntimeError(
@@ -80,7 +80,7 @@ class Worker:
                     "math-verify)?\n" + errors.read()[-2000:].decode(errors="replace").strip()
                 ) from error
 
-    def ask(self, request: Sequence[Any] | None, wall_seconds: float) -> list[Any]:
+    def send(self, request: Sequence[Any] | None, wall_seconds: float) -> list[Any]:
         """Return the reply to a request, and its CPU seconds, both defined in worker.py. None: wait
         for the first reply.
 
@@ -319,8 +319,8 @@ class VerifierPool:
         workers end."""
         left = [gold for gold in golds if self._can_be_read(gold) is None]
         while left:
-            told = self._ask([left])
-            if told is None:
+            readable = self._send([left])
+            if readable is None:
                 raise RuntimeError(
                     "the machine ended a verifier worker twice, or got no reply from it for "
                     f"{self.wall_seconds:.0f} s, while it read reference answers such as "
@@ -328,9 +328,9 @@ class VerifierPool:
                     "use a larger machine"
                 )
             # A gold without a result had the limits to itself and exceeded them.
-            for gold, read in zip(left, told or [False], strict=False):
+            for gold, read in zip(left, readable or [False], strict=False):
                 self._readable.setdefault(gold, read)
-            left = left[len(told) or 1 :]
+            left = left[len(readable) or 1 :]
 
     def _grade(self, gold: str, answer: str | None) -> Verdict:
         """Return a worker's verdict, in a thread of the executor; UNSCORABLE if the machine ends
@@ -343,20 +343,20 @@ class VerifierPool:
             self._find_out([gold])
             verdict = self._decide_here(gold, answer)
             if verdict is None:
-                verdict = self._ask([gold, answer, self._decimal_places])
+                verdict = self._send([gold, answer, self._decimal_places])
         finally:
             if verdict is None:
                 with self._lock:  # a verdict to forget
                     self._verdicts.pop((gold, answer), None)
         return Verdict(verdict or Verdict.UNSCORABLE)
 
-    def _ask(self, request: Sequence[Any]) -> Any:
+    def _send(self, request: Sequence[Any]) -> Any:
         """Return a worker's reply. A dead or silent worker is replaced once; None if the second one
         fails too."""
         for _ in range(2):
             worker = self._worker()
             try:
-                reply, seconds = worker.ask(request, self.wall_seconds)
+                reply, seconds = worker.send(request, self.wall_seconds)
             except WorkerDied:
                 self.workers.discard(worker)
                 continue

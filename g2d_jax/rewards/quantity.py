@@ -299,10 +299,10 @@ def _tail(tail: str, *, spaced: bool) -> tuple[int, str, bool] | None:
         del parts[0], words[0]
     if not all(map(measures.is_word, parts)) or not SCALES.keys().isdisjoint(words):
         return None
-    said = " ".join(words)
+    phrase = " ".join(words)
     if match["text"]:
-        said = _COUNTED.sub("", said)
-    if not HEDGES.isdisjoint(said.split()):
+        phrase = _COUNTED.sub("", phrase)
+    if not HEDGES.isdisjoint(phrase.split()):
         return None
     if match["foreign"] and match["foreign"].strip() not in _FOREIGN:  # words of other scripts
         return None

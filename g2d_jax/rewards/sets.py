@@ -89,10 +89,10 @@ def as_sets(gold: str, answer: str) -> tuple[str | None, str | None]:
     inequality of the same variable.
     """
     mine, theirs = _read(gold), _read(answer)
-    return _beside(mine, theirs, answer), _beside(theirs, mine, gold)
+    return _compared_with(mine, theirs, answer), _compared_with(theirs, mine, gold)
 
 
-def _beside(mine: _Set | None, theirs: _Set | None, other: str) -> str | None:
+def _compared_with(mine: _Set | None, theirs: _Set | None, other: str) -> str | None:
     """Return the intervals of one side if they count with the other side, whose text is `other`."""
     if mine is None:
         return None

@@ -100,7 +100,7 @@ def _read_apart(
     status, seconds = _apart(lambda: _mark(golds, marks), cpu_seconds, memory_mb)
     if (
         status == -signal.SIGKILL
-    ):  # only a machine without memory does this, none of its limits: no gold is at fault
+    ):  # the machine is out of memory, since no limit kills it so: no gold is at fault
         raise SystemExit(f"a grader was killed after {seconds:.1f} s")
     told = marks[:].rstrip(b"\0")
     return [mark == 2 for mark in told], seconds

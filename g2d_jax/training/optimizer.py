@@ -82,8 +82,8 @@ def make_optimizer(
     total_steps: updates of the whole stage, not those left after a resume: the state holds the
     count, which determines the rate. State in float32 has the parameters' dtype: keep them so.
     numbers: of `make_schedule`, eps, max_grad_norm and weight_decay, as float32. Settings that
-    differ in these alone return the same optimiser, and so share compiled programs. Whether it
-    clips and decays is not a number. Raises as `make_schedule`.
+    differ in these alone return the same optimiser, and so share compiled programs. Switching
+    clipping or decay off changes the program. Raises as `make_schedule`.
     """
     numbers = _schedule_numbers(settings, total_steps)
     numbers |= {name: np.float32(getattr(settings, name)) for name in _OTHERS}
