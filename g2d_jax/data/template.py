@@ -176,8 +176,8 @@ class Template:
     def _begins_thought(self) -> bool:
         if not self.is_chat:
             return False
-        asked: Message = {"role": "user", "content": "?"}
-        return self._run((asked,), generation=True, source=self.own).rstrip().endswith("<think>")
+        prompt: Message = {"role": "user", "content": "?"}
+        return self._run((prompt,), generation=True, source=self.own).rstrip().endswith("<think>")
 
     def conversation(self, prompt: Prompt) -> Conversation:
         """Return the messages of a prompt: with the prompt template and the system message of the
@@ -219,9 +219,9 @@ class Template:
         sentence each."""
         if not self.is_chat:
             return []
-        asked = (_user(_USER),)
-        with_system = ({"role": "system", "content": _SYSTEM}, *asked)
-        if all(self._is_same(messages) for messages in (asked, with_system)):
+        prompt = (_user(_USER),)
+        with_system = ({"role": "system", "content": _SYSTEM}, *prompt)
+        if all(self._is_same(messages) for messages in (prompt, with_system)):
             return []
         system = self.settings.system
         named = _variables(self.settings)
@@ -269,10 +269,10 @@ class Template:
         if not self.is_chat:
             return
         *system, _ = self.conversation(_USER)
-        asked = (*system, _user(_USER))
-        self.apply(asked, generation=True)
-        self.apply((*asked, _ANSWERED), generation=False)
-        require_header(self._run, asked)
+        prompt = (*system, _user(_USER))
+        self.apply(prompt, generation=True)
+        self.apply((*prompt, _ANSWERED), generation=False)
+        require_header(self._run, prompt)
 
     def apply(self, messages: Conversation, *, generation: bool) -> str:
         """Run the chat template on messages as they are, up to the beginning of a response if
@@ -329,9 +329,9 @@ class Template:
         """Write the settings into the template, without its own system block unless they want
         it."""
         self.pinned = pin(self.source, self.settings)
-        asked = (_user(_USER),)
-        self.apply(asked, generation=False)  # reports texts that it leaves out
-        text = self._run(asked, generation=False)
+        prompt = (_user(_USER),)
+        self.apply(prompt, generation=False)  # reports texts that it leaves out
+        text = self._run(prompt, generation=False)
         doubled = self._bos if self._bos and text.startswith(self._bos * 2) else ""
         self.pinned = pin(self.source, self.settings, doubled=doubled)
         if self.settings.system is not None:
@@ -469,7 +469,7 @@ def _is_system(message: Message) -> bool:
 
 
 def _left_out(message: Message, messages: Sequence[Message], text: str) -> str:
-    asked = ", ".join(f"{one['role']} {one['content']!r}" for one in messages)
+    shown = ", ".join(f"{one['role']} {one['content']!r}" for one in messages)
     advice = (
         "It may be made for other roles (human, gpt) or for content in parts, or misspell a name. "
         f"Use {_OWN_TEMPLATE}, or set tokenizer.chat=False to use none"
@@ -480,21 +480,21 @@ def _left_out(message: Message, messages: Sequence[Message], text: str) -> str:
             f"system messages from the data; or use {_OWN_TEMPLATE}"
         )
     return (
-        f"the chat template leaves out the {message['role']}'s text, or moves it: for {asked} it "
+        f"the chat template leaves out the {message['role']}'s text, or moves it: for {shown} it "
         f"writes {text!r:.500}. {advice}"
     )
 
 
-def require_header(apply: Apply, asked: Conversation) -> None:
+def require_header(apply: Apply, messages: Conversation) -> None:
     """Raise ValueError for a chat template whose prompts lack the header of the assistant's turn.
 
     Such a template writes the same with add_generation_prompt as without, though it begins an
     assistant's message with more than white space (Mistral's does not) and the tags of a thought
-    (Qwen3's). asked: messages, the last of which is the user's.
+    (Qwen3's). messages: the last one is the user's.
     """
-    prompt = _after_user(apply(asked, True))
-    without = _after_user(apply(asked, False))
-    whole = _after_user(apply((*asked, _ANSWERED), False).partition(_ANSWER)[0])
+    prompt = _after_user(apply(messages, True))
+    without = _after_user(apply(messages, False))
+    whole = _after_user(apply((*messages, _ANSWERED), False).partition(_ANSWER)[0])
     if _bare(prompt) == _bare(without) != _bare(whole):
         header = whole.removeprefix(prompt)
         raise ValueError(

@@ -106,6 +106,6 @@ def agree(unit: str, other: str) -> bool:
 
 def opposed(text: str, other: str) -> bool:
     """Return whether two texts have opposite words, as "5 km north" and "5 km south" do."""
-    words, others = (set(_WORD.findall(said.lower())) for said in (text, other))
+    words, others = (set(_WORD.findall(each.lower())) for each in (text, other))
     both = [(words & group, others & group) for group in _GROUPS]
     return any(mine and theirs and mine.isdisjoint(theirs) for mine, theirs in both)

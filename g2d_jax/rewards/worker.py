@@ -102,8 +102,8 @@ def _read_apart(
         status == -signal.SIGKILL
     ):  # the machine is out of memory, since no limit kills it so: no gold is at fault
         raise SystemExit(f"a grader was killed after {seconds:.1f} s")
-    told = marks[:].rstrip(b"\0")
-    return [mark == 2 for mark in told], seconds
+    read = marks[:].rstrip(b"\0")
+    return [mark == 2 for mark in read], seconds
 
 
 def _mark(golds: Sequence[str], marks: mmap.mmap) -> int:
