@@ -2,7 +2,7 @@
 them.
 
 A group is one prompt with its responses. The row holds the prompt once and every response reads it
-(segment ids of models/attention.py), so G samples of a prompt, or both sides of a preference, cost
+(segment ids of models/attention.py). So G samples of a prompt, or both sides of a preference, cost
 one forward pass of the prompt:
 
     row      | prompt A | A1 | A2 | A3 | prompt B | B1 | B2 |  pad |

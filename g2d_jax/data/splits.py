@@ -105,8 +105,8 @@ def met(identifier: str, prompt: Prompt, names: Names) -> str | None:
     """Return the id of the held-out problem in a prompt, in any context: a system message, other
     turns. None if there is none.
 
-    Two prompts that both have a system message are one problem only if they are equal as a whole,
-    because the user's text is not the whole question. identifier: the prompt's own id.
+    If two prompts both have a system message, the user's text is not the whole question: they are
+    one problem only if they are equal as a whole. identifier: the prompt's own id.
     """
     for name in (identifier, _leak_id(prompt)):
         if name in names:

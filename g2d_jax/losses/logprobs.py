@@ -4,8 +4,8 @@ With 152k words one row of 16k tokens would need 10 GB of logits, and as much ag
 gradient. So tokens are processed in chunks, forward and backward: each chunk's logits exist only
 inside one step of a loop, and the backward pass recomputes them. A CPU, whose micro-batches are
 small, keeps them instead. The loop ends at the last token that counts, so prompts and padding cost
-nothing. The backward pass is written by hand, which sums the head's gradient over chunks in float32
-even when the head is bfloat16. (Differentiating the loop would sum in the head's own type, and a
+nothing. The backward pass is written by hand: it sums the head's gradient over chunks in float32
+even if the head is bfloat16. (Differentiating the loop would sum in the head's own type, and a
 loop of data-dependent length has no gradient.)
 
 N tokens, D width, V vocabulary, C tokens in a chunk, K chunks.

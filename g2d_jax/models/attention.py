@@ -150,9 +150,9 @@ def attend_cached(q: Array, keys: Array, values: Array, mask: Array, *, by_sums:
     bool [B, S].
 
     by_sums: compute scores by a product and a sum instead of a matrix product. With one query
-    nothing is reused, a CPU's compiler fuses the two, and with S last in the keys every step of the
-    sum is a long vector (4x a batched product). A TPU's compiler would copy the cache several times
-    a layer, so accelerators use the matrix product.
+    nothing is reused. A CPU's compiler fuses the two, and S is last in the keys, so that each step
+    of the sum is a long vector: 4x as fast as a batched product. A TPU's compiler would copy the
+    cache several times a layer, so accelerators use the matrix product.
     """
     batch, _, heads, dim = q.shape
     grouped = q.reshape(batch, keys.shape[1], heads // keys.shape[1], dim)

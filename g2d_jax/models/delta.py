@@ -15,7 +15,7 @@ holds all branches. Between chunks two states are kept: after the last token, an
 prompt.
 
 Shapes: B rows, T tokens, C tokens of a chunk, H key heads, R value heads a key head, D and E sizes
-of a key and of a value, F = 2 D + R E, what a key head convolves, W taps.
+of a key and of a value, F = 2 D + R E inputs of a key head's convolution, W taps.
 """
 
 from __future__ import annotations

@@ -208,8 +208,8 @@ def _last_final_answer(text: str) -> Found:
 
 
 def _last_answer_line(text: str) -> Found:
-    """Find the answer after the last "Answer:" or "The answer is", on its line or else on the next
-    that is not empty, unless another value or a second thought follows."""
+    """Find the answer after the last "Answer:" or "The answer is", on its line or the next nonempty
+    one. There is none if another value or a second thought follows."""
     cue = _last(_ANSWER_CUE, text)
     if cue is None:
         return _NOTHING

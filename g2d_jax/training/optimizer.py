@@ -77,8 +77,8 @@ def make_optimizer(
     kind: "adamw" (Loshchilov and Hutter 2019, algorithm 2) has u = m̂ / (√v̂ + eps), with m and v
     in moment_dtype (see moments.py for "bfloat16"). "adafactor" (Shazeer and Stern 2018, algorithm
     4 without its relative step size, in the steps of optax) has u = g / √v with the decay 1 -
-    t^-0.8, v of a matrix factored where both sides are at least 128, and u at most 1 in root mean
-    square over each array, all layers together; b2 and eps are AdamW's alone.
+    t^-0.8. v of a matrix is factored if both sides are at least 128. The root mean square of u over
+    each array, all layers together, is at most 1. b2 and eps are AdamW's alone.
     total_steps: updates of the whole stage, not those left after a resume: the state holds the
     count, which determines the rate. State in float32 has the parameters' dtype: keep them so.
     numbers: of `make_schedule`, eps, max_grad_norm and weight_decay, as float32. Settings that
