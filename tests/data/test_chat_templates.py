@@ -46,7 +46,7 @@ def test_published_templates_are_accepted(make, name):
         if name in WITHOUT_SYSTEM and system in ("", "Be brief."):
             with pytest.raises(
                 ValueError,
-                match=r"unset tokenizer\.system, and put its text into tokenizer\.prompt_t",
+                match=r"unset tokenizer\.system and put its text into tokenizer\.prompt_t",
             ):
                 build(make, name, system=system, enable_thinking=thinking)
             continue

@@ -184,7 +184,7 @@ def test_adapters_stand_beside_attention() -> None:
         ({"quantise": "int8"}, "weights of experts cannot be quantised"),
         ({"num_experts": 2, "num_experts_per_tok": 3}, r"\(3\) is more than num_experts \(2\)"),
         ({"num_experts": -1}, "num_experts must be at least 1, got -1"),
-        ({"family": "qwen3"}, "num_experts: the family qwen3 has none"),
+        ({"family": "qwen3"}, "num_experts: the family qwen3 does not have this field"),
     ],
 )
 def test_wrong_settings(change: dict[str, Any], message: str) -> None:

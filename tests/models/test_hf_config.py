@@ -453,7 +453,7 @@ def test_unused_window_is_accepted() -> None:
         (QWEN25_7B, {"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number"),
         (QWEN25_7B, {"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false"),
         (QWEN25_7B, {"hidden_size": 3585}, "not a multiple of num_attention_heads"),
-        (QWEN25_7B, {"attention_bias": True}, "attention_bias: the family qwen2 has none"),
+        (QWEN25_7B, {"attention_bias": True}, "attention_bias: the family qwen2 does not have this field"),
         (
             SMOLLM3,
             {"use_sliding_window": True, "sliding_window": 64, "layer_types": None},
@@ -510,17 +510,17 @@ def test_unused_window_is_accepted() -> None:
         (
             LLAMA31_8B,
             {"attention_out_bias": True},
-            "attention_out_bias: the family llama has none",
+            "attention_out_bias: the family llama does not have this field",
         ),
         (
             LLAMA31_8B,
             {"logits_scaling": 8.0},
-            "logits_scaling: the family llama has none",
+            "logits_scaling: the family llama does not have this field",
         ),
         (
             LLAMA31_8B,
             {"attention_multiplier": 1},
-            "attention_multiplier: the family llama has none",
+            "attention_multiplier: the family llama does not have this field",
         ),
         (
             {**LLAMA31_8B, "model_type": "granite"},

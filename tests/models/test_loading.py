@@ -120,7 +120,7 @@ def test_what_is_wrong_in_a_store_is_named_by_its_url(
     references: dict[str, Any], bucket: Any
 ) -> None:
     where = "s3://bucket/data/model"
-    with pytest.raises(ValueError, match=f"{where} holds no config.json"):
+    with pytest.raises(ValueError, match=f"{where} has no config.json"):
         hf.load(hf.resolve(where))
     with pytest.raises(
         ValueError, match="paths are local, gs://BUCKET/… or s3://BUCKET/…, not az://"
@@ -136,11 +136,11 @@ def test_what_is_wrong_in_a_store_is_named_by_its_url(
         hf.load(where)
     files[1].unlink()
     with pytest.raises(
-        ValueError, match=f"{where}: file {files[1].name} is missing; .* holds model"
+        ValueError, match=f"{where}: file {files[1].name} is missing; .* lists model"
     ):
         hf.load(where)
     (bucket / "model" / "model.safetensors.index.json").unlink()
-    with pytest.raises(ValueError, match=f"{where} holds neither model.safetensors nor"):
+    with pytest.raises(ValueError, match=f"{where} has neither model.safetensors nor"):
         hf.load(where)
 
 

@@ -172,7 +172,7 @@ def test_golds_that_the_machine_keeps_from_being_read_are_an_error_and_not_unrea
         pool.read(["x+1"])
         pool.wall_seconds = 0.05
         with pytest.raises(
-            RuntimeError, match=r"ended a verifier worker twice.*'y\+1'.*Lower reward.workers"
+            RuntimeError, match=r"ended a verifier worker twice.*'y\+1'.*lower reward.workers"
         ):
             pool.read(["72", "y+1", SLOW])
         with pytest.raises(RuntimeError, match="ended a verifier worker twice"):

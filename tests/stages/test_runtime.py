@@ -132,7 +132,7 @@ def test_a_policy_that_is_another_model_is_refused_before_any_work(config, tmp_p
     storage.write_json(other / "config.json", own)
     (other / "model.safetensors").unlink()
     (found,) = run_issues.of_inputs(session, ["evaluate"])
-    assert found.path == "stages.evaluate.policies" and "holds neither model.s" in found.text
+    assert found.path == "stages.evaluate.policies" and "has neither model.s" in found.text
 
 
 def test_the_model_behind_another_run_s_policy(config, tmp_path, opened):
