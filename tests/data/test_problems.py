@@ -384,7 +384,7 @@ def test_files_on_an_object_store(bucket):
         ("math-500", {}, "did you mean math500"),
         ("procedural:geometry", {"limit": 1}, "unknown procedural task"),
         ("procedural:slips", {"limit": 1, "split": "valid"}, "split must be one of"),
-        ("procedural:slips", {}, "no end"),
+        ("procedural:slips", {}, "is endless"),
         *((path, {"limit": 1, "revision": "v1"}, f"revision is 'v1', but '{path}' is not on the hub")
           for path in ("math500:file.jsonl", "file.jsonl", "procedural:slips")),
     ],

@@ -164,7 +164,7 @@ def test_a_switch_that_changes_nothing_is_refused(make, thinking):
     """False is what a model without thoughts does anyway, and what one cannot do that begins each
     response with a thought."""
     asked = TemplateSettings(enable_thinking=thinking)
-    message = f"enable_thinking is {thinking}, and the chat template does not .*: leave it unset"
+    message = f"enable_thinking is {thinking}, but the chat template does not .*: leave it unset"
     plain = make.chatml_with_default
     always = plain.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n")
     assert always != plain

@@ -124,7 +124,7 @@ def test_tokens_that_the_embedding_has_no_row_for(make, name, adds_bos):
     for encode in (tokenizer.encode_prompt, tokenizer.encode_completion):
         with pytest.raises(
             ValueError,
-            match=f"'<image>', has the id {image}, .* has {image} rows.*stands in '.*an <im",
+            match=f"'<image>', has the id {image}, .* has {image} rows.*is in '.*an <im",
         ):
             encode("an <image>")
     for role, kind in (
@@ -218,7 +218,7 @@ def test_a_stop_string_that_the_text_of_responses_never_has_is_told(make, string
     said = tokenizer.stop_string_fault(string)
     assert bool(said) == (way is not None)
     if way is not None:
-        assert said.startswith(f"has {string!r}, and") and way in said
+        assert said.startswith(f"has {string!r}, but") and way in said
     ids = tokenizer.encode_text(string)
     # the warning is true
     assert (string in tokenizer.decode([*ids, tokenizer.stop_id])) == (way is None)

@@ -453,7 +453,11 @@ def test_unused_window_is_accepted() -> None:
         (QWEN25_7B, {"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number"),
         (QWEN25_7B, {"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false"),
         (QWEN25_7B, {"hidden_size": 3585}, "not a multiple of num_attention_heads"),
-        (QWEN25_7B, {"attention_bias": True}, "attention_bias: the family qwen2 does not have this field"),
+        (
+            QWEN25_7B,
+            {"attention_bias": True},
+            "attention_bias: the family qwen2 does not have this field",
+        ),
         (
             SMOLLM3,
             {"use_sliding_window": True, "sliding_window": 64, "layer_types": None},
