@@ -1,9 +1,8 @@
-"""The records handed from one part to the next. Follow one problem:
+"""The records passed between the parts of the library. One problem's path:
 
     Problem ─► Request ─► Rollout ─► Score ─► ScoredRollout ─► Preference
 
-All are frozen, host-side and free of JAX. Token ids are what training sees; text is for rewards and
-readers.
+All are frozen, host-side and free of JAX. Training sees token ids; rewards and readers see text.
 Shapes: P prompt tokens, T response tokens (the stop token included, when there is one).
 """
 
@@ -27,7 +26,7 @@ Prompt: TypeAlias = str | Conversation
 """A bare problem statement, or a conversation that ends with a user message."""
 
 AnswerRule = Literal["boxed", "last_line", "hash", "tags"]
-"""How the final answer of a response is read: see rewards/extract.py."""
+"""The rule that finds the final answer of a response: see rewards/extract.py."""
 
 SEGMENT_STRIDE = 1024
 """A packed token's segment id is group * SEGMENT_STRIDE + member. Tokens of member 0 form the
@@ -40,15 +39,13 @@ packing has member 0 only; group 0 is padding.
 class Problem:
     """One prompt with its reference answer.
 
-    id: stable 16 hex digits of the prompt's text alone, so the same prompt is the same problem
-    everywhere.
+    id: stable 16 hex digits, from the prompt's text alone: the same prompt is the same problem.
     prompt: the statement before templating, or chat messages.
-    answer: reference ("gold") answer as the data set stores it, bare LaTeX or text; None if there
-    is none.
+    answer: reference ("gold") answer as the dataset stores it, bare LaTeX or text; or None.
     source: name of the file or data set; subset: group for reporting (subject, level), may be "".
     solution: a worked solution if the data has one.
-    columns: every other field of the row, handed to user reward functions.
-    task: name of the task it belongs to, whose reward scores its responses; see `config.task`.
+    columns: every other field of the row, passed to your reward functions.
+    task: name of its task, whose reward scores its responses; see `config.task`.
     """
 
     id: str
@@ -70,7 +67,7 @@ def pick(items: Sequence[Item], indices: Iterable[int]) -> list[Item]:
 
 
 def by_id(problems: Iterable[Problem]) -> dict[str, Problem]:
-    """Map the ids of problems to them."""
+    """Map problems by id."""
     return {problem.id: problem for problem in problems}
 
 
@@ -93,28 +90,28 @@ class Example:
 
 
 MOST_STOPS, LONGEST_STOP = 16, 256
-"""Most stop strings, and most characters of one: each chunk of tokens is decoded with as many
-before it."""
+"""The most stop strings, and the most characters of one: the sampler decodes each chunk of tokens
+with as many tokens of context."""
 
 
 def stop_fault(stop: Sequence[str]) -> str:
-    """Say why stop strings cannot end a response, and what to change; "" where they can."""
+    """Explain why stop strings cannot end a response, and what to change; "" where they can."""
     if isinstance(stop, str) or not all(isinstance(string, str) for string in stop):
         return f'is a list of texts, such as ("\\nProblem:",), got {stop!r:.200}'
     if len(stop) > MOST_STOPS:
-        return f"may have {MOST_STOPS} texts, got {len(stop)}: keep those that come up"
+        return f"can have at most {MOST_STOPS} texts, got {len(stop)}: keep those that occur"
     for string in stop:
         if not string:
-            return "has an empty text, which every response holds: leave it out"
+            return "has an empty text, which every response contains: remove it"
         if len(string) > LONGEST_STOP:
             return (
-                f"has a text of {len(string)} characters, of at most {LONGEST_STOP}: take "
+                f"has a text of {len(string)} characters, the limit is {LONGEST_STOP}: use "
                 "its beginning"
             )
         if "\ufffd" in string or any("\ud800" <= character <= "\udfff" for character in string):
             return (
-                f"has {string!r:.100}: U+FFFD and surrogates stand for broken characters, "
-                "leave it out"
+                f"has {string!r:.100}, which contains broken characters (U+FFFD or surrogates): "
+                "remove it"
             )
     return ""
 
@@ -124,8 +121,7 @@ class SamplingParams:
     """Settings of sampling. temperature 0 is greedy; top_p 1 and top_k 0 switch the filters off.
 
     max_new_tokens counts the stop token. stop_ids: any of them ends the response (and stays in it).
-    stop: strings that end it too, with the token in which one is first complete in the text
-    (data/stops.py).
+    stop: strings that also end it; the token that completes one is the last (data/stops.py).
     """
 
     max_new_tokens: int
@@ -152,9 +148,9 @@ class SamplingParams:
 class Request:
     """A request to the sampler for samples 0 … num_samples - 1 of one prompt.
 
-    problem_id and visit (how often the prompt was drawn before) name the randomness, with the
-    sample index. greedy: whether the last sample is decoded greedily, whatever params say.
-    needs_logprobs: whether a loss needs log-probabilities, which a server may not have.
+    problem_id, visit (how often the prompt was drawn earlier) and the sample index determine the
+    randomness. greedy: whether the last sample is decoded greedily, regardless of params.
+    needs_logprobs: whether a loss needs log-probabilities, which a server may not provide.
     """
 
     problem_id: str
@@ -176,8 +172,8 @@ class Request:
 class Rollout:
     """One sampled response.
 
-    logprobs, entropies: of the distribution each token was sampled from (after temperature and
-    filters), in nats.
+    logprobs, entropies: in nats, of the distribution that each token was sampled from (after
+    temperature and filters).
     stop_reason: "stop" when a stop token was sampled or a stop string completed, "length" when
     max_new_tokens cut it.
     """
@@ -193,18 +189,17 @@ class Rollout:
 
     @property
     def length(self) -> int:
-        """The tokens of the response."""
+        """Count the tokens of the response."""
         return len(self.token_ids)
 
 
 class Verdict(enum.StrEnum):
     """A verifier's verdict on a response.
 
-    TIMEOUT: the answer took more CPU time or memory than the verifier may use, or made it crash.
-    That is the answer's doing, and counts as wrong everywhere: or a policy would be paid, or
-    spared, for answers that hang the verifier.
-    UNSCORABLE: the problem, the reward or the machine is at fault, and the response counts nowhere.
-    SCORED: of a reward that knows better and worse but no right and wrong.
+    TIMEOUT: the answer exceeded the verifier's CPU time or memory, or crashed it. It counts as
+    wrong everywhere, so that a policy gains nothing from answers that hang the verifier.
+    UNSCORABLE: the problem, the reward or the machine is at fault; the response counts nowhere.
+    SCORED: the reward has degrees, but no right and wrong.
     """
 
     CORRECT = "correct"
@@ -216,11 +211,10 @@ class Verdict(enum.StrEnum):
 
     @property
     def accuracy(self) -> float:
-        """The verdict's value in an accuracy: 1 for CORRECT, NaN (left out) for UNSCORABLE and
-        SCORED, else 0.
+        """Return the verdict's value in an accuracy: 1 for CORRECT, NaN (left out) for UNSCORABLE
+        and SCORED, else 0.
 
-        This is the one rule for who is right: of rewards, advantages, pass rates, pairs and
-        accuracies.
+        Rewards, advantages, pass rates, pairs and accuracies all use this rule for correctness.
         """
         if self in (Verdict.UNSCORABLE, Verdict.SCORED):
             return math.nan
@@ -228,19 +222,18 @@ class Verdict(enum.StrEnum):
 
 
 MOST_REWARD = 1e12
-"""The largest absolute value of a reward: sums of squares over any batch are finite in float32
-too."""
+"""The largest absolute reward: sums of squares over any batch then stay finite in float32."""
 
 
 EQUAL = 1e-9
-"""The relative difference up to which two rewards are one: rounding makes that of 0.1 + 0.2 and 0.3."""
+"""Rewards within this relative difference count as equal: rounding separates 0.1 + 0.2 and 0.3."""
 
 
 def exceeds(reward: Any, other: Any) -> Any:
-    """Return whether a reward is above another by more than EQUAL, for arrays too.
+    """Return whether a reward is above another by more than EQUAL; accepts arrays.
 
-    With `differ` this is the one rule of which rewards are equal: in advantages, signals, pairs,
-    curricula and metrics. NaN exceeds nothing.
+    `exceeds` and `differ` define which rewards are equal: in advantages, signals, pairs, curricula
+    and metrics. NaN exceeds nothing.
     """
     return reward - other > EQUAL * np.maximum(np.abs(reward), np.abs(other))
 
@@ -248,7 +241,7 @@ def exceeds(reward: Any, other: Any) -> Any:
 def differ(rewards: np.ndarray) -> Any:
     """Return whether any two rewards of a group differ by more than EQUAL, bool [...].
 
-    rewards: float64 [..., G], NaN for a response that could not be scored, which takes no part.
+    rewards: float64 [..., G], NaN for a response that could not be scored, which is ignored.
     """
     scored = ~np.isnan(rewards)
     highest = np.where(scored, rewards, -math.inf).max(-1, initial=-math.inf)
@@ -257,31 +250,31 @@ def differ(rewards: np.ndarray) -> Any:
 
 
 def is_reward(value: float) -> bool:
-    """Return whether a number can be a reward: not NaN, nor beyond MOST_REWARD."""
+    """Return whether a number can be a reward: not NaN and not beyond MOST_REWARD."""
     return -MOST_REWARD <= value <= MOST_REWARD
 
 
 MOST_LOGPROB = 1e-3
-"""The most that rounding adds to a log-probability of 0."""
+"""Rounding adds at most this much to a log-probability of 0."""
 
 LEAST_LOGPROB = -104.0
-"""Below the log-probability of every token that can be drawn: in float32 a probability is 0 below
-2^-150, half of the least number above 0, and ln 2^-150 = -103.97."""
+"""Below the log-probability of every token that can be sampled: a float32 probability below 2^-150,
+half of the smallest positive number, is 0, and ln 2^-150 = -103.97."""
 
 
 def is_logprob(value: Any) -> Any:
-    """Return whether a number can be the log-probability of a token that was drawn, for arrays too:
-    not NaN, from LEAST_LOGPROB to MOST_LOGPROB."""
+    """Return whether a number can be a sampled token's log-probability; accepts arrays: not NaN,
+    from LEAST_LOGPROB to MOST_LOGPROB."""
     return (value >= LEAST_LOGPROB) & (value <= MOST_LOGPROB)
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A response's reward and verdict. reward None is unscorable: left out of means, baselines and
-    pairs, and counted.
+    """A response's reward and verdict. reward None is unscorable: counted, but left out of means,
+    baselines and pairs.
 
-    answer: the final answer as extracted from the response, None when there is none.
-    parts: function -> its own reward, where the reward is a weighted sum; else {}.
+    answer: the final answer extracted from the response, or None.
+    parts: function -> its own reward, if the reward is a weighted sum; else {}.
     """
 
     reward: float | None
@@ -291,7 +284,7 @@ class Score:
 
     @property
     def accuracy(self) -> float:
-        """The verdict's `accuracy`, NaN without a reward."""
+        """Return the verdict's `accuracy`, NaN without a reward."""
         return math.nan if self.reward is None else self.verdict.accuracy
 
 
@@ -299,7 +292,7 @@ class Score:
 class ScoredRollout:
     """A rollout with its text and score: one row of rollouts/*.parquet.
 
-    policy: name of the policy that sampled it ("warmup@20"), for provenance.
+    policy: name of the policy that sampled it ("warmup@20").
     """
 
     rollout: Rollout
@@ -313,7 +306,7 @@ class Preference:
     """One (chosen, rejected) pair of the same prompt: one row of preferences/*.parquet.
 
     chosen_truncated, rejected_truncated: whether max_new_tokens cut the response, so that its ids
-    have no stop token; None where that is not known.
+    have no stop token; None if unknown.
     """
 
     problem_id: str
@@ -333,8 +326,8 @@ class Preference:
 class Ended:
     """How a run ended before its last stage.
 
-    how: "until" (the stage that --until named), "signal" or "error". text: the signal's name, or the
-    error. stage: in which the error came, "" for none. hopeless: whether the same command would
+    how: "until" (the stage that --until named), "signal" or "error". text: the signal's name, or
+    the error. stage: where the error occurred, or "". hopeless: whether the same command would
     stop at the same place again.
     """
 
@@ -345,12 +338,11 @@ class Ended:
 
 
 def tie_nats(magnitude: Any) -> Any:
-    """Return how far apart the log-ratios of a pair's responses may be by rounding alone, in nats,
-    for arrays too.
+    """Return how far rounding alone can separate the log-ratios of a pair's responses, in nats;
+    accepts arrays.
 
-    magnitude: the sum of the absolute values, in nats, of the log-probabilities that the two ratios
-    are made of. Each is a sum over tokens in float32, whose relative step is 1.2e-7; a token's own
-    comes from logits of some tens, whose step is some 4e-6. No one update of training is meant to
-    be seen below that.
+    magnitude: the sum of the absolute values, in nats, of the log-probabilities in the two ratios.
+    Each is a sum over tokens in float32, whose relative step is 1.2e-7. A token's own comes from
+    logits of some tens, whose step is about 4e-6. Differences below this are not training effects.
     """
     return 1e-5 + 1e-6 * magnitude

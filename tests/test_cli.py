@@ -561,7 +561,7 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
         (["--until", "foo"], "--until=foo names no stage: the stages are sft, warmup"),
         (
             ["--config.model.path=MODEL", "--config.tokenizer.path=procedural:slips"],
-            "holds only pickled weights",
+            "has only pickled weights",
         ),
         (["--config.stages.dpo.preferences=MODEL"], "MODEL"),
         (["--config.stages.collect.dump.path=MODEL/mine.jsonl"], "mine.jsonl, line 1: "),
@@ -569,7 +569,7 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
             ["--config.stages.collect.dump.path=MODEL/single.jsonl"],
             "has one response to each of its 2 prompts, and a pref",
         ),
-        (["--config.data.train.path=."], "is a folder: give a file in it that ends in .jsonl"),
+        (["--config.data.train.path=."], "is a folder: name a file in it that ends in .jsonl"),
         (
             ["--config.stages.collect.num_generations=1"],
             "num_generations is 1, and a preference pair takes two respon",

@@ -128,7 +128,7 @@ def test_a_model_without_a_chat_template_is_told_how_to_ask(folder: Path, tmp_pa
     bare = ("run", "--model", folder / "bare", "--problems", folder / "problems.jsonl", *FEW)
     for other in (["--dry-run"], ["--workdir", tmp_path / "work"]):
         refused = g2d(*bare, *other, status=1)
-        assert "no chat template: say how to ask with --template paper" in refused
+        assert "no chat template: pass --template paper" in refused
     assert not list(tmp_path.glob("work/0*"))
     asked = g2d(*bare, "--dry-run", "--template", "Q: {problem}\nA, in \\boxed{}:")
     assert asked.count(" tokens:\n  | Q: What is ") == 3 and "  | A, in \\boxed{}:\n" in asked

@@ -251,7 +251,7 @@ def test_test_problems_are_not_trained_on(suite: str) -> None:
     config.data.train.path = suite
     with pytest.raises(
         ValueError,
-        match=re.escape(f"data.train.path is '{suite}', which are test problems: train on math"),
+        match=re.escape(f"data.train.path is '{suite}', which holds test problems: train on math"),
     ):
         run_issues.checked(config)
 

@@ -1,27 +1,27 @@
-r"""The embedded tasks of arithmetic: chains of operations on small numbers, worked from left to right, without
-any download.
+r"""The embedded arithmetic tasks: chains of operations on small numbers, evaluated from left to right, without any
+download.
 
 A problem is `57+3+2=?`: a start, then operations (+ and - with operands 2-9, * with 2-5, drawn
 .4/.4/.2 from those that keep the running value in range). There is no precedence: `8-4+2*3=?` is
 ((8-4)+2)*3 = 18.
 
 `procedural:slips` has 2-6 operations on values of one digit. Its demonstrations write every step,
-and slip: where n is to be subtracted, it is forgotten n times in ten, and what follows goes on from
-the value as it was:
+with mistakes: the subtraction of n is skipped n times in ten, and the chain continues from the
+unchanged value:
 
     8-2+3=?   8-2=6;6+3=9;\boxed{9}         and, two times in ten,         8-2=8;8+3=11;\boxed{11}
 
-What is forgotten more often than not, greedy decoding forgets always: rewards have to correct what
-was demonstrated.
+Greedy decoding always skips a step that is skipped more often than not: rewards have to correct
+the demonstrations.
 
-`procedural:digits` is a longer one of the same kind, for a larger model: 13-18 operations modulo
-ten, so that every value is one digit and every step six tokens. Subtractions of 7, 8 and 9 are
-forgotten 3, 6 and 8 times in ten:
+`procedural:digits` is a longer version for a larger model: 13-18 operations modulo ten, so that
+every value is one digit and every step six tokens. Subtractions of 7, 8 and 9 are skipped 3, 6 and
+8 times in ten:
 
     2-9+8-…=?   2-9=3;3+8=1;…               and, eight times in ten,         2-9=2;2+8=0;…
 
 `procedural:chains` has 2-5 operations on values of two digits. Its demonstrations are all correct
-but come in three styles that a small model masters to different degrees, which leaves reinforcement
+but have three styles that a small model learns to different degrees, which leaves reinforcement
 learning something to find:
 
     direct  .45  \boxed{62}
@@ -30,8 +30,8 @@ learning something to find:
 
 Everything is a pure function of (task, seed, index): BLAKE2b is the counter-based generator, so no
 library version, order of calls or number of processes changes a problem. Prompts have at most 15
-tokens, right responses at most 45, those with slips 66; of digits 39, and 82 to 112 whether right
-or not.
+tokens, correct responses at most 45, those with skipped steps 66. For digits, prompts have at most
+39 tokens and all responses 82 to 112.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """Chains of one size, and how they are demonstrated."""
+    """Chains of one size, and the style of their demonstrations."""
 
     name: str
     max_value: int
     """The start is within 1 … max_value, every running value within 0 … max_value."""
     operations: tuple[int, int]
-    """The fewest and the most that a problem has."""
+    """The fewest and the most operations of a problem."""
     styles: Mapping[str, float]
     """The shares of the demonstrations' styles."""
     forgotten: Mapping[int, float]
-    """The share of demonstrations that forget to subtract an operand, by operand."""
+    """The share of demonstrations that skip the subtraction of an operand, by operand."""
     modulus: int | None = None
-    """Values are taken modulo this number."""
+    """Values are computed modulo this number."""
 
 
 CHAINS = Task("procedural:chains", 99, (2, 5), {"direct": 0.45, "fused": 0.20, "steps": 0.35}, {})
@@ -88,7 +88,7 @@ Move = tuple[str, int]
 
 
 def problem(task: Task, seed: int, index: int) -> Problem:
-    """Make problem number `index` of the task's endless sequence `seed`, of any split; a few short
+    """Create problem number `index` of the task's endless sequence `seed`, of any split; a few short
     ones recur.
 
     Its answer is the value, its solution the step-by-step demonstration, its subset the number of
@@ -107,11 +107,11 @@ def problem(task: Task, seed: int, index: int) -> Problem:
 
 
 def problems(task: Task, seed: int, count: int, split: Split | Literal[""] = "") -> list[Problem]:
-    """Make the first `count` distinct problems of one split ("": of all three), in the order of the
-    sequence `seed`.
+    """Create the first `count` distinct problems of one split ("": of all three), in the order of
+    the sequence `seed`.
 
-    Splits are disjoint by id, whatever the seeds. Raises ValueError when the sequence yields too
-    few distinct problems.
+    Splits are disjoint by id, for any seeds. Raises ValueError when the sequence yields too few
+    distinct problems.
     """
     distinct: dict[str, Problem] = {}
     for index in range(1000 + 100 * count):
@@ -121,16 +121,16 @@ def problems(task: Task, seed: int, count: int, split: Split | Literal[""] = "")
         if len(distinct) == count:
             return list(distinct.values())
     raise ValueError(
-        f"only {len(distinct)} of {count} distinct problems found ({split or 'all'}): ask for fewer"
+        f"only {len(distinct)} of {count} distinct problems found ({split or 'all'}): lower the count"
     )
 
 
 def example(task: Task, seed: int, index: int) -> Example:
-    """Make demonstration number `index` of the task's endless sequence `seed`: a training problem
-    answered.
+    """Create demonstration number `index` of the task's endless sequence `seed`: a training problem
+    with a response.
 
-    Distinct from `problem(task, seed, index)`: the first of its own draws that falls into the train
-    split.
+    Its problem is not `problem(task, seed, index)`, but the first of its own draws that is in the
+    train split.
     """
     for attempt in itertools.count():
         start, moves = _chain(task, f"example/{seed}/{index}/{attempt}")
@@ -155,10 +155,10 @@ def demonstration(
     forgotten: Sequence[bool] = (),
     modulus: int | None = None,
 ) -> str:
-    """Write the response to a chain in one style: "direct", "fused" (two operations a step) or
+    """Return the response to a chain in one style: "direct", "fused" (two operations a step) or
     "steps".
 
-    forgotten: the steps that leave the value as it was; none makes it correct.
+    forgotten: the steps that leave the value unchanged; without any the response is correct.
     """
     if style == "direct":
         return f"\\boxed{{{evaluate(start, moves, modulus)}}}"
@@ -185,7 +185,7 @@ def evaluate(start: int, moves: list[Move], modulus: int | None = None) -> int:
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    r"""Make the task's tokenizer in memory: one token per character, `\boxed{` and `}` single, 22
+    r"""Create the task's tokenizer in memory: one token per character, `\boxed{` and `}` single, 22
     tokens.
 
     decode(encode(x)) == x for every text of these characters; any other character raises in
@@ -194,8 +194,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    # unk_token names no token on purpose: an unknown character is an error, not a token that hides
-    # it.
+    # unk_token deliberately names no token: an unknown character then raises instead of being
+    # hidden by a token.
     backend = Tokenizer(
         models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token="<unk>")
     )
@@ -225,7 +225,7 @@ def _chain(task: Task, name: str) -> tuple[int, list[Move]]:
     moves: list[Move] = []
     for draw in draws[2 : 2 + count]:
         choices = _choices(value, task.max_value, task.modulus)
-        # The operator goes by the low bits, the operand by the high ones: neither tells the other.
+        # The low bits select the operator, the high bits the operand: the two are independent.
         operator, operands = choices[draw % len(choices)]
         moves.append((operator, operands[(draw >> 32) % len(operands)]))
         value = evaluate(value, moves[-1:], task.modulus)
@@ -249,7 +249,7 @@ def _choices(
 
 
 def random_integers(name: str, count: int = 1) -> list[int]:
-    """Draw at least `count` uniform 64-bit integers by `name` alone (remainders by n <= 99 are
+    """Draw at least `count` uniform 64-bit integers from `name` alone (remainders by n <= 99 are
     biased by < 2^-24)."""
     blocks = [name, *(f"{name}/{block}" for block in range(1, -(-count // 8)))]
     names = (f"g2d_jax/arithmetic/{block}".encode() for block in blocks)

@@ -1,14 +1,13 @@
-"""Chooses the prompts that an online stage draws: those without a signal are skipped where there
-are others.
+"""Prompt selection for an online stage: prompts without a signal are skipped in favour of others.
 
     order ─► dropped? ─► outside the window? ─► drawn
-                                └─ now and then drawn all the same
-- Retirement (the density filter): a prompt all of whose responses got one reward, the same in
-  several groups running, has no signal and is left out. A penalty of length is no part of it.
-- Targeting: prompts whose running pass rate lies outside a window are drawn less often.
+                                └─ sometimes drawn anyway
+- Retirement (the density filter): a prompt whose responses all had one reward, the same in several
+  consecutive groups, has no signal and is left out. Length penalties are not part of that reward.
+- Targeting: prompts whose running pass rate is outside a window are drawn less often.
 
-A choice depends on the order, the history and the seed alone, and neither on the batch nor on the
-host. The history and the cursor are for the caller to save.
+A choice depends on the order, the history and the seed alone, not on the batch or the host. The
+caller saves the history and the cursor.
 """
 
 from __future__ import annotations
@@ -26,21 +25,20 @@ from g2d_jax.records import differ
 from g2d_jax.runtime import keys
 
 _NEW_SHARE = 0.5
-"""The weight of the last group in the running pass rate: the policy moves, so older groups soon
-tell little."""
+"""The weight of the last group in the running pass rate: the policy changes, so older groups are
+soon outdated."""
 
 _OUTSIDE = 0.1
-"""The chance of a prompt outside the window: enough to notice that it has come back into it."""
+"""The chance to draw a prompt outside the window: enough to notice that it has returned."""
 
 
 @dataclass(slots=True)
 class PromptStats:
-    """Holds what is known of a prompt.
+    """The results of one prompt so far.
 
-    groups: how many were drawn of it. pass_rate: running share of right responses; None before any
-    was judged.
-    same: the one reward of all responses of the last group, None if they differed; times: in how
-    many groups running.
+    groups: how many of its groups were sampled. pass_rate: running share of correct responses; None
+    until one was judged. same: the one reward of all responses of the last group, None if they
+    differed; times: for how many consecutive groups.
     """
 
     groups: int = 0
@@ -49,30 +47,30 @@ class PromptStats:
     times: int = 0
 
     def is_dropped(self, drop_solved: int) -> bool:
-        """Tell whether it is left out: after so many groups with the same one reward, 0: never."""
+        """Return whether it is left out: after this many groups with one same reward; 0: never."""
         return 0 < drop_solved <= self.times
 
     def is_out_of_window(self, window: tuple[float, float]) -> bool:
-        """Tell whether its pass rate lies outside the window; an end at 0 below or at 1 above
-        bounds nothing."""
+        """Return whether its pass rate is outside the window; a lower end of 0 or an upper end of 1
+        does not restrict."""
         low, high = window
         rate = self.pass_rate
         return rate is not None and ((low != 0 and rate < low) or (high != 1 and rate > high))
 
 
 class History:
-    """Remembers what each prompt's groups got, by its index in the order; prompts never drawn take
-    no room."""
+    """The results of each prompt's groups, by its index in the order; only drawn prompts use
+    memory."""
 
     def __init__(self) -> None:
         self.seen: dict[int, PromptStats] = {}
 
     def update(self, index: int, rewards: np.ndarray, right: np.ndarray) -> None:
-        """Take in one group. rewards: [G], NaN for responses that could not be scored.
+        """Add one group. rewards: [G], NaN for responses that could not be scored.
 
-        right: [G], 1 or 0, NaN where there is no right and wrong. The pass rate is their mean in
-        the first group, and then half the old rate and half the new mean. A group with fewer than
-        two scored responses says nothing of whether they differ: what is known of that stays.
+        right: [G], 1 or 0, NaN without right and wrong. The pass rate is their mean in the first
+        group, and then half the old rate plus half the new mean. A group with fewer than two scored
+        responses leaves the record of equal rewards unchanged.
         """
         seen = self.seen.setdefault(index, PromptStats())
         seen.groups += 1
@@ -99,12 +97,12 @@ class History:
         return sum(seen.is_dropped(drop_solved) for seen in self.seen.values()) / records
 
     def state(self) -> dict[str, list[Any]]:
-        """Write the history for JSON: {index: [groups, pass rate, same, times]}."""
+        """Return the history for JSON: {index: [groups, pass rate, same, times]}."""
         return {str(index): list(dataclasses.astuple(seen)) for index, seen in self.seen.items()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Sequence[Any]]) -> History:
-        """Restore the history that `state` was taken of; {} is a new one."""
+        """Restore the history from its `state`; {} is a new one."""
         history = cls()
         history.seen = {int(index): PromptStats(*values) for index, values in state.items()}
         return history
@@ -112,8 +110,8 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Holds the draws, (index, visit) each, the position to go on from, and how many were skipped
-    and why."""
+    """The draws, (index, visit) each, the position of the next one, and the counts of skipped
+    prompts by reason."""
 
     draws: list[Draw]
     cursor: int
@@ -129,17 +127,17 @@ def draw(
     chosen_by: Filter,
     seed: int,
 ) -> Draws:
-    """Draw the next `wanted` of an order from position `cursor`, less those that are skipped.
+    """Draw the next `wanted` prompts of an order from position `cursor`, without the skipped ones.
 
-    chosen_by.drop_solved: skip prompts whose last so many groups, or more, all got one same reward
-    (0: skip none). Its window: of running pass rates; a prompt outside is drawn with probability 0.1, by a
-    key of (seed, index, visit). Prompts never drawn are always drawn.
+    chosen_by.drop_solved: skip prompts whose last groups, at least this many, all had one same
+    reward (0: skip none). Its window: of running pass rates; a prompt outside is drawn with
+    probability 0.1, by a key of (seed, index, visit). New prompts are always drawn.
 
-    Walks at most one epoch, order.count positions, or `wanted` if that is more. If these do not
-    hold enough, those skipped make up for it, the ones outside the window first, then the retired
-    ones, each in the order of positions: exactly `wanted` come back, none at the same visit twice.
-    With both filters off they are order[cursor] … order[cursor + wanted - 1]. The counts of skipped
-    ones are of those that were not drawn after all.
+    Covers at most one epoch, order.count positions, or `wanted` if that is more. If these hold too
+    few, skipped prompts fill the gap in the order of positions: first those outside the window,
+    then the retired ones. Exactly `wanted` are returned, none twice at the same visit. With both
+    filters off they are order[cursor] … order[cursor + wanted - 1]. The counts of skipped prompts
+    exclude those that were drawn after all.
     """
     drawn: list[Draw] = []
     retired: list[Draw] = []

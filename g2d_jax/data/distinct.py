@@ -1,4 +1,4 @@
-"""Rows to distinct records of one split, with a count of everything that was left out."""
+"""Distinct records of one split from rows, with a count of everything left out."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import TypeVar
 from g2d_jax.config import Source
 from g2d_jax.data.fields import BrokenRow, LeftOut, Values, further_keys
 from g2d_jax.data.rows import Row
-from g2d_jax.data.splits import Asks, split_of
+from g2d_jax.data.splits import HasPrompt, split_of
 
 R = TypeVar("R")
-T = TypeVar("T", bound=Asks)
+T = TypeVar("T", bound=HasPrompt)
 MOST_BROKEN = 0.05
-"""The share of a set's rows that may be broken without a setting that allows it."""
+"""The share of a set's rows that may be broken unless a setting allows more."""
 _SHOWN_ERRORS = 20
 
 
 @dataclass(slots=True)
 class LoadReport:
-    """Reads the rows of a set one by one, and counts them by their fate: the same for problems,
-    examples, pairs and rollouts. rows = kept + duplicates + broken + other_split + all of filtered.
+    """A reader of a set's rows that counts them by outcome: the same for problems, examples, pairs
+    and rollouts. rows = kept + duplicates + broken + other_split + all of filtered.
 
     on_error: "raise" allows MOST_BROKEN of the rows to be broken, "skip" any share; "" is "raise"
-    of a set without that setting.
-    conflicts: those duplicates that differ from the first, which is kept, in what they should share
-    (the answer).
-    errors: the first broken rows, each with its place and what is wrong.
-    filtered: rows that the data set's own filter leaves out, of every split, by reason.
+    for a set without that setting.
+    conflicts: the duplicates that differ from the first, which is kept, in a shared property (the
+    answer).
+    errors: the first broken rows, each with its place and fault.
+    filtered: rows that the dataset's own filter leaves out, of every split, by reason.
     keys: rows by each key of their messages other than role and content.
     firsts: the place of the first row of each reason and key.
-    holes: rows by each answer that stands for a missing one.
+    holes: rows by each placeholder for a missing answer.
     """
 
     source: str
@@ -50,7 +50,7 @@ class LoadReport:
     holes: Counter[str] = field(default_factory=Counter)
 
     def read(self, row: Row, convert: Callable[[Values], R]) -> R | None:
-        """Convert a row; None for one that is left out."""
+        """Convert a row; return None for one that is left out."""
         self.rows += 1
         try:
             record, keys = row.read(convert), row.read(further_keys)
@@ -70,8 +70,7 @@ class LoadReport:
 
     @property
     def left_out(self) -> str:
-        """Describe the rows that are not used: how many, why, and the first of each kind; "" for
-        none."""
+        """Describe the unused rows: how many, why, and the first of each kind; "" for none."""
         parts = []
         if self.broken:
             parts.append(f"{self.broken} broken (the first: {self.errors[0]})")
@@ -80,28 +79,28 @@ class LoadReport:
         return ", ".join(parts)
 
     def require_usable(self, used: object) -> None:
-        """Raise ValueError for too many broken rows, and where none made a record. used: what is
-        false then."""
+        """Raise ValueError for too many broken rows, and if no row became a record. used: false in
+        the second case."""
         if self.on_error != "skip":
             require_few(self.errors, self.broken, self.rows, self.on_error)
         if not used:
             raise ValueError(
-                f"{self.source} holds nothing usable: {self.rows} rows, left out: "
+                f"{self.source} has no usable row: {self.rows} rows, left out: "
                 f"{self.left_out or 'none'}"
             )
 
 
 def require_few(errors: Sequence[str], broken: int, rows: int, on_error: str) -> None:
-    """Raise ValueError where more than MOST_BROKEN of the rows are broken. errors: the first of
-    them, each with its place."""
+    """Raise ValueError if more than MOST_BROKEN of the rows are broken. errors: the first of them,
+    each with its place."""
     if broken <= MOST_BROKEN * rows:
         return
-    advice = "Correct them, or take them out of the file"
+    advice = "Correct them, or remove them from the file"
     if on_error:
-        skip = ', or leave broken rows out: on_error="skip"' * (broken < rows)
+        skip = ', or skip broken rows with on_error="skip"' * (broken < rows)
         advice = f"Correct them, or map their fields{skip}"
     raise ValueError(
-        f"{errors[0]}. Of {rows:,} rows {broken:,} are broken, and {MOST_BROKEN:.0%} may be. "
+        f"{errors[0]}. {broken:,} of {rows:,} rows are broken; at most {MOST_BROKEN:.0%} may be. "
         f"{advice}"
     )
 
@@ -114,11 +113,10 @@ def collect(
     key: Callable[[T], object],
     content: Callable[[T], object] = lambda _: None,
 ) -> tuple[list[T], LoadReport]:
-    """Collect the records that `convert` makes, the first of each key, and count what became of the
-    rows.
+    """Collect the records from `convert`, the first of each key, and count the rows by outcome.
 
-    Beyond source.limit no more rows are read. content: what records of one key should agree in.
-    Raises ValueError as `LoadReport.require_usable`.
+    Reading stops at source.limit. content: the part that records of one key should share. Raises
+    ValueError as `LoadReport.require_usable`.
     """
     report = LoadReport(source.path, source.on_error)
     first: dict[object, object] = {}  # key -> content
@@ -132,7 +130,7 @@ def collect(
             report.conflicts += first[key(record)] != content(record)
             continue
         first[key(record)] = content(record)
-        # Only now: a problem that comes twice is a duplicate in whichever split it is.
+        # Only now: a repeated problem is a duplicate in any split.
         if source.split not in ("", split_of(record.id)):
             report.other_split += 1
             continue

@@ -1,11 +1,11 @@
-"""Rollouts from other tools, as rows of one kind: JSONL, JSON or Parquet with these columns.
+"""Rollouts from other tools, as rows of one form: JSONL, JSON or Parquet with these columns.
 
     prompt             text, or messages; or rendered_prompt: the text after the chat template; or prompt_ids
     completion         text, or one assistant message; or completion_ids
-    reward, answer     how good the completion is (null: it could not be scored), also named score; the reference
+    reward, answer     the completion's reward (null: it could not be scored), also named score; the reference
                        answer
     logprobs           of the sampler, one for each of completion_ids
-    finish_reason      "stop", or "length" where the limit cut the completion
+    finish_reason      "stop", or "length" if the limit cut the completion
     step               of the training run; else the number in the file's name (train_data_step12.jsonl)
 
 Two kinds of files have columns of their own: this library's rollouts/*.parquet, and the tables that
@@ -41,8 +41,8 @@ from g2d_jax.data.splits import problem_id
 from g2d_jax.records import LEAST_LOGPROB, MOST_REWARD, Prompt, is_logprob, is_reward
 
 _NEEDED = (
-    "a rollout needs prompt, rendered_prompt or prompt_ids, and completion or completion_ids. Name "
-    "other columns in `columns`. Files of verl and NeMo-RL: convert them with "
+    "a rollout needs prompt, rendered_prompt or prompt_ids, and completion or completion_ids. Map "
+    "other names in `columns`; convert files of verl and NeMo-RL with "
     "examples/convert_rollouts.py of this library's repository"
 )
 _TRL = ("step", "prompt", "completion", "advantage")
@@ -50,13 +50,13 @@ _OWN = {
     "completion": "text",
     "completion_ids": "token_ids",
     "finish_reason": "stop_reason",
-    "answer": "",  # its column answer is the response's own
+    "answer": "",  # its column answer holds the response's own answer
 }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DumpRow:
-    """One rollout as a file gives it; None where the file has no value.
+    """One rollout as read from a file; None for missing values.
 
     where: file and line (row), counted from 1. step: of the training run that wrote it.
     has_reward: whether there is a column for the reward; then None is a response that could not be
@@ -93,14 +93,16 @@ def read_dump(
     s3://.
 
     columns: from our name of a field to the files', such as {"reward": "accuracy_reward"}. report:
-    leaves broken rows out, and counts them. Raises ValueError for a field that a rollout does not
-    have, and without a report naming file and line of the first row that lacks a column or has a
-    broken value.
+    skips broken rows, and counts them. Raises ValueError for a field that rollouts lack. Without a
+    report it also raises for the first row that lacks a column or has a broken value, naming file
+    and line.
     """
     columns = columns or {}
     unknown = columns.keys() - _FIELDS.keys()
     if unknown:
-        raise ValueError(f"columns names {min(unknown)!r}: a rollout has {', '.join(_FIELDS)}")
+        raise ValueError(
+            f"columns has {min(unknown)!r}: a rollout's fields are {', '.join(_FIELDS)}"
+        )
     for file in data_files(paths):
         numbers = re.findall(r"step[-_]?(\d+)", epath.Path(file).stem)
         step = int(numbers[-1]) if numbers else None
@@ -112,10 +114,9 @@ def read_dump(
 
 
 def by_step(rows: Iterable[DumpRow]) -> list[list[DumpRow]]:
-    """Return rows of the same step and prompt together, in the order of their steps, then of their
-    first row.
+    """Group rows of the same step and prompt, ordered by step, then by first row.
 
-    Online stages train on them in this order. A row without a step is of step 0.
+    Online stages train on them in this order. A row without a step has step 0.
     """
     together: dict[tuple[int, str], list[DumpRow]] = {}
     for row in sorted(rows, key=lambda row: row.step or 0):
@@ -124,7 +125,7 @@ def by_step(rows: Iterable[DumpRow]) -> list[list[DumpRow]]:
 
 
 def _read(where: str, step: int | None, columns: Mapping[str, str], values: Values) -> DumpRow:
-    """Read a row. step: of its file's name. Raises BrokenRow."""
+    """Read a row. step: from its file's name. Raises BrokenRow."""
     names = dict(columns)
     present = ", ".join(map(repr, values))
     for column in columns.values():
@@ -135,7 +136,7 @@ def _read(where: str, step: int | None, columns: Mapping[str, str], values: Valu
     elif values.keys() >= set(_TRL) and "completion_ids" not in values:
         if "reward" not in names:
             names["reward"] = _trl_reward(values)
-        # Other columns are what a reward function logged, under any name.
+        # Other columns hold logs of a reward function, under any name.
         values = {name: values[name] for name in (*_TRL, *names.values())}
     if "reward" not in names and "reward" not in values and "score" in values:
         names["reward"] = "score"
@@ -158,8 +159,7 @@ def _read(where: str, step: int | None, columns: Mapping[str, str], values: Valu
 
 
 def _trl_reward(values: Values) -> str:
-    """Find the only column of a reward function among TRL's: the others are texts that a function
-    logged."""
+    """Return the only reward column of a TRL table: its other columns are logged texts."""
     numeric = []
     for name, value in values.items():
         if name not in _TRL and not isinstance(value, str | list | dict):
@@ -168,7 +168,7 @@ def _trl_reward(values: Values) -> str:
         listed = ", ".join(map(repr, numeric)) or "none"
         raise BrokenRow(
             f"a completions table of TRL needs one column of rewards, this has {listed}: name the "
-            'one that counts (dump.columns={"reward": …} in the settings, --columns reward=… on the '
+            'right one (dump.columns={"reward": …} in the settings, --columns reward=… on the '
             "command line)"
         )
     return numeric[0]
@@ -190,13 +190,13 @@ def _ids(value: Any, path: str) -> np.ndarray:
     """Read token ids, int32 [T], at least one. The caller checks them against the vocabulary."""
     ids = _array(value, path, "iu", "token ids, whole numbers from 0 on")
     if ids.min() < 0 or ids.max() >= 2**31:
-        raise BrokenRow(f"{path!r} has numbers that are no token ids: below 0, or too large")
+        raise BrokenRow(f"{path!r} has numbers that are not token ids: below 0, or too large")
     return ids.astype(np.int32)
 
 
 def _logprobs(value: Any, path: str) -> np.ndarray | None:
-    """Read log-probabilities, float32 [T]; None where all are NaN, which is how this library writes
-    unknown ones."""
+    """Read log-probabilities, float32 [T]; None if all are NaN, as this library writes unknown
+    ones."""
     logprobs = _array(value, path, "iuf", "numbers").astype(np.float32)
     if np.isnan(logprobs).all():
         return None
@@ -219,7 +219,7 @@ def _array(value: Any, path: str, kinds: str, of: str) -> np.ndarray:
 
 
 def _reward(value: Any, path: str) -> float | None:
-    """Read a reward; None for NaN, which data frames write for null."""
+    """Read a reward; None for NaN, which data frames write instead of null."""
     if isinstance(value, float) and math.isnan(value):
         return None
     try:
@@ -243,4 +243,4 @@ _FIELDS: dict[str, Callable[[Any, str], Any]] = {
     "answer": as_answer,
     "step": _step,
 }
-"""The fields of a rollout, and what reads a value of each."""
+"""The fields of a rollout, and the reader of each."""

@@ -1,10 +1,10 @@
 """Supervised examples from the same sources as problems: a prompt and the completion that follows
 it.
 
-A row has either `messages`, of which the last one, the assistant's, is the completion, or `prompt`
-and `completion`, each a text or a list of messages (TRL's standard formats). Any two text fields
-can be mapped: fields={"prompt": "question", "completion": "answer"}. The rules of data/filters.py
-are for problems: no example is left out by them.
+A row has either `messages`, whose last one, the assistant's, is the completion, or `prompt` and
+`completion`, each a text or a list of messages (TRL's standard formats). Any two text fields can be
+mapped: fields={"prompt": "question", "completion": "answer"}. The rules of data/filters.py apply to
+problems only.
 """
 
 from __future__ import annotations
@@ -34,13 +34,12 @@ _NAMES = ("messages", "prompt", "completion")
 
 
 def load_examples(source: Source) -> tuple[list[Example], LoadReport]:
-    """Load the distinct examples of a source in its order, and what became of its rows.
+    """Load the distinct examples of a source in its order, and a report on its rows.
 
-    An example's id is that of its prompt, so `drop_overlap` takes out those of an evaluation set;
-    examples that share a prompt and differ in the completion are all kept. Arguments and errors are
-    those of `load_problems`; source.fields maps messages, or prompt and completion.
-    "procedural:slips" gives demonstrations 0 … limit - 1, which are all from
-    the train split and may recur.
+    An example's id is its prompt's, so `drop_overlap` removes those of an evaluation set. Examples
+    that share a prompt and differ in the completion are all kept. Arguments and errors are those of
+    `load_problems`; source.fields maps messages, or prompt and completion. "procedural:slips"
+    returns demonstrations 0 … limit - 1, which are all from the train split and may recur.
     """
     check_fields(source.fields, _NAMES)
     if source.path.startswith("procedural:"):

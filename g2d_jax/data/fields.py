@@ -1,5 +1,4 @@
-"""One field of a row as the type that is needed. Whatever is wrong with it is a BrokenRow that says
-so."""
+"""Readers of one field of a row as a given type. Each raises BrokenRow with the fault."""
 
 from __future__ import annotations
 
@@ -17,44 +16,44 @@ Values: TypeAlias = Mapping[str, Any]
 """The values of a row, by the names of its fields."""
 
 Found: TypeAlias = tuple[str | None, Any]
-"""The path at which a row has a field, and the value there; (None, None) where it has none."""
+"""The path of a field in a row, and the value there; (None, None) if the row lacks it."""
 
 Fields: TypeAlias = Mapping[str, str]
-"""Names a record's field ("answer") by the row's ("reward_model.ground_truth"; dots lead into
+"""Maps a record's field ("answer") to the row's ("reward_model.ground_truth"; dots lead into
 nested objects)."""
 
 ROLES = ("system", "user", "assistant")
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Keys of an assistant's message that hold its thought."""
+"""Keys of an assistant's message that hold its reasoning."""
 UNRENDERED = (
     *("tools", "tool_calls", "function_call", "chat_template_kwargs"),
     *("image", "images", "audio", "audios", "video", "videos"),
 )
-"""Columns of a row, and keys of a message, that other tools hand to a chat template."""
+"""Columns of a row, and keys of a message, that other tools pass to a chat template."""
 MAX_TEXT = 2**20  # characters of a text: more than any model here reads
 MAX_MESSAGES = 4096
 
 
 _PACKED = re.compile(r"\s*(?:\[\s*)?\{(?=.*[\"'](?:role|from)[\"']\s*:)", re.DOTALL)
-# as Python, or NumPy, shows a list of messages
+# as Python or NumPy prints a list of messages
 _SHOWN = re.compile(r"\s*\[\s*\{\s*'(?:role|content|from|value)'\s*:")
-# A missing answer, as pandas reads and writes it, and notes of people.
+# A missing answer as pandas writes it, or as people note it.
 _HOLE = re.compile(r"-?nan|nat|[#<]?n[/.]?a[.>]?|null|none|tb[ad]|todo", re.IGNORECASE)
 _ITEM = re.compile(r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[-+]?\d+(?:\.\d+)?)""", re.DOTALL)
 _ITEMS = rf"{_ITEM.pattern}\s*(?:,\s*{_ITEM.pattern}\s*)*,?\s*"
 _LIST = re.compile(rf"\s*\[\s*(?:{_ITEMS})?\]\s*", re.DOTALL)
 _ESCAPE = re.compile(r"(?:\\u[0-9a-fA-F]{4})+|\\[\"'\\/bfnrt]")
-# a backslash that JSON has no use for, or may
+# a backslash that JSON does not need, or may need
 _SINGLE = re.compile(r"(?<!\\)(?:\\\\)*\\(?![\"'\\/]|u[0-9a-fA-F]{4})")
 _DOUBLED = re.compile(r"(?<!\\)(?:\\\\)+(?=[A-Za-z])")
 
 
 class BrokenRow(ValueError):
-    """A row that makes no record, and why."""
+    """A row that cannot become a record, with the reason."""
 
 
 class LeftOut(Exception):
-    """A sound row that the data set's filter leaves out. Its text is the reason, one of a few."""
+    """A valid row that the dataset's filter leaves out. Its text is the reason, one of a few."""
 
 
 def check_fields(fields: Fields, names: Iterable[str]) -> None:
@@ -68,10 +67,10 @@ def check_fields(fields: Fields, names: Iterable[str]) -> None:
 
 
 def find(values: Values, *paths: str, scalar: bool = False) -> Found:
-    """Find (path, value) of the first path that the row has and that is not null; (None, None) if
-    there is none.
+    """Return (path, value) of the first path that the row has with a value other than null; else
+    (None, None).
 
-    scalar: pass over values that are neither text nor number.
+    scalar: skip values that are neither text nor number.
     """
     for path in paths:
         value = _at(values, path)
@@ -82,7 +81,7 @@ def find(values: Values, *paths: str, scalar: bool = False) -> Found:
 
 
 def named(values: Values, *paths: str) -> tuple[str, Any]:
-    """Look up (path, value) of a field as `find` does. Raises BrokenRow when the row lacks it, or
+    """Return (path, value) of a field as `find` does. Raises BrokenRow when the row lacks it, or
     it is null."""
     path, value = find(values, *paths)
     if path is None:
@@ -94,7 +93,7 @@ def named(values: Values, *paths: str) -> tuple[str, Any]:
 
 
 def as_text(value: Any, path: str) -> str:
-    """Read a text that is not blank, holds no NUL and can be written as UTF-8."""
+    """Return a text that is not blank, holds no NUL and can be written as UTF-8."""
     if not isinstance(value, str):
         raise BrokenRow(f"{path!r} must be a text, got {type(value).__name__}")
     if not value.strip():
@@ -103,21 +102,20 @@ def as_text(value: Any, path: str) -> str:
 
 
 def require_rendered(values: Values, where: str = "") -> None:
-    """Raise BrokenRow for a row, or a message, with something for the chat template that is not
-    rendered here. where: the message's path."""
+    """Raise BrokenRow for a row, or a message, with chat-template input that is not rendered here.
+    where: the message's path."""
     for key in UNRENDERED:
         value = values.get(key)
         if not is_empty(value) and value not in ("[]", "{}", "null"):
             raise BrokenRow(
                 f"{where}{key!r} is for the chat template and is not rendered here, so the policy "
-                "would not see it: write it into the text, or leave such rows out. Of "
-                "enable_thinking there is tokenizer.enable_thinking, the same for all rows"
+                "would not see it: write it into the text, or remove such rows. "
+                "For enable_thinking set tokenizer.enable_thinking, which applies to all rows"
             )
 
 
 def further_keys(value: Any) -> set[str]:
-    """Return the keys of a row's messages other than role and content, where they hold
-    something."""
+    """Return the nonempty keys of a row's messages other than role and content."""
     if isinstance(value, str):
         with contextlib.suppress(BrokenRow):
             value = unpacked(value, "")
@@ -140,10 +138,10 @@ def is_empty(value: Any) -> bool:
 
 
 def unpacked(value: Any, path: str) -> Any:
-    """Return the messages of a text that is a list of them in JSON, as tables keep them; any other
-    value as it is.
+    """Parse a text that is a JSON list of messages, as tables store it; return any other value
+    unchanged.
 
-    Raises BrokenRow for such a list as Python shows it.
+    Raises BrokenRow for such a list in Python's notation.
     """
     if not isinstance(value, str) or not _PACKED.match(value):
         return value
@@ -152,8 +150,8 @@ def unpacked(value: Any, path: str) -> Any:
     except (ValueError, RecursionError) as error:
         if _SHOWN.match(value):
             raise BrokenRow(
-                f"{path!r} is a list of messages as Python shows it, {value!r:.60}: write it with "
-                "json.dumps"
+                f"{path!r} is a list of messages in Python's notation, {value!r:.60}: write it "
+                "with json.dumps"
             ) from error
         return value
     messages = found if isinstance(found, list) else [found]
@@ -164,7 +162,7 @@ def unpacked(value: Any, path: str) -> Any:
 
 
 def as_prompt(value: Any, path: str) -> Prompt:
-    """Read a text, or a tuple of messages that ends with a user message."""
+    """Return a text, or a tuple of messages that ends with a user message."""
     value = unpacked(value, path)
     if not isinstance(value, list | tuple):
         return as_text(value, path)
@@ -177,17 +175,17 @@ def as_prompt(value: Any, path: str) -> Prompt:
 
 
 def as_messages(value: Any, path: str) -> Conversation:
-    """Read at least one message with a role of system, user or assistant and a text.
+    """Return at least one message with a role of system, user or assistant and a text.
 
-    A thought that has a key of its own (THOUGHTS) goes before the text, in <think> and </think>, as
-    chat templates write it. Other keys that a template would render are refused (UNRENDERED).
+    Reasoning under its own key (THOUGHTS) is put before the text, in <think> and </think>, as chat
+    templates write it. Other keys that a template would render raise BrokenRow (UNRENDERED).
     `further_keys` counts the rest.
     """
     value = unpacked(value, path)
     if not isinstance(value, list | tuple) or not value:
         raise BrokenRow(f"{path!r} must be a list of messages, got {type(value).__name__}")
     if len(value) > MAX_MESSAGES:
-        raise BrokenRow(f"{path!r} has {len(value):,} messages, {MAX_MESSAGES:,} at most are read")
+        raise BrokenRow(f"{path!r} has {len(value):,} messages, the limit is {MAX_MESSAGES:,}")
     return tuple(_message(message, f"{path}[{i}]") for i, message in enumerate(value))
 
 
@@ -203,15 +201,15 @@ def _message(message: Any, path: str) -> Message:
         raise BrokenRow(f"{path}: the role must be one of {', '.join(ROLES)}, got {role!r:.50}")
     if not isinstance(content, str):
         raise BrokenRow(f"{path}: the content must be a text, got {type(content).__name__}")
-    thoughts = {}  # by their text, for some tools write one under two keys
+    thoughts = {}  # by their text: some tools write one under two keys
     for key in THOUGHTS:
         if not is_empty(message.get(key)):
             thoughts[as_text(message[key], f"{path}.{key}")] = key
     for thought, key in thoughts.items():
         if role != "assistant" or len(thoughts) > 1 or "</think>" in content:
             raise BrokenRow(
-                f"{path}: {key!r} is a thought of a message that is no assistant's, or that has "
-                "another thought: leave one, of an assistant"
+                f"{path}: {key!r} holds reasoning, but the message has other reasoning already or "
+                "is not the assistant's: keep one, in an assistant's message"
             )
         thought, text = thought.strip("\n"), content.lstrip("\n")
         content = f"<think>\n{thought}\n</think>\n\n{text}"
@@ -219,7 +217,7 @@ def _message(message: Any, path: str) -> Message:
 
 
 def as_reply(value: Any, path: str) -> str:
-    """Read a text, which may be blank, or a conversation of one assistant message."""
+    """Return a text, which may be blank, from a text or a conversation of one assistant message."""
     value = unpacked(value, path)
     if isinstance(value, list | tuple):
         messages = as_messages(value, path)
@@ -233,8 +231,8 @@ def as_reply(value: Any, path: str) -> str:
 
 
 def as_answer(value: Any, path: str) -> str | None:
-    """Read an answer as `as_scalar` does; a list of answers as JSON text, '["3", "5"]', less null
-    and blank ones."""
+    """Read an answer as `as_scalar` does; return a list of answers as JSON text, '["3", "5"]',
+    without null and blank ones."""
     if not isinstance(value, list | tuple):
         return as_scalar(value, path)
     items = [as_scalar(item, f"{path}[{i}]") for i, item in enumerate(value) if item is not None]
@@ -242,11 +240,11 @@ def as_answer(value: Any, path: str) -> str | None:
 
 
 def listed(text: str) -> list[str] | None:
-    r"""Read the items of an answer that is a list written as text: `["1,234"]`, `["3", "5"]`,
+    r"""Return the items of an answer that is a list written as text: `["1,234"]`, `["3", "5"]`,
     `['10\%']`, `[72]`.
 
-    Its items are quoted, as JSON or Python quotes them, or it is one number. None for what is no
-    such list: `[3, 5]` is an interval.
+    Its items are quoted, in the JSON or Python way, or it is one number. None for any other text:
+    `[3, 5]` is an interval.
     """
     if not _LIST.fullmatch(text):
         return None
@@ -258,11 +256,11 @@ def listed(text: str) -> list[str] | None:
 
 
 def _unquoted(item: str) -> str:
-    r"""Return the text in quotes, without the backslashes that JSON, or Python, puts before its own
+    r"""Return the text in quotes, without the backslashes that JSON or Python puts before its own
     characters.
 
-    A text that someone put into quotes as it is, `"\frac{1}{2}"`, has single backslashes before
-    letters and no doubled ones: they begin commands, though JSON knows `\f` too.
+    A text that was quoted without escaping, `"\frac{1}{2}"`, has single backslashes before letters
+    and no doubled ones: they begin commands, though JSON knows `\f` too.
     """
     inside = item[1:-1]
     if _SINGLE.search(inside) and not _DOUBLED.search(inside):
@@ -273,8 +271,8 @@ def _unquoted(item: str) -> str:
 
 
 def as_scalar(value: Any, path: str) -> str | None:
-    """Read a value as text, None when blank or a hole such as NaN or NA: 27.0 is "27", since data
-    frames turn whole numbers into floats."""
+    """Return a value as text, None when blank or a placeholder such as NaN or NA. 27.0 becomes
+    "27", since data frames turn whole numbers into floats."""
     if isinstance(value, str):
         text = _clean(value, path).strip()
         return None if _HOLE.fullmatch(text) else text or None
@@ -295,14 +293,14 @@ def as_scalar(value: Any, path: str) -> str | None:
 
 def _clean(value: str, path: str) -> str:
     if len(value) > MAX_TEXT:
-        raise BrokenRow(f"{path!r} has {len(value):,} characters, {MAX_TEXT:,} at most are read")
+        raise BrokenRow(f"{path!r} has {len(value):,} characters, the limit is {MAX_TEXT:,}")
     if "\0" in value:
-        raise BrokenRow(f"{path!r} holds a NUL character")
+        raise BrokenRow(f"{path!r} contains a NUL character")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
         raise BrokenRow(
-            f"{path!r} holds half of a surrogate pair at character {error.start}"
+            f"{path!r} contains half of a surrogate pair at character {error.start}"
         ) from error
     return value
 

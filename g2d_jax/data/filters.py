@@ -1,19 +1,19 @@
-r"""The training data of "Bridging Offline and Online RL for LLMs" (arXiv 2506.21495): what to keep
-of each data set.
+r"""Filters for the training data of "Bridging Offline and Online RL for LLMs" (arXiv 2506.21495).
 
-NuminaMath (3.2 there): proofs, multiple choice and synthetic sources are left out. The paper gives
-no rules; these err on leaving out. A row counts under the first reason that applies:
+NuminaMath (section 3.2): proofs, multiple choice and synthetic sources are left out. The paper
+gives no rules; these leave out too much rather than too little. A row counts under the first reason
+that applies:
 
     synthetic           its source is orca_math, synthetic_amc or synthetic_math
-    proof               the problem says prove, disprove, "give a proof", "show that" (demonstrate, verify, establish,
-                        justify, deduce that), or the boxed answer says that something is proven
+    proof               the problem contains prove, disprove, "give a proof", "show that" (demonstrate, verify,
+                        establish, justify, deduce that), or the boxed answer states that something is proven
     multiple choice     the problem lists options: (A) … (B) … (C) …, or A … B … C … at the beginnings of lines, or
                         A. … B. … C. … D. …, with . : ) or 、 after the letter; in \textbf, \text or \mathrm or not.
                         Or the answer is an option: A, (A), \textbf{(A)} 5, "A: 5", for A to E
-    without an answer   the solution has no \boxed{} with something in it, and the row has no answer of its own
+    without an answer   the solution has no \boxed{} with content, and the row has no answer of its own
 
-WildChat (3.1): the first turn of the user, in any language. Left out are rows that the data set
-itself flags, whole or at that turn: toxic, redacted (personal details were blanked).
+WildChat (section 3.1): the user's first turn, in any language. Rows that the dataset itself flags,
+as a whole or at that turn, are left out: toxic, redacted (personal details were blanked).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNWANTED = (
     "hashed_ip",
     "header",
 )
-"""Columns not kept with a problem: they repeat it, are large, or tell of a person."""
+"""Columns not kept with a problem: they repeat it, are large, or identify a person."""
 _FLAGS = ("toxic", "redacted")
 _SHORTEST = 2  # characters of a prompt
 
@@ -46,7 +46,7 @@ _PROVEN = re.compile(r"\b(?:proof|proved|proven|q\.?e\.?d)\b|\\blacksquare", re.
 _FONT = re.compile(
     r"\\(?:text(?:bf|it|rm)?|math(?:bf|it|rm)|bf|rm|quad|qquad)(?![a-zA-Z])|\\[ ,;!]|[{}$~*]"
 )
-_LISTS = (  # labels of options, which must come in this order
+_LISTS = (  # labels of options, which must occur in this order
     # In parentheses; not P(A), not "(A) = 0.3".
     [re.compile(rf"(?<![\w\\])\(\s*{letter}\s*\)(?!\s*[=,)+])") for letter in "ABC"],
     [re.compile(rf"^[ \t]*{letter}\s*[.:)．、：]", re.MULTILINE) for letter in "ABC"],
@@ -77,7 +77,7 @@ def filter_numinamath(problem: Problem) -> None:
 
 
 def has_options(text: str) -> bool:
-    """Tell whether a problem lists options to choose from."""
+    """Return whether a problem lists options to choose from."""
     plain = _plain(text)
     return any(_in_order(labels, plain) for labels in _LISTS)
 
@@ -85,8 +85,8 @@ def has_options(text: str) -> bool:
 def first_turn(values: Values, path: str) -> Message:
     """Return the user's first message of a WildChat row, whose conversation is the field `path`.
 
-    Raises LeftOut for a flagged row and BrokenRow where there is no such message, or it is blank or
-    of one character.
+    Raises LeftOut for a flagged row, and BrokenRow if there is no such message, or if it is blank
+    or one character.
     """
     conversation = find(values, path)[1]
     if not isinstance(conversation, list | tuple):
@@ -95,7 +95,7 @@ def first_turn(values: Values, path: str) -> Message:
         (m for m in conversation if isinstance(m, Mapping) and m.get("role") == "user"), None
     )
     if turn is None:
-        raise BrokenRow(f"{path!r} has no message of the user")
+        raise BrokenRow(f"{path!r} has no user message")
     for flag in _FLAGS:
         if values.get(flag) is True or turn.get(flag) is True:
             raise LeftOut(flag)
@@ -104,15 +104,15 @@ def first_turn(values: Values, path: str) -> Message:
 
 
 def long_enough(text: str, path: str) -> str:
-    """Return `text`; raises BrokenRow when it is too short for a prompt."""
+    """Return `text`. Raises BrokenRow when it is too short for a prompt."""
     if len(text.strip()) < _SHORTEST:
         raise BrokenRow(f"{path!r} is too short for a prompt: {text.strip()!r}")
     return text
 
 
 def _plain(text: str) -> str:
-    r"""Without font commands, braces, dollar signs and LaTeX spaces: "$\textbf{(A)}\ 5$" is "(A)
-    5"."""
+    r"""Remove font commands, braces, dollar signs and LaTeX spaces: "$\textbf{(A)}\ 5$" becomes
+    "(A) 5"."""
     return _FONT.sub(lambda match: "" if match[0] in "{}$*" else " ", text)
 
 

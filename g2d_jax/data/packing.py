@@ -1,14 +1,15 @@
-"""Prompts and responses of all lengths into rows of one length, without padding between them.
+"""Packing of prompts and responses of all lengths into rows of one length, without padding between
+them.
 
-A group is one prompt with its responses. The prompt is laid down once and every response reads it
-(segment ids of models/attention.py), so G samples of a prompt, or both sides of a preference, cost
+A group is one prompt with its responses. The row holds the prompt once and every response reads it
+(segment ids of models/attention.py). So G samples of a prompt, or both sides of a preference, cost
 one forward pass of the prompt:
 
     row      | prompt A | A1 | A2 | A3 | prompt B | B1 | B2 |  pad |
     position |  0 1 2   | 3 4| 3  |3 4 5|  0 1    | ...
 
-The first token of every response is predicted from the prompt's last token: `logit_index` says from
-which column.
+The first token of every response is predicted from the prompt's last token: `logit_index` is that
+column.
 Shapes: N micro-batches, R rows of one, T columns of a row, M slots of a row,
 one a response.
 """
@@ -50,7 +51,7 @@ Arrays: TypeAlias = dict[str, np.ndarray]
 
 
 class Place(NamedTuple):
-    """Locates a response: flat row (micro-batch * R + row), first column, length."""
+    """The place of a response: flat row (micro-batch * R + row), first column, length."""
 
     row: int
     column: int
@@ -59,15 +60,14 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """Packed rows, and where each response went.
+    """Packed rows, and the place of each response.
 
     arrays: int32 [N, R, T] tokens, positions, segment_ids, logit_index (column whose hidden state
     predicts this token), response_index (slot of the response in its row, -1 elsewhere); float32
     [N, R, T] for every per-token value, 0 elsewhere; float32 [N, R, M] for every per-response
     value. count: micro-batches that hold anything, the first ones.
-    places: for each group, its responses in order. used: tokens that are not padding; attended:
-    positions that these read, together, a prompt that is repeated counting as often as it is laid
-    down.
+    places: for each group, its responses in order. used: tokens that are not padding; attended: the
+    total of positions that these read. A repeated prompt counts as often as it is in the rows.
     """
 
     arrays: Arrays
@@ -77,7 +77,7 @@ class Packed:
     attended: int
 
     def unpack(self, values: np.ndarray) -> list[list[np.ndarray]]:
-        """Cut per-token values [N, R, T] into one array a response, grouped as they came."""
+        """Cut per-token values [N, R, T] into one array a response, grouped as in `places`."""
         rows = values.reshape(-1, values.shape[-1])
 
         def cut(place: Place) -> np.ndarray:
@@ -87,7 +87,7 @@ class Packed:
 
 
 class _Unit(NamedTuple):
-    """Holds what goes into one row together: a prompt and some of its group's responses, from
+    """The content of one row that stays together: a prompt and some of its group's responses, from
     number `first` on."""
 
     group: int
@@ -106,19 +106,19 @@ def pack(
     max_responses_per_row: int = 16,
     most_rows: int = 1,
 ) -> Packed:
-    """Lay groups into rows by first fit, longest first, which is deterministic.
+    """Pack groups into rows by first fit, longest first, which is deterministic.
 
-    row_length: T. microbatch_rows: at most so many rows in a micro-batch. rows_multiple: R is a
-    multiple of it (devices that share the rows). max_responses_per_row: M; even, since DPO reads
-    the chosen responses from even slots. most_rows: the most rows that any batch takes, by which N
-    and R are chosen, so that all have one shape.
-    Micro-batches are of one size, as large as leaves the fewest rows over. Groups that need not
-    stay together are split where they do not fit; the prompt is then repeated. Raises ValueError
-    for an empty prompt, or a response or a group to keep together that fits no row or no segment.
+    row_length: T. microbatch_rows: the most rows of a micro-batch. rows_multiple: R is a multiple
+    of it (devices that share the rows). max_responses_per_row: M; even, since DPO reads the chosen
+    responses from even slots. most_rows: the most rows that any batch needs; it determines N and R,
+    so that all batches have one shape.
+    Micro-batches have one size, the largest that leaves the fewest spare rows. Groups that need not
+    stay together are split if they do not fit; the prompt is then repeated. Raises ValueError for
+    an empty prompt, or a response or a group to keep together that fits no row or no segment.
     """
     rows = _rows(groups, row_length, max_responses_per_row)
     per_micro, count = _micro_batches(len(rows), microbatch_rows, rows_multiple, most_rows)
-    # As many rows as the fullest batch takes, empty ones too: the step is compiled for one shape.
+    # As many rows as the fullest batch needs, even if empty: the step is compiled for one shape.
     padded = round_up(max(len(rows), most_rows, 1), per_micro)
     arrays = _blank(groups, padded, row_length, max_responses_per_row)
     places: list[list[Place]] = [[Place(0, 0, 0)] * len(group.responses) for group in groups]
@@ -150,7 +150,7 @@ def round_up(size: int, step: int) -> int:
 
 
 def divide_up(size: int, step: int) -> int:
-    """Return how many steps it takes to cover a size."""
+    """Return how many steps cover a size."""
     return -(-size // step)
 
 
@@ -166,20 +166,19 @@ def _rows(
 def _micro_batches(
     rows: int, microbatch_rows: int, rows_multiple: int, most_rows: int
 ) -> tuple[int, int]:
-    """Choose the rows of a micro-batch, of as few as can be, and equal; count those that hold
-    anything."""
+    """Return the fewest rows for equal micro-batches, and the count of those that hold anything."""
     most = max(microbatch_rows // rows_multiple, 1) * rows_multiple
     room = max(rows, most_rows, 1)
-    # First how many micro-batches the fullest batch takes, then the rows shared out evenly among so
-    # many: nine rows in micro-batches of at most eight are five and four, with one row over, and
-    # not eight and one, with seven over.
+    # First the number of micro-batches for the fullest batch, then its rows divided evenly among
+    # them: nine rows in micro-batches of at most eight are five and four, with one spare row, not
+    # eight and one, with seven spare.
     micro_batches = divide_up(room, most)
     per_micro = round_up(divide_up(room, micro_batches), rows_multiple)
     return per_micro, max(divide_up(rows, per_micro), 1)
 
 
 def _units(index: int, group: Group, row_length: int, max_responses_per_row: int) -> list[_Unit]:
-    """Cut a group into parts that fit a row: as many responses as fit behind one copy of the
+    """Cut a group into parts that fit a row: as many responses as fit after one copy of the
     prompt."""
     prompt = len(group.prompt_ids)
     if not prompt:
@@ -187,12 +186,12 @@ def _units(index: int, group: Group, row_length: int, max_responses_per_row: int
             "a prompt has no tokens: the first token of a response is predicted from the "
             "prompt's last"
         )
-    # Segment ids tell so many responses from each other; one more would read as the next prompt.
+    # Segment ids distinguish this many responses; one more would count as the next prompt.
     distinct = SEGMENT_STRIDE - 1
     if group.keep_together and len(group.responses) > distinct:
         raise ValueError(
-            f"a prompt and its {len(group.responses)} responses must share a row, which holds "
-            f"{distinct} responses of a prompt at most: lower num_generations"
+            f"a prompt and its {len(group.responses)} responses must share a row, which holds at "
+            f"most {distinct} responses of a prompt: lower num_generations"
         )
     most = min(max_responses_per_row, distinct)
     units: list[_Unit] = []
@@ -203,7 +202,7 @@ def _units(index: int, group: Group, row_length: int, max_responses_per_row: int
         if prompt + length > row_length:
             raise ValueError(
                 f"a prompt of {prompt} and a response of {length} tokens do not fit a row of "
-                f"{row_length}: lower the maximal lengths"
+                f"{row_length}: lower the maximum lengths"
             )
         if size + length > row_length or i - first == most:
             if group.keep_together:
@@ -226,8 +225,8 @@ def _units(index: int, group: Group, row_length: int, max_responses_per_row: int
 def _first_fit(
     units: Sequence[_Unit], row_length: int, max_responses_per_row: int
 ) -> list[list[_Unit]]:
-    """Put each unit, the longest first, into the first row that has room for it: what is short
-    fills what is left."""
+    """Put each unit, the longest first, into the first row that has room for it: short ones fill
+    the gaps."""
     rows: list[list[_Unit]] = []
     room: list[tuple[int, int]] = []  # free columns and free slots of each row
     for unit in sorted(units, key=lambda unit: -unit.size):
@@ -274,8 +273,8 @@ def _fill_row(arrays: Arrays, row: int, units: Sequence[_Unit], places: list[lis
             arrays["tokens"][row, span] = response.token_ids
             arrays["positions"][row, span] = np.arange(size, size + length)
             arrays["segment_ids"][row, span] = number * SEGMENT_STRIDE + member
-            # A token is predicted one column before it, but the first of every response at the
-            # prompt's last token, which all responses share.
+            # A token is predicted one column earlier. The first of every response is predicted at
+            # the prompt's last token, which all responses share.
             before = np.arange(column - 1, column + length - 1)
             before[:1] = last
             arrays["logit_index"][row, span] = before

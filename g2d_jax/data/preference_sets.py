@@ -1,10 +1,10 @@
 """Preference sets from other tools, row by row, in TRL's three shapes.
 
     explicit prompt   prompt, chosen, rejected: texts, or a conversation and one assistant message each
-    implicit prompt   chosen and rejected alone: whole texts, which begin with the prompt
-    messages          chosen and rejected alone: whole conversations, which begin with the prompt
+    implicit prompt   chosen and rejected alone: whole texts that begin with the prompt
+    messages          chosen and rejected alone: whole conversations that begin with the prompt
 
-A prompt that is a text next to conversations is in these, as in TRL. Sets are untrusted: a row of
+Conversations next to a prompt text include that prompt, as in TRL. Sets are untrusted: a row of
 another shape is a BrokenRow that names file and line; an empty or equal pair is a LeftOut.
 """
 
@@ -40,7 +40,7 @@ def pair_rows(path: str) -> Iterator[Row]:
     """Read the rows of a .jsonl, .json or .parquet file, of a folder of them, of a glob, or of
     hub:owner/name.
 
-    Raises ValueError for what cannot be read, ImportError naming the extra for a hub set without
+    Raises ValueError for an unreadable source, ImportError naming the extra for a hub set without
     it.
     """
     if path.startswith(HUB):
@@ -55,13 +55,13 @@ def to_pair(values: Values) -> tuple[Prompt, str, str]:
     LeftOut for an empty or equal pair."""
     if "chosen_ids" in values:
         raise BrokenRow(
-            "it has token ids, which are read from Parquet with all columns of a collect stage "
-            "alone: leave the column chosen_ids out to tokenise the texts"
+            "it has token ids, which need a Parquet file with all columns of a collect stage: "
+            "remove the column chosen_ids to tokenise the texts"
         )
     require_rendered(values)
     chosen, rejected = _reply(values, "chosen"), _reply(values, "rejected")
     if isinstance(chosen, str) != isinstance(rejected, str):
-        raise BrokenRow("one of 'chosen' and 'rejected' is a text, the other messages")
+        raise BrokenRow("one of 'chosen' and 'rejected' is a text, the other a list of messages")
     if chosen == rejected:
         raise LeftOut(EQUAL)
     prompt = unpacked(values.get("prompt"), "prompt")
@@ -83,7 +83,7 @@ def to_pair(values: Values) -> tuple[Prompt, str, str]:
 
 
 def _reply(values: Values, name: str) -> str | Conversation:
-    """Read a text, or messages. Raises LeftOut where it is null or empty."""
+    """Return a text, or messages. Raises LeftOut if it is null or empty."""
     if name not in values:
         present = ", ".join(map(repr, values))
         raise BrokenRow(
@@ -99,8 +99,8 @@ def _reply(values: Values, name: str) -> str | Conversation:
 
 
 def _split(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
-    """Split two texts or conversations in the whole words or messages that both begin with, and the
-    rest of each."""
+    """Split two texts or conversations into their common beginning, in whole words or messages, and
+    the rest of each."""
     one, other = chosen, rejected
     join: Any = tuple
     if isinstance(chosen, str):

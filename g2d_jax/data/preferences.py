@@ -17,7 +17,7 @@ Pair: TypeAlias = tuple[int, int]
 """The places of the chosen and the rejected response in their group."""
 
 Select: TypeAlias = Literal["all", "random", "uncertain", "confident"]
-"""The pairs that go first when not all are kept: random ones, or those of the most or the least
+"""The pairs to prefer when not all are kept: random ones, or those of the most or the least
 uncertain prompts."""
 
 
@@ -30,13 +30,12 @@ def pairs_of(
     *,
     verifiable: bool,
 ) -> list[Pair]:
-    """Choose up to `limit` pairs of one prompt's responses, as indices (chosen, rejected): the one
-    pair rule.
+    """Choose up to `limit` pairs of one prompt's responses, as indices (chosen, rejected).
 
-    verifiable: the reward knows right and wrong; then `random_pairs` of the verdicts, else
-    `best_worst` of the rewards. Responses of the same text are one, whatever their tokens: no two
-    pairs are equal, and none prefers a text to itself. A response that cannot be scored is neither
-    chosen nor rejected.
+    verifiable: the reward knows right and wrong; then use `random_pairs` of the verdicts, else
+    `best_worst` of the rewards. Responses of the same text count as one, even with other tokens: no
+    two pairs are equal, and none prefers a text to itself. A response that cannot be scored is
+    neither chosen nor rejected.
     """
     contents = [row.text for row in group]
     if verifiable:
@@ -46,8 +45,8 @@ def pairs_of(
 
 
 def is_correct(group: Sequence[ScoredRollout]) -> np.ndarray:
-    """Return `Score.accuracy` of a group's responses, float64 [G]: 1 right, 0 wrong, NaN where that
-    is not known."""
+    """Return `Score.accuracy` of a group's responses, float64 [G]: 1 right, 0 wrong, NaN if
+    unknown."""
     return np.array([row.score.accuracy for row in group], np.float64)
 
 
@@ -57,10 +56,10 @@ def best_worst(
     """Pair the highest reward against the lowest (arXiv 2506.21495, section 3.1), then the second
     against the second …
 
-    rewards: [G], NaN for a response that could not be scored, which takes no part. contents: [G],
-    equal for responses that are the same, of which the first counts; None: all differ. Up to
-    `limit` pairs (chosen, rejected), no response in two of them, each chosen reward greater by more
-    than rounding (`records.exceeds`); of equal ones the first goes first.
+    rewards: [G], NaN for a response that could not be scored, which is ignored. contents: [G],
+    equal for identical responses, of which the first counts; None: all differ. Returns up to
+    `limit` pairs (chosen, rejected), no response in two of them. Each chosen reward is greater by
+    more than rounding (`records.exceeds`); equal rewards keep their order.
     """
     if contents is None:
         contents = range(len(rewards))
@@ -85,13 +84,13 @@ def random_pairs(
     """Pair random correct with random incorrect (arXiv 2506.21495, section 3.2), up to `limit`
     pairs of one prompt.
 
-    correct: [G], 1 or 0, NaN for a response without a verdict, which takes no part. contents: [G],
-    equal for responses that are the same, which count once, and not at all if they are correct and
-    incorrect; None: all differ. Both sides are shuffled, then paired off so that every response of
-    a side is used once before any of it is used twice; no pair occurs twice. The first pair is one
-    of a random correct response and a random incorrect one, copies included. Returns indices
-    (chosen, rejected), none without both kinds. Drawn by (seed, problem, visit), so a prompt's
-    pairs do not depend on what else is collected.
+    correct: [G], 1 or 0, NaN for a response without a verdict, which is ignored. contents: [G],
+    equal for identical responses, which count once, or not at all if they are both correct and
+    incorrect; None: all differ. Both sides are shuffled, then paired so that every response of a
+    side is used once before any is used twice; no pair occurs twice. The first pair joins a random
+    correct and a random incorrect response, copies included. Returns indices (chosen, rejected),
+    none unless both kinds exist. The random numbers depend on (seed, problem, visit), so a prompt's
+    pairs do not depend on the rest of the collection.
     """
     if contents is None:
         contents = range(len(correct))
@@ -105,15 +104,15 @@ def random_pairs(
     rng = keys.rng(seed, "pairs", problem_id, visit)
     right = _distinct(rng.permutation(right).tolist(), contents)
     wrong = _distinct(rng.permutation(wrong).tolist(), contents)
-    # Walking the grid of all pairs along its diagonals meets each pair once, and each response
-    # before any again.
+    # The diagonals of the grid of all pairs visit each pair once, and each response once before
+    # any again.
     cycle = int(np.lcm(len(right), len(wrong)))
     turns = range(min(limit, len(right) * len(wrong)))
     return [(right[t % len(right)], wrong[(t + t // cycle) % len(wrong)]) for t in turns]
 
 
 def _distinct(indices: Sequence[int], contents: Sequence[Hashable]) -> list[int]:
-    """Return the indices in their order, without those whose content came before."""
+    """Return the indices in their order, without those of repeated contents."""
     firsts: dict[Hashable, int] = {}
     for i in indices:
         firsts.setdefault(contents[i], i)
@@ -127,24 +126,24 @@ def select_pairs(
     select: Select,
     most: int | None,
 ) -> list[list[int]]:
-    """Choose which of the pairs on offer to keep: `most` of all prompts together, or all where
-    there are no more.
+    """Choose which of the offered pairs to keep: `most` of all prompts together, or all if there
+    are fewer.
 
     prompts: (problem id, visit, uncertainty), no problem and visit twice; the uncertainty is any
     number and matters to "uncertain" and "confident" alone. offered: how many pairs each of them
     has. most: None keeps all. Returns for each prompt the kept ones of its pairs 0 … offered - 1,
     ascending.
 
-    "random" and "all" keep a random subset of the pairs. "uncertain" fills up with the pairs of the
-    most uncertain prompt first, then of the next; "confident" from the other end; equal prompts
-    come in a random order, a prompt's pairs in their own. Drawn by (seed, problem, visit), so the
-    order of the prompts does not matter; and a smaller `most` keeps a part of what a larger one
-    does. Raises ValueError for a negative `most`, and for a NaN uncertainty where it matters.
+    "random" and "all" keep a random subset of the pairs. "uncertain" keeps the pairs of the most
+    uncertain prompt first, then of the next; "confident" starts from the other end. Equal prompts
+    are in random order, a prompt's pairs in their own. The random numbers depend on (seed, problem,
+    visit), so the order of the prompts does not matter, and a smaller `most` keeps a subset. Raises
+    ValueError for a negative `most`, and for a NaN uncertainty if it matters.
     """
     if most is not None and most < 0:
         raise ValueError(f"the number of pairs to keep must not be negative, got {most}")
     at_random = select in ("all", "random")
-    ranked: list[tuple[float, float, str, int, int, int]] = []  # those of a lower rank go first
+    ranked: list[tuple[float, float, str, int, int, int]] = []  # lower ranks are kept first
     for place, ((problem_id, visit, uncertainty), count) in enumerate(
         zip(prompts, offered, strict=True)
     ):
@@ -167,8 +166,7 @@ def select_pairs(
 
 
 def to_preference(prompt: Prompt, group: Sequence[ScoredRollout], pair: Pair) -> Preference:
-    """Make the record of one pair of a group. prompt: what the model was shown, as text or as
-    messages."""
+    """Return one pair of a group as a record. prompt: as shown to the model, text or messages."""
     chosen, rejected = group[pair[0]], group[pair[1]]
     assert chosen.score.reward is not None and rejected.score.reward is not None
     return Preference(
@@ -189,25 +187,25 @@ def to_preference(prompt: Prompt, group: Sequence[ScoredRollout], pair: Pair) ->
 def check_preferences(
     path: str | os.PathLike[str], pairs: Sequence[Preference], vocab_size: int
 ) -> None:
-    """Raise ValueError, naming the file and the pair, for what cannot be trained on; pairs may be
-    made elsewhere.
+    """Raise ValueError, naming the file and the pair, for pairs unfit for training, perhaps from
+    another tool.
 
-    That is: no pairs at all, an empty prompt or response, and token ids that a model of vocab_size
-    has no row for, which a lookup on the device would silently take for others.
+    These are: no pairs at all, an empty prompt or response, and token ids beyond vocab_size, which
+    a lookup on the device would silently map to other tokens.
     """
     if not pairs:
-        raise ValueError(f"{os.fspath(path)} holds no pairs")
+        raise ValueError(f"{os.fspath(path)} has no pairs")
     for number, pair in enumerate(pairs, 1):
         for name in ("prompt_ids", "chosen_ids", "rejected_ids"):
             ids = getattr(pair, name)
             where = f"{os.fspath(path)}, pair {number} of {len(pairs)}: {name}"
             if not ids.size:
                 raise ValueError(
-                    f"{where} is empty; each response has at least 1 token, and so has its prompt"
+                    f"{where} is empty; a prompt and each response need at least 1 token"
                 )
             wrong = ids[(ids < 0) | (ids >= vocab_size)]
             if wrong.size:
                 raise ValueError(
-                    f"{where} has {wrong[-1]}; ids lie between 0 and {vocab_size - 1}: "
+                    f"{where} has {wrong[-1]}; ids must be from 0 to {vocab_size - 1}: "
                     "was it made with another tokenizer?"
                 )

@@ -6,10 +6,10 @@ Sources, all texts:
     problems.jsonl · problems.json · problems.parquet        local or gs://
     hub:owner/name[@configuration][:split]                   Hugging Face hub (extra `hub`); split "train" if not given
     math500 · amc23 · gsm8k[:split]                          from the hub, by name; split "test" if not given
-    math                                                     the 12,000 problems of MATH that are not MATH-500's
+    math                                                     the 12,000 problems of MATH outside MATH-500
     math500:path/to/file.jsonl                               the same from a local file
-    numinamath[:split] · wildchat[:split]                    to train on, less what data/filters.py leaves out; from the
-                                                             hub (split "train" if not given), or
+    numinamath[:split] · wildchat[:split]                    for training, filtered by data/filters.py; from the hub
+                                                             (split "train" if not given), or
                                                              numinamath:file.jsonl
     procedural:slips, procedural:chains, procedural:digits   see data/arithmetic.py
 
@@ -62,7 +62,7 @@ FIELDS = {
     "solution": ("solution",),
     "subset": ("subset", "subject", "data_source"),
 }
-"""A problem's fields -> the names of a row's that are looked for, in this order."""
+"""A problem's fields -> the row's field names to look for, in this order."""
 _BARE_ANSWER_CHARACTERS = 100
 _THOUSANDS = re.compile(r"\A[-+]?\\?\$?\d{1,3}(?:,\d{3})+(?![\d,])")
 
@@ -75,8 +75,8 @@ NAMED = {
     "numinamath": "AI-MO/NuminaMath-CoT:train",
     "wildchat": "allenai/WildChat-1M:train",
 }
-"""The places on the hub of data sets known by name: repository[@configuration]:split, the split
-where none is given."""
+"""The places on the hub of datasets known by name: repository[@configuration]:split, the default
+split."""
 
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w.-]+)?(:[\w.-]+)?")
@@ -84,16 +84,16 @@ _FILE = re.compile(r"\.[a-z]{2,5}$")  # not the end of Qwen2.5
 
 
 def load_problems(source: Source, *, verified: bool = True) -> tuple[list[Problem], LoadReport]:
-    """Load the distinct problems of a source in its order, and what became of its rows.
+    """Load the distinct problems of a source in its order, and a report on its rows.
 
     source.fields: names of the row's fields for prompt (or "problem"), answer, solution and subset,
-    where the usual names do not fit. source.on_error: "skip" leaves broken rows out and counts
-    them. A procedural source needs a limit. verified: answers are for the
-    verifier, and the list that stands around some is taken off (`plain_answer`); a function of the
-    user's gets them as the data set has them, of a worked solution what it ends with.
+    if they differ from the usual ones. source.on_error: "skip" leaves broken rows out and counts
+    them. A procedural source needs a limit. verified: answers are for the verifier, so that a list
+    around one is removed (`plain_answer`). Your own functions get answers as the dataset stores
+    them, and of a worked solution its final answer.
 
-    Raises ValueError naming file and line of the first broken row, for a source that is not known,
-    cannot be read or holds no problem, and ImportError for a hub source without the extra.
+    Raises ValueError naming file and line of the first broken row, and for a source that is
+    unknown, unreadable or without problems; ImportError for a hub source without the extra.
     """
     fields = _by_our_names(source.fields)
     check_fields(fields, ("problem", *FIELDS))
@@ -129,13 +129,13 @@ def load_problems(source: Source, *, verified: bool = True) -> tuple[list[Proble
 
 
 def _by_our_names(fields: Fields) -> Fields:
-    """Return the mapping with "prompt" for "problem", which is what a problem's text is called
-    outside the code."""
+    """Return the mapping with "prompt" for "problem", the name of a problem's text outside the
+    code."""
     if "problem" not in fields:
         return fields
     if "prompt" in fields:
         raise ValueError(
-            "fields maps both 'prompt' and 'problem', which are one: leave one of them out"
+            "fields maps both 'prompt' and 'problem', which mean the same: remove one of them"
         )
     return {"prompt" if name == "problem" else name: path for name, path in fields.items()}
 
@@ -143,9 +143,9 @@ def _by_our_names(fields: Fields) -> Fields:
 def to_problem(values: Values, source: str, fields: Fields) -> Problem:
     r"""Read one row as a Problem. Raises BrokenRow.
 
-    An answer with GSM8K's `#### N` or a `\boxed{}` in it is a worked solution that ends with the
+    An answer that contains GSM8K's `#### N` or a `\boxed{}` is a worked solution ending with the
     answer. With a solution only, the answer is found in it the same way; a solution of one short
-    line is taken to be the answer.
+    line is itself the answer.
     """
     require_rendered(values)
     used: dict[str, Found] = {}
@@ -184,7 +184,7 @@ def _numinamath(values: Values, source: str, fields: Fields) -> Problem:
     if isinstance(problem.prompt, str):
         filters.long_enough(problem.prompt, fields.get("prompt", "problem"))
     if "answer" not in fields and find(values, *FIELDS["answer"])[0] is None:
-        # Here "####" is a heading and no mark of an answer, and a short solution is no bare answer.
+        # Here "####" is a heading, not the mark of an answer, and a short solution is no answer.
         boxed = solution_answer((problem.solution or "").replace("####", ""))
         problem = dataclasses.replace(problem, answer=boxed)
     filters.filter_numinamath(problem)
@@ -205,7 +205,7 @@ def _wildchat(values: Values, source: str, fields: Fields) -> Problem:
 
 
 def _without(values: Mapping[str, Any], names: Container[str | None]) -> dict[str, Any]:
-    """Leave columns or fields out by their names."""
+    """Return the mapping without the given columns or fields."""
     return {name: value for name, value in values.items() if name not in names}
 
 
@@ -213,14 +213,14 @@ _READ: dict[str, Callable[[Values, str, Fields], Problem]] = {
     "numinamath": _numinamath,
     "wildchat": _wildchat,
 }
-"""The readers of data sets whose fields alone do not make their problems."""
+"""The readers of datasets that need more than a mapping of fields."""
 
 
 def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[Row]]:
-    """Open (name of the data set, its rows) for every source but procedural ones.
+    """Open every source but procedural ones; return its name and its rows.
 
     revision: a commit, branch or tag of the hub's repository. Raises ValueError for an unknown
-    source, and for a revision of what is not on the hub.
+    source, and for a revision of a source outside the hub.
     """
     head, _, rest = source.partition(":")
     name = ""
@@ -236,12 +236,12 @@ def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[R
         return epath.Path(source).name, file_rows(source)
     if Path(source).is_dir():
         raise ValueError(
-            f"data source {source!r} is a folder: give a file in it that ends in {', '.join(SUFFIXES)}"
+            f"data source {source!r} is a folder: name a file in it that ends in {', '.join(SUFFIXES)}"
         )
     if _HUB_ID.fullmatch(source) and not _FILE.search(source):
         raise ValueError(
-            f"unknown data source {source!r}: a data set on the Hugging Face hub is written "
-            f"hub:{source}, and a file ends in {', '.join(SUFFIXES)}"
+            f"unknown data source {source!r}: for a dataset on the Hugging Face hub write "
+            f"hub:{source}; a file must end in {', '.join(SUFFIXES)}"
         )
     known = (*NAMED, *arithmetic.TASKS)
     how = suggest(source, known)
@@ -258,10 +258,10 @@ def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[R
 
 
 def check_revision(source: str, revision: str | None) -> None:
-    """Raise ValueError for a revision of a source that does not lie on the hub."""
+    """Raise ValueError for a revision of a source that is not on the hub."""
     if revision is not None and not on_hub(source):
         raise ValueError(
-            f"revision is {revision!r}, but {source!r} does not come from the hub: leave it unset"
+            f"revision is {revision!r}, but {source!r} is not on the hub: leave revision unset"
         )
 
 
@@ -286,13 +286,13 @@ def check_training(source: str, field: str) -> None:
     parts = {part.strip() for part in re.split(r"[\[(+]", split)}
     if repository in suites and not parts.isdisjoint({"test", "all"}):
         raise ValueError(
-            f"{field} is {source!r}, which are test problems: train on math, numinamath or "
+            f"{field} is {source!r}, which holds test problems: train on math, numinamath or "
             "gsm8k:train, or on a file"
         )
 
 
 def procedural(source: Source) -> tuple[arithmetic.Task, int]:
-    """Look up the task of a procedural source, and its limit, which such a source needs.
+    """Return the task of a procedural source, and its limit, which such a source needs.
 
     Raises ValueError without a limit, with a revision, and for an unknown task.
     """
@@ -300,27 +300,27 @@ def procedural(source: Source) -> tuple[arithmetic.Task, int]:
     task = arithmetic.TASKS.get(source.path)
     if task is None:
         raise ValueError(
-            f"unknown procedural task {source.path!r}: there are {', '.join(arithmetic.TASKS)}"
+            f"unknown procedural task {source.path!r}: choose one of {', '.join(arithmetic.TASKS)}"
         )
     if source.limit is None:
-        raise ValueError(f"{source.path} has no end: set limit to how many to take")
+        raise ValueError(f"{source.path} is endless: set limit to the number of problems")
     return task, source.limit
 
 
 def plain_answer(answer: str) -> str | None:
-    r"""Return an answer without the list around it: the text `["1,234"]` is 1,234 and `["3", "5"]`
-    is 3, 5.
+    r"""Return an answer without the list around it: the text `["1,234"]` becomes 1,234 and `["3",
+    "5"]` becomes 3, 5.
 
     Several answers are the complete list of values, in any order, as the graders have it
-    (rewards/lists.py). None for a list of nothing. What is no list (`fields.listed`) stays as it
-    is.
+    (rewards/lists.py). None for an empty list. A text that is not a list (`fields.listed`) stays
+    the same.
     """
     items = listed(answer)
     if items is None:
         return answer
     values = [solution_answer(item) or item for item in items if as_scalar(item, "answer")]
     if len(values) > 1:
-        # A comma between thousands would be read as one between values.
+        # A comma between thousands would otherwise separate values.
         values = [
             _THOUSANDS.sub(lambda number: number[0].replace(",", ""), value) for value in values
         ]

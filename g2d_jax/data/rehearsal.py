@@ -1,9 +1,8 @@
-"""A chat template tried out in a process of its own, so that one that never ends shows before a run
-and not in it.
+"""A trial of a chat template in its own process, so that one that never ends shows before a run.
 
-Templates come with the weights and are untrusted. Jinja's sandbox keeps them from everything but
-time and memory: `{{ 9**(9**9) }}`, nested loops, a text doubled again and again. What a template
-does on one text alone is not seen here; a run that hangs in it is ended by `faults.hang_timeout`.
+Templates come with the weights and are untrusted. Jinja's sandbox limits everything but time and
+memory: `{{ 9**(9**9) }}`, nested loops, a text doubled again and again. The trial does not cover
+faults that depend on one text; `faults.hang_timeout` ends a run that hangs in one.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from typing import Any
 
 CPU_SECONDS = 5
 MEMORY_MB = 1024
-_TOO_MUCH = 3  # exit status; a signal is another way to end for it
+_TOO_MUCH = 3  # exit status; a signal may also end it
 
 
 def rehearse(
     source: str, conversations: Sequence[Sequence[Mapping[str, str]]], variables: Mapping[str, Any]
 ) -> None:
-    """Run a template on conversations, each with and without a generation prompt, and throw away
-    what it writes.
+    """Run a template on conversations, each with and without a generation prompt, and discard the
+    output.
 
-    variables: what it is given beside the messages, such as the special tokens. What it raises is
-    not told: the caller runs it next. Raises ValueError when it takes more than CPU_SECONDS or
+    variables: its input besides the messages, such as the special tokens. Errors that it raises are
+    not reported: the caller runs it next. Raises ValueError when it exceeds CPU_SECONDS or
     MEMORY_MB.
     """
     _rehearse(
@@ -39,7 +38,7 @@ def rehearse(
     )
 
 
-@functools.cache  # what passed once passes again
+@functools.cache  # the result does not change
 def _rehearse(job: str) -> None:
     # -P: this folder's names must not hide other packages.
     command = [sys.executable, "-P", __file__]
@@ -48,11 +47,11 @@ def _rehearse(job: str) -> None:
     if done.returncode == _TOO_MUCH or done.returncode < 0:
         raise ValueError(
             f"the chat template does not end within {CPU_SECONDS} seconds of processor time and "
-            f"{MEMORY_MB} MB: replace it, or set chat=False to do without it"
+            f"{MEMORY_MB} MB: replace it, or set chat=False to use none"
         )
     if done.returncode:
         raise ValueError(
-            "the chat template could not be tried out: "
+            "the trial run of the chat template failed: "
             f"{done.stderr.decode(errors='replace')[-500:]}"
         )
 
@@ -75,7 +74,7 @@ def _main() -> int:
             )
         except MemoryError:
             return _TOO_MUCH
-        except Exception:  # the caller meets it too, and says what to do
+        except Exception:  # the caller meets it too, and reports the remedy
             continue
     return 0
 

@@ -1,9 +1,9 @@
-"""Rows of JSONL, JSON and Parquet files and of hub data sets, each with the place it came from.
+"""Rows of JSONL, JSON and Parquet files and of hub datasets, each with its place.
 
-Files are untrusted. A row that cannot be read is handed on with the reason, for the caller to stop
-at or to count; a file that cannot be read at all raises ValueError. What is held in memory at a
-time is bounded, also where a small file says a long text many times, in rows or in a list; of
-Parquet that goes by the sizes that the file itself says it has.
+Files are untrusted. An unreadable row carries the reason, so that the caller can stop or count; an
+unreadable file raises ValueError. Memory use is bounded, even if a small file repeats a long text
+many times, in rows or in a list; for Parquet the bound relies on the sizes that the file itself
+declares.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from g2d_jax.runtime import failures, storage
 SUFFIXES = (".jsonl", ".json", ".parquet")
 MAX_ROW_BYTES = 64 * 2**20
 BATCH_BYTES = MAX_ROW_BYTES  # of Parquet rows that are expanded together
-GROUP_BYTES = 256 * 2**20  # of a group of Parquet rows, with texts that are not expanded
-# times that what is stored of such a group may grow, where that is more than GROUP_BYTES
+GROUP_BYTES = 256 * 2**20  # of a group of Parquet rows, before texts are expanded
+# the most that a group's stored bytes may grow, if that is more than GROUP_BYTES
 MOST_GROWTH = 32
 _INDEXED = {"PLAIN", "RLE", "BIT_PACKED", "RLE_DICTIONARY", "PLAIN_DICTIONARY"}
 """Encodings of texts that Arrow reads as indices."""
 _APART = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}
-"""Encodings that store each text for itself."""
+"""Encodings that store each text separately."""
 _TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 _BOM = b"\xef\xbb\xbf"
 T = TypeVar("T")
@@ -41,15 +41,14 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Row:
     """One row. where: file and line (row), counted from 1. error: why `values` could not be read,
-    None if they were."""
+    or None."""
 
     where: str
     values: Values
     error: str | None = None
 
     def read(self, convert: Callable[[Values], T]) -> T:
-        """Convert the values. Raises BrokenRow with the place where they could not be read, or are
-        not as they must."""
+        """Convert the values. Raises BrokenRow with the place if they are unreadable or invalid."""
         try:
             if self.error is not None:
                 raise BrokenRow(self.error)
@@ -62,7 +61,7 @@ class Row:
 
 def file_rows(path: str) -> Iterator[Row]:
     """Read the rows of a .jsonl, .json or .parquet file, local or gs://. Blank lines of JSONL are
-    no rows.
+    skipped.
 
     Raises ValueError when the file is missing or of another kind, is no list of objects, or is not
     Parquet.
@@ -70,18 +69,18 @@ def file_rows(path: str) -> Iterator[Row]:
     file = epath.Path(path).expanduser()
     read = _READERS.get(file.suffix.lower())
     if read is None:
-        raise ValueError(f"{path}: files are read by their ending, one of {', '.join(SUFFIXES)}")
+        raise ValueError(f"{path}: the file's name must end in one of {', '.join(SUFFIXES)}")
     try:
         with file.open("rb") as handle:
             storage.refuse_pointer(path, handle.read(len(storage.POINTER)))
             handle.seek(0)
-            # A store's own readline takes no limit.
+            # An object store's own readline has no limit.
             whole = handle if isinstance(handle, io.BufferedReader) else io.BufferedReader(handle)
             yield from read(whole, os.fspath(path))
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(
-            f"{path} cannot be read: {reason}. A data set on the Hugging Face hub is written "
+            f"{path} cannot be read: {reason}. For a dataset on the Hugging Face hub write "
             "hub:owner/name"
         ) from error
 
@@ -92,7 +91,7 @@ def hub_rows(
     """Read the rows of one split of a hub data set, or of a local folder that
     `datasets.load_dataset` understands.
 
-    name: what the set is known by here, if it is. Raises ImportError, naming the extra, without the
+    name: the set's short name, if it has one. Raises ImportError, naming the extra, without the
     package `datasets`, and ValueError when the set cannot be loaded.
     """
     try:
@@ -103,14 +102,14 @@ def hub_rows(
         ) from error
     try:
         loaded = datasets.load_dataset(repository, config, split=split, revision=revision)
-    # Network, authentication, configuration and parsing each raise their own kinds.
+    # Network, authentication, configuration and parsing each raise their own errors.
     except Exception as error:
         advice = "give its path, or write hub:owner/name@configuration:split"
         if name:
             advice = f"write {name}:FILE.jsonl"
         raise ValueError(
             f"hub:{repository}: split {split!r} of configuration {config!r} cannot be loaded: "
-            f"{storage.hub_reason(error)}. Of a file on this machine {advice}"
+            f"{storage.hub_reason(error)}. For a file on this machine {advice}"
         ) from error
     for number, values in enumerate(loaded, 1):
         yield Row(f"hub:{repository}, {split} row {number}", values)
@@ -134,21 +133,20 @@ def _json_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
     text = handle.read(storage.MOST_JSON + 1)
     if len(text) > storage.MOST_JSON:
         raise ValueError(
-            f"{path} has more than {storage.MOST_JSON:,} bytes: make it .jsonl, one object a "
-            "line, or .parquet"
+            f"{path} has more than {storage.MOST_JSON:,} bytes: convert it to .jsonl, one object a "
+            "line, or to .parquet"
         )
     try:
         content = _loads(text)
     except ValueError as error:
         raise ValueError(
-            f"{path} is not JSON: {error}. One object per line goes into a .jsonl file"
+            f"{path} is not JSON: {error}. Store one object per line in a .jsonl file"
         ) from error
     if isinstance(content, dict) and isinstance(content.get("data"), list):
         content = content["data"]
     if not isinstance(content, list):
         raise ValueError(
-            f'{path}: a list of objects is needed, or {{"data": [...]}}, got '
-            f"{type(content).__name__}"
+            f'{path}: must be a list of objects, or {{"data": [...]}}, got {type(content).__name__}'
         )
     for number, values in enumerate(content, 1):
         yield _as_row(f"{path}, row {number}", values)
@@ -166,7 +164,7 @@ def _parquet_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
                 yield _as_row(where, row.to_pylist()[0])
             # a date in the year 10000 …
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-                yield Row(where, {}, f"it holds what Python cannot: {error}")
+                yield Row(where, {}, f"it has a value that Python cannot represent: {error}")
     except pa.ArrowException as error:
         raise ValueError(f"{path} is not a readable Parquet file: {error}") from error
 
@@ -176,9 +174,9 @@ def _single_rows(file: Any, handle: IO[bytes], path: str) -> Iterator[Any]:
     BATCH_BYTES.
 
     Parquet stores a text once, however many rows, or elements of one row's list, have it. So texts
-    are read as indices into those that are stored, which is little, and expanded only where they
-    are known to fit. Raises ValueError for a group of rows of which even that is too much: one that
-    was compressed by far more than text is, or a list of a number said a billion times.
+    are read as indices into the stored ones, which is little, and expanded only if they are known
+    to fit. Raises ValueError for a group of rows that is too large even so: one compressed far
+    better than text can be, or a list that repeats a number a billion times.
     """
     leaves = list(map(file.schema.column, range(len(file.schema))))
     groups = list(map(file.metadata.row_group, range(file.num_row_groups)))
@@ -205,14 +203,13 @@ def _single_rows(file: Any, handle: IO[bytes], path: str) -> Iterator[Any]:
 
 
 def _rows_at_a_time(leaves: list[Any], texts: list[str], group: Any, where: str) -> int:
-    """Return how many rows of a group to read at a time. Goes by the sizes that the file says it
-    has.
+    """Return how many rows of a group to read at once, by the sizes that the file declares.
 
-    leaves: the columns of its schema. texts: those that are read as indices. Raises ValueError
-    where one row may take more than GROUP_BYTES, and more than MOST_GROWTH times what is stored.
+    leaves: the columns of its schema. texts: those that are read as indices. Raises ValueError if
+    one row may need more than GROUP_BYTES, and more than MOST_GROWTH times its stored bytes.
     """
-    whole = compressed = 0  # what one row may take, where it has nearly everything
-    width = 1  # what one takes of the columns that are no lists
+    whole = compressed = 0  # what one row may need, if it holds nearly everything
+    width = 1  # bytes of one row in the columns that are not lists
     for i, leaf in enumerate(leaves):
         chunk = group.column(i)
         value = 8
@@ -229,17 +226,17 @@ def _rows_at_a_time(leaves: list[Any], texts: list[str], group: Any, where: str)
             width += value
     if whole > max(GROUP_BYTES, MOST_GROWTH * compressed):
         raise ValueError(
-            f"{where}: {compressed:,} bytes may become {whole:,} in memory, and of so few "
-            f"{GROUP_BYTES:,} are read. Write it in smaller groups (row_group_size), or as .jsonl"
+            f"{where}: {compressed:,} bytes may become {whole:,} in memory, beyond the limit of "
+            f"{GROUP_BYTES:,}. Write smaller groups (row_group_size), or .jsonl"
         )
     return min(max(BATCH_BYTES // width, 1), 1024)
 
 
 def _pieces(batch: Any, numbers: range) -> Iterator[Any]:
-    """Split rows of a batch until each piece takes at most BATCH_BYTES with its texts expanded;
-    None is a row of more.
+    """Split rows of a batch until each piece has at most BATCH_BYTES with its texts expanded; None
+    is a larger row.
 
-    A piece is a copy: of a slice, what Arrow expands is all that it is a slice of.
+    A piece is a copy: for a slice Arrow would expand the whole batch.
     """
     piece = batch.take(pa.array(numbers, pa.int64()))
     if sum(map(_expanded_bytes, piece.columns)) <= BATCH_BYTES:
@@ -253,7 +250,7 @@ def _pieces(batch: Any, numbers: range) -> Iterator[Any]:
 
 
 def _expanded_bytes(values: Any) -> int:
-    """Return the bytes of an Arrow array in which texts are expanded that it has as indices."""
+    """Return the bytes of an Arrow array once its texts, stored as indices, are expanded."""
     kind = values.type
     if pa.types.is_struct(kind):
         return sum(map(_expanded_bytes, values.flatten()))
@@ -271,7 +268,7 @@ _READERS = {".jsonl": _jsonl_rows, ".json": _json_rows, ".parquet": _parquet_row
 
 
 def _loads(text: bytes) -> Any:
-    """Parse JSON in UTF-8; every failure is a ValueError."""
+    """Parse JSON in UTF-8. Every failure raises ValueError."""
     try:
         return json.loads(text.removeprefix(_BOM).decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -286,5 +283,5 @@ def _too_long(where: str) -> Row:
 
 def _as_row(where: str, values: Any) -> Row:
     if not isinstance(values, dict):
-        return Row(where, {}, f"an object with named fields is needed, got {type(values).__name__}")
+        return Row(where, {}, f"must be an object with named fields, got {type(values).__name__}")
     return Row(where, values)

@@ -1,13 +1,12 @@
-r"""From a prompt to the text that is tokenised: the one place where prompt and chat templates are
-applied.
+r"""From a prompt to the text that is tokenised: prompt and chat templates are applied only here.
 
     "What is 1+1?" ─► prompt template ─► [system, user] messages ─► chat template ─► "<|im_start|>user\nWhat is …"
 
-What chat templates add on their own account is made explicit: a default system prompt (Qwen2.5's
-"You are Qwen, …") comes in only as `TemplateSettings` says, and a date is `TODAY` always. The
-settings are written into the template itself (`Template.pinned`), which an exported policy brings:
-whoever renders messages with it writes what the policy saw. What they leave out is refused: each
-sequence of roles is tried with stand-ins first, whose texts must all be written. Templates are
+Additions by chat templates are explicit: a default system prompt (Qwen2.5's "You are Qwen, …")
+appears only if `TemplateSettings` allows it, and a date is always `TODAY`. The settings are written
+into the template itself (`Template.pinned`), and an exported policy includes it: anyone who renders
+messages with it produces the text that the policy saw. A template that drops a text is refused:
+each sequence of roles is first tried with stand-ins, and all their texts must appear. Templates are
 untrusted programs; they run in transformers' Jinja sandbox and nowhere else.
 """
 
@@ -41,34 +40,33 @@ DEFAULT_SYSTEM = "default"
 _CLOCK = re.compile(r"""strftime_now\(\s*(["'])((?:(?!\1).)*)\1\s*\)""")
 _WORDS = re.compile(r"\w\s+\w")
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
-# Stand-ins whose place in a rendered conversation shows what the template put around them; of
-# letters alone, which no template escapes, strips or splits.
+# Stand-ins that show what the template puts around a text; of letters alone, which no template
+# escapes, strips or splits.
 _SYSTEM, _USER, _ANSWER, _NEXT = "zqSYSTEMqz", "zqUSERqz", "zqANSWERqz", "zqNEXTqz"
 _ANSWERED = {"role": "assistant", "content": _ANSWER}
 _OWN_TEMPLATE = (
-    "the template that the model was trained with (chat_template.jinja beside the tokenizer)"
+    "the template that the model was trained with (chat_template.jinja next to the tokenizer)"
 )
 
 TODAY = datetime.datetime(2024, 7, 26)
-"""The date that templates take for today, so that prompts do not change overnight: Llama 3.1's."""
+"""The date that templates see as today, so that prompts do not change overnight: Llama 3.1's."""
 
 Apply = Callable[[Conversation, bool], str]
-"""A chat template: messages, and whether a response is to follow them -> text."""
+"""A chat template: messages, and whether a response follows them -> text."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateSettings:
-    """Decides how prompts become text. Part of the tokenizer's fingerprint.
+    """Settings that turn prompts into text. Part of the tokenizer's fingerprint.
 
     chat: use the tokenizer's chat template; None: if it has one.
     prompt_template: "plain", "paper" or a text with {problem}, around problems that are bare text.
         Conversations in the data are used as they are.
-    system: None: no system block at all, also where the template would insert its own. "default":
-        whatever the template inserts when no system message is given. Any other text, "" included:
-        a system message with that content. A system message in the data's own conversation wins
-        over this setting.
-    enable_thinking: handed to templates that know it (Qwen3). Others are refused with True, and
-        with False where they begin a thought all the same. None: left to the template.
+    system: None: no system block at all, not even the template's own. "default": the block that the
+        template inserts without a system message. Any other text, "" included: a system message
+        with that content. A system message in the data's own conversation overrides this setting.
+    enable_thinking: passed to templates that use it (Qwen3). Other templates are refused with True,
+        and with False if they begin a thought regardless. None: the template's default.
     """
 
     chat: bool | None = None
@@ -79,7 +77,7 @@ class TemplateSettings:
     def __post_init__(self) -> None:
         if PLACEHOLDER not in self.pattern:
             raise ValueError(
-                f"tokenizer.prompt_template is one of {', '.join(PROMPT_TEMPLATES)} or a text that contains "
+                f"tokenizer.prompt_template must be one of {', '.join(PROMPT_TEMPLATES)} or a text that contains "
                 f"{PLACEHOLDER}, got {self.prompt_template!r}"
                 f"{suggest(self.prompt_template, PROMPT_TEMPLATES)}"
             )
@@ -91,8 +89,7 @@ class TemplateSettings:
 
 
 Fault = Callable[[ValueError], None]
-"""The answer to a fault that no run should begin with: `refuse`, or a warning for a run that is
-finished."""
+"""The handler of a fault that must not start a run: `refuse`, or a warning for a finished run."""
 
 
 def refuse(error: ValueError) -> None:
@@ -101,7 +98,7 @@ def refuse(error: ValueError) -> None:
 
 
 def hand_over(check: Callable[[], None], fault: Fault) -> None:
-    """Run a check, and hand the ValueError that it may raise to `fault`."""
+    """Run a check, and pass its ValueError, if any, to `fault`."""
     try:
         check()
     except ValueError as error:
@@ -112,12 +109,11 @@ class Template:
     """The prompt and chat template of one tokenizer under fixed settings.
 
     own: the tokenizer's chat template; "" without chat.
-    source: the same with `TODAY` where it asks for the time.
+    source: the same with `TODAY` in place of the time.
     pinned: the same with all settings written into it, see `pin`.
-    inserted: the system block that the template writes unasked and `pinned` does not, "" for none.
+    inserted: the system block that the template adds by itself and `pinned` does not, or "".
     fault: called for texts that the chat template leaves out, and for an enable_thinking that it
-    does not heed. Raises ValueError when the settings ask for what the tokenizer's chat template
-    cannot do.
+    ignores. Raises ValueError when the tokenizer's chat template cannot follow the settings.
     """
 
     def __init__(
@@ -126,21 +122,21 @@ class Template:
         has_template = bool(tokenizer.chat_template)
         if settings.chat and not has_template:
             raise ValueError(
-                "tokenizer.chat is True, and the model has no chat template: say how to ask with "
-                "--template paper, or a text with {problem} in it; in a config leave "
+                "tokenizer.chat is True, but the model has no chat template: pass --template paper, "
+                "or a text with {problem} in it; in a config leave "
                 "tokenizer.chat unset and set tokenizer.prompt_template"
             )
         self.is_chat: bool = has_template and settings.chat is not False
         if not self.is_chat and settings.system not in (None, DEFAULT_SYSTEM):
             raise ValueError(
-                f"tokenizer.system is {settings.system!r}, and no chat template is in use to put it "
-                "in: leave it unset"
+                f"tokenizer.system is {settings.system!r}, but no chat template is in use to insert "
+                "it: leave it unset"
             )
         self.settings = settings
         self._tokenizer = tokenizer
         self._fault = fault
         self._bos = str(tokenizer.bos_token or "")
-        # Roles of conversations that the template is known to write whole.
+        # Roles of conversations that the template is known to write in full.
         self._tried: set[tuple[str, ...]] = set()
         self.own: str = _chat_template(tokenizer) if self.is_chat else ""
         self.source: str = _at_midnight(self.own)
@@ -151,37 +147,37 @@ class Template:
             self._pin()
 
     def _require_switch(self) -> None:
-        """Raise ValueError for an enable_thinking that the template does not know: True, and False
-        where prompts begin a thought all the same."""
+        """Raise ValueError for an enable_thinking that the template ignores: True, and False if
+        prompts begin a thought regardless."""
         thinking = self.settings.enable_thinking
         if thinking is None or "enable_thinking" in self.own:
             return
         if thinking is False and not self._begins_thought():
             return
-        why = "the chat template does not know that variable"
+        why = "the chat template does not use that variable"
         if not self.is_chat:
             why = "no chat template is in use"
         elif not thinking:
             why += " and begins every response with a thought"
         raise ValueError(
-            f"tokenizer.enable_thinking is {thinking}, and {why}: leave it unset (None)"
+            f"tokenizer.enable_thinking is {thinking}, but {why}: leave it unset (None)"
         )
 
     def require_thoughts(self, data: str) -> None:
-        """Raise ValueError where the template does not write thoughts in <think> and </think>, as
-        reasoning models' do. data: what has some."""
+        """Raise ValueError if the template does not write thoughts in <think> and </think>, as
+        reasoning models' do. data: a description of the data that has thoughts."""
         if "think>" in self.own:
             return
         raise ValueError(
-            f"{data}. The chat template does not write <think> and </think>, where there is one: "
-            "write the thoughts into the content, or leave such rows out"
+            f"{data}. No chat template in use writes <think> and </think>: "
+            "write the thoughts into the content, or remove such rows"
         )
 
     def _begins_thought(self) -> bool:
         if not self.is_chat:
             return False
-        asked: Message = {"role": "user", "content": "?"}
-        return self._run((asked,), generation=True, source=self.own).rstrip().endswith("<think>")
+        prompt: Message = {"role": "user", "content": "?"}
+        return self._run((prompt,), generation=True, source=self.own).rstrip().endswith("<think>")
 
     def conversation(self, prompt: Prompt) -> Conversation:
         """Return the messages of a prompt: with the prompt template and the system message of the
@@ -219,37 +215,37 @@ class Template:
         return self.render(_USER).split(_USER)
 
     def differences(self) -> list[str]:
-        """Say where `pinned` writes something else than the tokenizer's own template, a sentence
-        each."""
+        """List the differences in output between `pinned` and the tokenizer's own template, a
+        sentence each."""
         if not self.is_chat:
             return []
-        asked = (_user(_USER),)
-        with_system = ({"role": "system", "content": _SYSTEM}, *asked)
-        if all(self._is_same(messages) for messages in (asked, with_system)):
+        prompt = (_user(_USER),)
+        with_system = ({"role": "system", "content": _SYSTEM}, *prompt)
+        if all(self._is_same(messages) for messages in (prompt, with_system)):
             return []
         system = self.settings.system
         named = _variables(self.settings)
-        said = []
+        sentences = []
         if self.inserted:
-            said.append(
-                "Without a system message it writes none, where the model's own writes "
+            sentences.append(
+                "Without a system message it writes none; the model's own template writes "
                 f"{self.inserted!r:.300}."
             )
         elif system not in (None, DEFAULT_SYSTEM):
-            said.append(
-                f"Without a system message it writes the one of the training: {system!r:.300}."
+            sentences.append(
+                f"Without a system message it writes the one from training: {system!r:.300}."
             )
         if "strftime_now" in self.own or "date_string" in self.own:
-            said.append(f"Where it writes today's date it writes {named['date_string']}.")
+            sentences.append(f"Instead of today's date it writes {named['date_string']}.")
         if "enable_thinking" in self.own and "enable_thinking" in named:
-            said.append(
-                "Unless the caller names it, enable_thinking is "
+            sentences.append(
+                "Unless the caller sets it, enable_thinking is "
                 f"{_literal(named['enable_thinking'])}."
             )
-        return said or ["It writes one BOS, where the model's own writes two."]
+        return sentences or ["It writes one BOS; the model's own template writes two."]
 
     def _is_same(self, messages: Conversation) -> bool:
-        """Tell whether the pinned template renders a conversation as the tokenizer's own does,
+        """Return whether the pinned template renders a conversation as the tokenizer's own does,
         errors included."""
         texts = []
         for source in (self.own, self.pinned):
@@ -260,7 +256,8 @@ class Template:
         return texts[0] == texts[1]
 
     def turn_end(self) -> str:
-        """Return what the chat template writes after an assistant's message; "" without chat."""
+        """Return the text that the chat template writes after an assistant's message; "" without
+        chat."""
         if not self.is_chat:
             return ""
         _, answer, end = self.apply((_user(_USER), _ANSWERED), generation=False).rpartition(_ANSWER)
@@ -272,20 +269,20 @@ class Template:
         if not self.is_chat:
             return
         *system, _ = self.conversation(_USER)
-        asked = (*system, _user(_USER))
-        self.apply(asked, generation=True)
-        self.apply((*asked, _ANSWERED), generation=False)
-        require_header(self._run, asked)
+        prompt = (*system, _user(_USER))
+        self.apply(prompt, generation=True)
+        self.apply((*prompt, _ANSWERED), generation=False)
+        require_header(self._run, prompt)
 
     def apply(self, messages: Conversation, *, generation: bool) -> str:
-        """Run the chat template on messages as they are, up to where a response begins if
+        """Run the chat template on messages as they are, up to the beginning of a response if
         `generation`.
 
-        The text begins with one BOS at most. What the template raises becomes a ValueError that
-        says what to do, and so does a text that it leaves out, unless `fault` goes on.
+        The text begins with at most one BOS. An error of the template becomes a ValueError with the
+        remedy, and so does a text that it leaves out, unless `fault` continues.
         """
         hand_over(partial(self._require_texts, messages), self._fault)
-        self._tried.add(_roles(messages))  # once is enough
+        self._tried.add(_roles(messages))  # one trial is enough
         return self._with_one_bos(self._run(messages, generation))
 
     def _require_texts(self, messages: Conversation) -> None:
@@ -295,13 +292,13 @@ class Template:
             self._tried.add(roles)
 
     def _try(self, *messages: Message) -> str:
-        """Run the chat template as it is. Raises ValueError for what it leaves out, whatever
-        `fault` does."""
+        """Run the chat template as it is. Raises ValueError for texts that it leaves out, even if
+        `fault` continues."""
         self._require_texts(messages)
         return self._run(messages, generation=False)
 
     def _run(self, messages: Conversation, generation: bool, source: str | None = None) -> str:
-        """Run the chat template as it is, whatever it leaves out and however many BOS it writes.
+        """Run the chat template as it is, without checks of its texts and BOS.
 
         source: another template, None for the pinned one.
         """
@@ -313,13 +310,13 @@ class Template:
                 tokenize=False,
                 add_generation_prompt=generation,
             )
-        except Exception as error:  # the template is someone else's program
+        except Exception as error:  # the template is a foreign program
             roles = ", ".join(_roles(messages))
             raise ValueError(
                 f"the tokenizer's chat template failed on a conversation ({roles}): "
-                f"{error!s:.1000}. Some templates take no system message: unset tokenizer.system, "
-                "and put its text into tokenizer.prompt_template. Some ask for alternating roles: "
-                "change the data. tokenizer.chat=False does without a template."
+                f"{error!s:.1000}. If it accepts no system message, unset tokenizer.system and put its "
+                "text into tokenizer.prompt_template; if it requires alternating roles, change the "
+                "data; or set tokenizer.chat=False to use none."
             ) from error
         return str(text)
 
@@ -329,12 +326,12 @@ class Template:
         return text
 
     def _pin(self) -> None:
-        """Write the settings into the template, without its own system block where they want
-        none."""
+        """Write the settings into the template, without its own system block unless they want
+        it."""
         self.pinned = pin(self.source, self.settings)
-        asked = (_user(_USER),)
-        self.apply(asked, generation=False)  # says what it leaves out
-        text = self._run(asked, generation=False)
+        prompt = (_user(_USER),)
+        self.apply(prompt, generation=False)  # reports texts that it leaves out
+        text = self._run(prompt, generation=False)
         doubled = self._bos if self._bos and text.startswith(self._bos * 2) else ""
         self.pinned = pin(self.source, self.settings, doubled=doubled)
         if self.settings.system is not None:
@@ -343,14 +340,14 @@ class Template:
         is_clear = bool(header) and header + _USER in text
         first_turn = header if is_clear else _USER
         block, _, rest = text.partition(first_turn)
-        # Start tokens without words ("[gMASK]<sop>") are no system block.
+        # Start tokens without words ("[gMASK]<sop>") are not a system block.
         if not self._fills_system_block(text) and not _WORDS.search(block.removeprefix(self._bos)):
             return
         if not is_clear or not rest.startswith(_USER):
             raise ValueError(
-                f"cannot tell where the chat template's own system block ends: {_UNREMOVABLE}"
+                f"cannot find the end of the chat template's own system block: {_UNREMOVABLE}"
             )
-        # SmolLM2's BOS begins the block and every turn, and so the one behind the block.
+        # SmolLM2's BOS begins the block and every turn, and so the turn after the block.
         begins_with_bos = bool(self._bos) and block.startswith(self._bos)
         kept = self._bos if begins_with_bos and not header.startswith(self._bos) else ""
         self.inserted = block.removeprefix(kept)
@@ -359,7 +356,7 @@ class Template:
         )
 
     def _user_header(self) -> str | None:
-        """Find the text with which a later user turn begins, None where that cannot be told."""
+        """Return the text that begins a later user turn, None if unknown."""
         messages = (_user(_USER), _ANSWERED, _user(_NEXT))
         try:
             shorter, longer = (self._try(*messages[:n]) for n in (2, 3))
@@ -370,8 +367,8 @@ class Template:
         return longer[len(shorter) :].partition(_NEXT)[0]
 
     def _fills_system_block(self, text: str) -> bool:
-        """Tell whether `text`, rendered without a system message, has the block that a given one
-        would be put in."""
+        """Return whether `text`, rendered without a system message, has the block that would hold a
+        given one."""
         try:
             given = self._try({"role": "system", "content": _SYSTEM}, _user(_USER))
         except ValueError:  # no system messages at all
@@ -393,13 +390,13 @@ def pin(
 ) -> str:
     """Write settings into a chat template, so that messages alone are rendered as they are here.
 
-    What the caller names still counts: a system message, and the template's own variables. Without
-    them it has `TODAY`, and the settings' enable_thinking and system message.
-    block: what the template writes of its own before the first turn; `kept` is written in its
-    place. Where a conversation begins otherwise, with another date for one, it ends where the first
-    user's turn begins, with `header`. A caller's tools bring the block back, for they stand in it.
-    doubled: a BOS that is written twice, and once here. Marks of what a model generates are gone
-    where anything is cut: transformers counts their places by what was written so far.
+    The caller's own values still count: a system message, and the template's own variables. The
+    defaults are `TODAY`, and the settings' enable_thinking and system message.
+    block: the template's own text before the first turn; `kept` replaces it. If a conversation
+    begins differently, for instance with another date, the block ends where the first user turn
+    begins, with `header`. A caller's tools restore the block, because it contains them.
+    doubled: a BOS that the template writes twice, and once here. Marks of what a model generates
+    are removed if anything is cut: transformers counts their places in the output so far.
     """
     own = "".join(
         f"{{%- if {name} is not defined %}}{{%- set {name} = {_literal(value)} %}}{{%- endif %}}"
@@ -413,13 +410,12 @@ def pin(
             f"{{%- set messages = [{message}] + messages %}}{{%- endif %}}"
         )
     if not block and not doubled:
-        # Templates are run with trim_blocks: the line break behind a tag is not written.
+        # Templates run with trim_blocks: the line break after a tag is not written.
         if own:
             return f"{own}\n{source}"
         return source
     inner = _GENERATION.sub(_as_condition, source)
-    # Jinja drops a line break at the very end; the empty text keeps spaces before the tag from
-    # being dropped too.
+    # Jinja drops a line break at the very end; the empty text preserves spaces before the tag.
     inner = inner.removesuffix("\n") + '{{ "" }}'
     parts = [own, f"{{%- set rendered %}}\n{inner}{{% endset %}}"]
     if block:
@@ -443,17 +439,16 @@ def pin(
 
 
 def _literal(value: Any) -> str:
-    """Write a text, True or False as Jinja does."""
+    """Return a text, True or False in Jinja's notation."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def require_texts(apply: Apply, roles: Sequence[str]) -> None:
     """Raise ValueError for a chat template that leaves out a text of a conversation of these roles.
 
-    Stand-ins are looked for, white space apart: users', assistants' in their order, and the
-    system's anywhere, since Mistral's template puts it into the last user's. What a template does
-    to a text of its own kind, such as stripping it or taking a flag out of it (SmolLM3's
-    /no_think), does not count.
+    The check looks for stand-ins, ignoring white space: users' and assistants' in their order, and
+    the system's anywhere, since Mistral's template puts it into the last user's. Changes to special
+    texts do not count, such as stripping one or removing a flag from it (SmolLM3's /no_think).
     """
     messages = tuple(
         {"role": role, "content": f"zq{role.upper()}{i}qz"} for i, role in enumerate(roles)
@@ -474,43 +469,43 @@ def _is_system(message: Message) -> bool:
 
 
 def _left_out(message: Message, messages: Sequence[Message], text: str) -> str:
-    asked = ", ".join(f"{one['role']} {one['content']!r}" for one in messages)
+    shown = ", ".join(f"{one['role']} {one['content']!r}" for one in messages)
     advice = (
         "It may be made for other roles (human, gpt) or for content in parts, or misspell a name. "
-        f"Use {_OWN_TEMPLATE}, or set tokenizer.chat=False to do without one"
+        f"Use {_OWN_TEMPLATE}, or set tokenizer.chat=False to use none"
     )
     if _is_system(message):
         advice = (
-            "Unset tokenizer.system and put its text into tokenizer.prompt_template, or leave "
-            f"system messages out of the data; or use {_OWN_TEMPLATE}"
+            "Unset tokenizer.system and put its text into tokenizer.prompt_template, or remove "
+            f"system messages from the data; or use {_OWN_TEMPLATE}"
         )
     return (
-        f"the chat template leaves out the {message['role']}'s text, or moves it: for {asked} it "
+        f"the chat template leaves out the {message['role']}'s text, or moves it: for {shown} it "
         f"writes {text!r:.500}. {advice}"
     )
 
 
-def require_header(apply: Apply, asked: Conversation) -> None:
+def require_header(apply: Apply, messages: Conversation) -> None:
     """Raise ValueError for a chat template whose prompts lack the header of the assistant's turn.
 
-    That is one that writes the same with add_generation_prompt as without, though it begins an
+    Such a template writes the same with add_generation_prompt as without, though it begins an
     assistant's message with more than white space (Mistral's does not) and the tags of a thought
-    (Qwen3's). asked: messages, the last of which is the user's.
+    (Qwen3's). messages: the last one is the user's.
     """
-    prompt = _behind_user(apply(asked, True))
-    without = _behind_user(apply(asked, False))
-    whole = _behind_user(apply((*asked, _ANSWERED), False).partition(_ANSWER)[0])
+    prompt = _after_user(apply(messages, True))
+    without = _after_user(apply(messages, False))
+    whole = _after_user(apply((*messages, _ANSWERED), False).partition(_ANSWER)[0])
     if _bare(prompt) == _bare(without) != _bare(whole):
         header = whole.removeprefix(prompt)
         raise ValueError(
             "the chat template ignores add_generation_prompt: a prompt ends with "
-            f"{prompt!r:.200}, and an assistant's message begins with {header!r:.200}, which the "
-            f"model would have to write itself. Use {_OWN_TEMPLATE}, or add at its end: "
+            f"{prompt!r:.200}, but an assistant's message begins with {header!r:.200}, which the "
+            f"model would have to write itself. Use {_OWN_TEMPLATE}, or append: "
             f"{{% if add_generation_prompt %}}{{{{ {header!r} }}}}{{% endif %}}"
         )
 
 
-def _behind_user(text: str) -> str:
+def _after_user(text: str) -> str:
     return text.rpartition(_USER)[2]
 
 
@@ -520,10 +515,9 @@ def _bare(text: str) -> str:
 
 
 def try_out(tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings) -> None:
-    """Run the tokenizer's chat template, if it is to be used, where it can do no harm: see
-    `rehearse`.
+    """Run the tokenizer's chat template, if in use, in a safe process: see `rehearse`.
 
-    Raises ValueError when it takes too long or too much memory.
+    Raises ValueError when it needs too much time or memory.
     """
     if not tokenizer.chat_template or settings.chat is False:
         return
@@ -538,8 +532,7 @@ def try_out(tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings) -> N
 
 
 def _as_condition(tag: re.Match[str]) -> str:
-    """Write a tag that marks what a model generates, or its end, as a condition that is always
-    met."""
+    """Replace a tag that marks generated text, or its end, by a condition that is always true."""
     before, end, after = tag.groups()
     condition = "endif" if end else "if true"
     return f"{before}{condition}{after}"
@@ -554,7 +547,7 @@ def _user(content: str) -> Message:
 
 
 def _chat_template(tokenizer: PreTrainedTokenizerFast) -> str:
-    """Return the tokenizer's chat template. Raises ValueError for one that is no text."""
+    """Return the tokenizer's chat template. Raises ValueError unless it is a text."""
     source = tokenizer.get_chat_template()
     if not isinstance(source, str):
         raise ValueError(
@@ -564,20 +557,18 @@ def _chat_template(tokenizer: PreTrainedTokenizerFast) -> str:
 
 
 def _at_midnight(source: str) -> str:
-    """Return a chat template with `TODAY` at midnight written where it asks for the time.
+    """Return a chat template with `TODAY` at midnight in place of the current time.
 
-    Raises ValueError for a template that asks for it in a format that it computes.
+    Raises ValueError for a template that computes its time format.
     """
     source = _CLOCK.sub(lambda call: repr(TODAY.strftime(call[2])), source)
     if re.search(r"strftime_now\s*\(", source):
-        raise ValueError(
-            "the chat template asks for the time in a format that it computes: set chat=False"
-        )
+        raise ValueError("the chat template computes the format of a time: set chat=False")
     return source
 
 
 def _variables(settings: TemplateSettings) -> dict[str, Any]:
-    """Return what chat templates are given beside the messages."""
+    """Return the inputs of chat templates besides the messages."""
     variables: dict[str, Any] = {"date_string": TODAY.strftime("%d %b %Y")}
     if settings.enable_thinking is not None:
         variables["enable_thinking"] = settings.enable_thinking
@@ -589,6 +580,6 @@ _UNREMOVABLE = (
     'system="default"'
 )
 _NO_USER = (
-    "the system block of this template is taken out: begin the conversation with a system or a "
+    "the system block of this template was removed: begin the conversation with a system or a "
     "user message"
 )

@@ -1,9 +1,9 @@
 """Text to token ids and back, for any Hugging Face fast tokenizer.
 
-Prompts go through `data/template.py` and nothing else is added: at most one beginning-of-sequence
-token, written by the chat template if it writes one, by the tokenizer's own rule where no chat
-template is used. Completions end with one stop token. No mask is ever made from ids: padding may
-share its id with the end of sequence.
+Prompts go through `data/template.py` and nothing else is added, except at most one
+beginning-of-sequence token: the chat template's, or, without a chat template, by the tokenizer's
+own rule. Completions end with one stop token. Masks never depend on ids: padding may share its id
+with the end of sequence.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Ids: TypeAlias = np.ndarray
 Record = TypeVar("Record", Problem, Example)
 
 THINKING = ("<think>", "</think>")
-"""The tokens that begin and end a thought. Where they are special tokens they stay in the text all
-the same: the answer is what follows the thought."""
+"""The tokens that begin and end a thought. Even as special tokens they stay in the text, because
+the answer follows the thought."""
 
 CHAT_TEMPLATE = "chat_template.jinja"
-"""The name that transformers has for the file of a tokenizer's chat template."""
+"""transformers' name for the file of a tokenizer's chat template."""
 
 _SUFFIXES = (".json", ".jinja", ".txt", ".model")  # of a tokenizer's files
 _VOCABULARIES = (
@@ -51,7 +51,7 @@ _VOCABULARIES = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
-# A larger id is a damaged file's: the tables of a model are made for the largest one.
+# A larger id comes from a damaged file: a model's tables are sized for the largest one.
 _MAX_VOCABULARY = 2**24
 
 
@@ -59,29 +59,28 @@ class PromptTokenizer:
     """A fast tokenizer with its templates and stop tokens.
 
     settings: TemplateSettings. template: Template.
-    eos_ids: sorted ids that end a response: those given, the tokenizer's own and the chat
+    eos_ids: sorted ids that end a response: the given ones, the tokenizer's own and the chat
     template's end of turn.
-    stop_id: the one of them that ends completions made from text: the end of turn for chat, else
+    stop_id: the one of them that ends completions encoded from text: the end of turn for chat, else
     the tokenizer's own.
-    pad_id: the tokenizer's padding id, or stop_id where it has none.
-    bos_id, adds_bos: the id that begins a text, None without one; whether the tokenizer puts it
-    there by itself.
-    special_tokens: their names and ids, and the end of turn's, marked as special or not.
+    pad_id: the tokenizer's padding id, or stop_id if it has none.
+    bos_id, adds_bos: the id that begins a text, or None; whether the tokenizer adds it by itself.
+    special_tokens: their names and ids, and the end of turn's, even if not marked as special.
     thinking: those of them that begin and end a thought.
-    pretrained, backend: the tokenizer as transformers and `tokenizers` know it.
+    pretrained, backend: the tokenizer as transformers and `tokenizers` represent it.
     vocab_size: one more than the largest id; a model's table may be larger.
-    id_limit: ids in use are less than it: vocab_size, or `rows` of the model's embedding where
-    these are fewer.
-    fingerprint: 16 hex digits of everything that decides ids and text.
+    id_limit: ids in use are less than it: vocab_size, or `rows` of the model's embedding if that is
+    smaller.
+    fingerprint: 16 hex digits of everything that determines ids and text.
 
     generates: whether responses follow its prompts; a reward model's tokenizer writes whole
     conversations only.
-    fault: called for a chat template whose prompts are not whole (`Template.check`), and for stop
-    tokens, padding, BOS and tokens of the template that the embedding has no row for; to encode one
-    of these is an error all the same.
+    fault: called for a chat template whose prompts are incomplete (`Template.check`), and for stop
+    tokens, padding, BOS and template tokens beyond the embedding's rows; encoding one of these
+    raises regardless.
 
     Raises ValueError for a tokenizer that is not a fast one or has no stop token, for settings it
-    cannot follow, and what `fault` raises.
+    cannot follow, and the errors of `fault`.
     """
 
     def __init__(
@@ -104,10 +103,10 @@ class PromptTokenizer:
         self.pretrained = tokenizer
         vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
-        # Before a copy is made: the bindings walk through all ids.
+        # Checked before a copy: the bindings iterate over all ids.
         if not 0 < self.vocab_size <= _MAX_VOCABULARY:
             raise ValueError(
-                f"a tokenizer has 1 to {_MAX_VOCABULARY} ids, this one has {self.vocab_size}"
+                f"a tokenizer must have 1 to {_MAX_VOCABULARY} ids, this one has {self.vocab_size}"
             )
         self.backend = _backend_copy(tokenizer)
         self.special_tokens: dict[str, int] = {}
@@ -147,9 +146,9 @@ class PromptTokenizer:
     def encode_prompt(self, prompt: Problem | Prompt) -> Ids:
         """Encode a prompt, [P] int32 with P at least 1, ending where the response begins.
 
-        Raises ValueError when the chat template fails, when the problem's own text holds a special
-        token (it would act as one), when the tokenizer does not know a character, and when nothing
-        is left to encode.
+        Raises ValueError when the chat template fails, when the problem's own text contains a
+        special token (it would act as one), when the tokenizer does not know a character, and when
+        nothing is left to encode.
         """
         bare = _bare(prompt)
         contents = [bare] if isinstance(bare, str) else [message["content"] for message in bare]
@@ -169,7 +168,7 @@ class PromptTokenizer:
         return self.render(prompt).rstrip().endswith(THINKING[0])
 
     def leaves_open(self, prompt: Problem | Prompt, text: str) -> bool:
-        """Return whether a response leaves a thought open, its prompt's or its own: it has no
+        """Return whether a response leaves a thought open, its prompt's or its own: it then has no
         answer."""
         if "<think>" not in text and "<think>" not in self.template.own:
             return False
@@ -177,12 +176,13 @@ class PromptTokenizer:
         return answer_text(before + text) is None
 
     def encode_completion(self, text: str, prompt: Problem | Prompt | None = None) -> Ids:
-        """Encode a response and its stop token, [T] int32; a stop token written at the end of
-        `text` is that one.
+        """Encode a response and its stop token, [T] int32; a stop token at the end of `text` counts
+        as that one.
 
-        prompt: what it follows, whose thought it does not open again (see `continued`). Encoded
-        apart from it, as the sampler generates; THINKING counts as such. Raises ValueError when the
-        text holds another special token elsewhere, or a character that the tokenizer does not know.
+        prompt: the prompt before it, whose thought it does not open again (see `continued`). The
+        response is encoded separately from it, as the sampler generates; THINKING counts as special
+        tokens. Raises ValueError when the text contains another special token elsewhere, or a
+        character that the tokenizer does not know.
         """
         stop = self.stop_id
         if prompt is not None and text.lstrip().startswith(THINKING[0]):
@@ -196,14 +196,14 @@ class PromptTokenizer:
         return np.asarray(self._inside([*self.encode_text(text), stop], text), np.int32)
 
     def encode_example(self, example: Example) -> tuple[Ids, Ids]:
-        """Encode the prompt exactly as for sampling, and the completion, which alone carries loss:
-        ([P], [T]) int32."""
+        """Encode the prompt as for sampling, and the completion, which alone carries loss: ([P],
+        [T]) int32."""
         completion = self.encode_completion(example.completion, example.prompt)
         return self.encode_prompt(example.prompt), completion
 
     def decode(self, ids: Ids | Sequence[int]) -> str:
-        """Decode ids without the stop token and special tokens, THINKING apart: what rewards and
-        readers see."""
+        """Decode ids without the stop token and special tokens other than THINKING, for rewards and
+        readers."""
         ids = list(map(int, ids))
         if ids and ids[-1] in self.eos_ids:
             ids = ids[:-1]
@@ -221,10 +221,10 @@ class PromptTokenizer:
         return ", ".join(named)
 
     def stop_string_fault(self, string: str) -> str:
-        """Say what is wrong with a stop string that has a special token, "" for any other.
+        """Explain the fault of a stop string that contains a special token, "" for any other.
 
-        Responses are read without that token. The string is not refused: a policy may spell it out
-        in other tokens.
+        Responses are read without that token. The string is not refused: a policy may spell it in
+        other tokens.
         """
         for name, identifier in self.special_tokens.items():
             ends = identifier in self.eos_ids
@@ -235,18 +235,18 @@ class PromptTokenizer:
                 "generation_config.json"
             )
             if ends:
-                way = "leave the string out, for that token ends a response by itself"
+                way = "remove the string, since that token ends a response by itself"
             return (
-                f"has {string!r}, and responses are read without the special "
-                f"token {name!r}, so that the string never ends one at it: {way}"
+                f"has {string!r}, but responses are read without the special "
+                f"token {name!r}, so the string never ends one there: {way}"
             )
         return ""
 
     def drop_too_long(
         self, records: Sequence[Record], max_prompt_length: int
     ) -> tuple[list[Record], int]:
-        """Return the records whose prompt has at most `max_prompt_length` tokens, and how many
-        others there are."""
+        """Return the records whose prompt has at most `max_prompt_length` tokens, and the count of
+        the others."""
         short = []
         for record in records:
             if len(self.encode_prompt(record.prompt)) <= max_prompt_length:
@@ -254,10 +254,10 @@ class PromptTokenizer:
         return short, len(records) - len(short)
 
     def save(self, folder: storage.PathLike) -> None:
-        """Write the tokenizer as transformers reads it, with the chat template as pinned by the
+        """Write the tokenizer in transformers' format, with the chat template pinned by the
         settings.
 
-        Prompts without a chat template leave none behind. eos_ids belong to the model's files. A
+        Without a chat template the folder has none afterwards. eos_ids are in the model's files. A
         tokenizer with several chat templates keeps those for other uses.
         """
         written = copy.copy(self.pretrained)
@@ -275,22 +275,22 @@ class PromptTokenizer:
                     storage.write_bytes(target, file.read_bytes())
 
     def encode_text(self, text: str) -> list[int]:
-        """Encode a rendered text, whose special tokens count as such.
+        """Encode a rendered text, in which special tokens count as such.
 
-        Raises ValueError if it cannot be encoded, and for a token that the model's embedding has no
-        row for.
+        Raises ValueError if it cannot be encoded, and for a token beyond the rows of the model's
+        embedding.
         """
         return self._inside(encode(self.backend, text), text)
 
     def _inside(self, ids: list[int], text: str) -> list[int]:
-        """Return the ids of a text. Raises ValueError for one that the model's embedding has no row
-        for."""
+        """Return ids that the embedding covers. Raises ValueError for one beyond its rows, quoting
+        the text."""
         if max(ids, default=0) >= self.id_limit:
-            raise ValueError(f"{self._outside(max(ids), 'a token')}; it stands in {text!r:.200}")
+            raise ValueError(f"{self._outside(max(ids), 'a token')}; it is in {text!r:.200}")
         return ids
 
     def without_second_bos(self, ids: list[int]) -> list[int]:
-        """Return ids without what stands before the last BOS of those that they begin with."""
+        """Return ids from the last of the BOS tokens at their beginning."""
         while len(ids) > 1 and ids[0] == ids[1] == self.bos_id:
             ids = ids[1:]
         return ids
@@ -300,13 +300,13 @@ class PromptTokenizer:
             if name and name in text and name not in allowed:
                 at = max(text.index(name) - 20, 0)
                 raise ValueError(
-                    f"the special token {name!r} stands in the text itself "
+                    f"the special token {name!r} is in the text itself "
                     f"({text[at : at + 60]!r}) and would act as one: remove it from the data"
                 )
 
     def _require_own_ids(self) -> None:
-        """Raise ValueError for a token of the tokenizer's own that the model's embedding has no row
-        for."""
+        """Raise ValueError for a token of the tokenizer's own beyond the rows of the model's
+        embedding."""
         if self.id_limit == self.vocab_size:
             return
         own = [(i, "a stop token") for i in self.eos_ids] + [(self.pad_id, "the padding token")]
@@ -320,16 +320,16 @@ class PromptTokenizer:
 
     def _outside(self, identifier: int, kind: str) -> str:
         return (
-            f"{kind}, {self.backend.id_to_token(identifier)!r}, has the id {identifier}, and the "
-            f"model's embedding has {self.id_limit} rows (vocab_size in its config.json). Take the "
-            "tokenizer that the model was trained with; if tokens were added to it, resize the "
+            f"{kind}, {self.backend.id_to_token(identifier)!r}, has the id {identifier}, but the "
+            f"model's embedding has {self.id_limit} rows (vocab_size in its config.json). Use the "
+            "model's original tokenizer; if tokens were added to it, resize the "
             "embedding with transformers (resize_token_embeddings) and save the model again"
         )
 
     def _stops(self, given: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         own = self.pretrained.eos_token_id
         turn_end = self.template.turn_end().lstrip()
-        # Whatever added token a turn ends with ends a response; not all tokenizers mark theirs as
+        # Any added token that ends a turn ends a response; not all tokenizers mark theirs as
         # special.
         decoder = self.backend.get_added_tokens_decoder()
         added = {token.content: i for i, token in decoder.items()} | self.special_tokens
@@ -347,7 +347,7 @@ class PromptTokenizer:
             is_whole = isinstance(i, int | np.integer) and not isinstance(i, bool)
             if not is_whole or not 0 <= i < self.vocab_size:
                 raise ValueError(
-                    f"end-of-sequence ids lie between 0 and {self.vocab_size - 1}, got {i!r:.100}"
+                    f"end-of-sequence ids must be from 0 to {self.vocab_size - 1}, got {i!r:.100}"
                 )
         return int(stops[0]), tuple(sorted(set(map(int, stops))))
 
@@ -367,25 +367,25 @@ class PromptTokenizer:
 
 
 _NO_UNKNOWN = (
-    "a part of it is in no token, and there is none for what is unknown. Where neither model.path "
-    "nor tokenizer.path is set it is the tokenizer of the embedded arithmetic, which knows digits "
-    "and signs alone: set model.path to a model that reads such text, or tokenizer.path for a "
+    "no token covers a part of it, and there is none for unknown text. If neither model.path "
+    "nor tokenizer.path is set, this is the tokenizer of the embedded arithmetic, which has only "
+    "digits and signs: set model.path to a model that reads such text, or tokenizer.path for a "
     "random one"
 )
 
 
 def continued(rendered: str, text: str) -> str:
-    """Return a response without the `<think>`, or the empty thought, that its prompt ends with too.
+    """Return a response without a leading `<think>`, or empty thought, that also ends its prompt.
 
-    Raises ValueError for a response that opens a thought after a prompt that has closed it.
+    Raises ValueError for a response that opens a thought after a prompt that closed it.
     """
     opening, closing = THINKING
     prompt = rendered.rstrip()
     thought, _, rest = text.lstrip().removeprefix(opening).partition(closing)
     if prompt.endswith(closing) and thought.strip():
         raise ValueError(
-            f"the prompt ends with a closed thought, and the response opens another, {text!r:.80}: "
-            "leave it out of the response, or set tokenizer.enable_thinking"
+            f"the prompt ends with a closed thought, but the response opens another, {text!r:.80}: "
+            "remove it from the response, or set tokenizer.enable_thinking"
         )
     if prompt.endswith(closing):
         return rest.lstrip()
@@ -397,8 +397,7 @@ def continued(rendered: str, text: str) -> str:
 
 
 def encode(backend: Any, text: str) -> list[int]:
-    """Encode a text as it stands by the tokenizer's Rust half. Raises ValueError if it cannot be
-    encoded."""
+    """Encode a text by the tokenizer's Rust half. Raises ValueError if it cannot be encoded."""
     try:
         return list(backend.encode(text, add_special_tokens=False).ids)
     except Exception as error:  # also TypeError, for lone surrogates; the bindings raise no others
@@ -420,8 +419,8 @@ def load_tokenizer(
     """Load a tokenizer by folder (local, gs:// or s3://), hub id, or an embedded task
     ("procedural:slips").
 
-    Its stop tokens include those of config.json and generation_config.json beside it. No code of
-    the repository is run.
+    Its stop tokens include those of config.json and generation_config.json in its folder. No code
+    of the repository is run.
     rows, generates, fault: see PromptTokenizer. Raises ValueError when it cannot be found or read,
     or does not fit.
     """
@@ -431,9 +430,9 @@ def load_tokenizer(
         return PromptTokenizer(arithmetic.tokenizer(), settings, rows=rows)
     if name.startswith("procedural:"):
         raise ValueError(
-            f"there is no tokenizer {name!r}: {', '.join(arithmetic.TASKS)} have one, of digits and "
-            "signs. For words set tokenizer.path to a folder or hub id, or leave it empty for the "
-            "model's own"
+            f"there is no tokenizer {name!r}: choose one of {', '.join(arithmetic.TASKS)}, which "
+            "have digits and signs. For words set tokenizer.path to a folder or hub id, or leave it "
+            "empty for the model's own"
         )
     if storage.is_local(name):
         return _load_hugging_face(name, name, settings, revision, options)
@@ -456,7 +455,7 @@ def _fetch(name: str, folder: Path) -> None:
         (folder / file.name).write_bytes(storage.read_bytes(file))
 
 
-# tokenizer.json is all there is; names of transformers 4, 5
+# tokenizer.json is the whole tokenizer; names of transformers 4, 5
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
@@ -467,7 +466,7 @@ def _load_hugging_face(
     revision: str | None,
     options: Mapping[str, Any],
 ) -> PromptTokenizer:
-    """Load a tokenizer from a local folder or hub id; name: what messages call it. options: of
+    """Load a tokenizer from a local folder or hub id; name: its name in messages. options: of
     PromptTokenizer."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -477,34 +476,34 @@ def _load_hugging_face(
         raise ValueError(f"tokenizer {name!r}: there is no such folder")
     vocabularies = list(filter(os.path.exists, (f"{source}/{file}" for file in _VOCABULARIES)))
     if is_folder and not vocabularies:
-        raise ValueError(  # transformers would make an empty one
-            f"tokenizer {name!r}: the folder holds no tokenizer ({_VOCABULARIES[0]}): put the "
-            "files of the one the model was trained with into it, or set tokenizer.path to a "
+        raise ValueError(  # transformers would return an empty one
+            f"tokenizer {name!r}: the folder contains no tokenizer ({_VOCABULARIES[0]}): copy the "
+            "files of the model's original tokenizer into it, or set tokenizer.path to a "
             "folder or hub id that has it"
         )
     for path in vocabularies:
         with open(path, "rb") as handle:
             storage.refuse_pointer(path, handle.read(len(storage.POINTER)))
     try:
-        # AutoTokenizer goes by the model: beside a Qwen2 model it puts Qwen2's own rules in place
-        # of a tokenizer.json that declares a class of its own for generic tokenizers.
+        # AutoTokenizer decides by the model: next to a Qwen2 model it uses Qwen2's own rules instead
+        # of a tokenizer.json that declares a class for generic tokenizers.
         declared_class = _declared(source, "tokenizer_config.json", "tokenizer_class", revision)
         loader: Any = PreTrainedTokenizerFast if declared_class in _GENERIC else AutoTokenizer
         tokenizer = loader.from_pretrained(source, revision=revision, trust_remote_code=False)
         if not tokenizer.chat_template:
-            # Where processors of models with images had it; a tokenizer alone does not read it.
+            # Its place for processors of models with images; a tokenizer alone does not read it.
             template = _declared(source, "chat_template.json", "chat_template", revision)
             tokenizer.chat_template = template or None
         declared = _declared_eos(source, revision)
     except ImportError:
-        raise  # it names what to install
-    # Damaged files make transformers raise anything, and the bindings bare Exceptions.
+        raise  # it names the package to install
+    # Damaged files make transformers raise any error, and the bindings bare Exceptions.
     except Exception as error:
         reason = storage.hub_reason(error)
         if is_folder:
             reason = (
-                f"{type(error).__name__}: {error!s:.1000}. Its tokenizer.json, or a file beside it, is "
-                "cut off or none of a tokenizer: put a whole copy there"
+                f"{type(error).__name__}: {error!s:.1000}. Its tokenizer.json, or a file next to it, is "
+                "cut off or belongs to no tokenizer: replace it by a complete copy"
             )
         raise ValueError(f"tokenizer {name!r} cannot be loaded: {reason}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -527,8 +526,7 @@ def _name_for_all(folder: Path) -> None:
 
 
 def _declared_eos(name: str, revision: str | None) -> tuple[int, ...]:
-    """Read the end-of-sequence ids in generation_config.json and config.json, where there are such
-    files."""
+    """Return the end-of-sequence ids of generation_config.json and config.json, if present."""
     declared: list[int] = []
     for file in ("generation_config.json", "config.json"):
         eos = _declared(name, file, "eos_token_id", revision)
@@ -540,8 +538,7 @@ def _declared_eos(name: str, revision: str | None) -> tuple[int, ...]:
 
 
 def _declared(name: str, file: str, field: str, revision: str | None) -> Any:
-    """Read one field of a JSON file beside the tokenizer, None where there is no such file or
-    field."""
+    """Return one field of a JSON file next to the tokenizer, None if file or field is missing."""
     from transformers.utils.hub import cached_file
 
     path = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
@@ -559,8 +556,8 @@ def _bare(prompt: Problem | Prompt) -> Prompt:
 
 
 def _backend_copy(tokenizer: PreTrainedTokenizerFast) -> Any:
-    """Copy the tokenizer's Rust half, on its own: no call on the original can switch padding or
-    truncation on in it."""
+    """Copy the tokenizer's Rust half, on its own: then no call on the original can switch padding
+    or truncation on in it."""
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())

@@ -1,10 +1,10 @@
-"""Losses: pure functions of log-probabilities and weights that know no model.
+"""Losses: pure functions of log-probabilities and weights, independent of any model.
 
     token_logprobs ─► sft_loss | grpo_loss | entropy_loss | sequence_sums ─► dpo_loss | group_dpo_loss
 
-Each returns (loss, sums). The loss is sum(value * weight) with weights, computed on the host once
-per optimiser step, that hold the normaliser of the whole global batch: add losses and sums over
-micro-batches and devices as they come.
+Each returns (loss, sums). The loss is sum(value * weight). The host computes the weights once per
+optimiser step, and they contain the normaliser of the whole global batch: simply add losses and
+sums over micro-batches and devices.
 """
 
 from g2d_jax.losses.dpo import dpo_loss, dpo_weights

@@ -1,12 +1,12 @@
 """Direct preference optimisation on sequence log-probabilities.
 
 Equation 3 of "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495),
-after Rafailov et al. (arXiv 2305.18290); label smoothing as in conservative DPO; IPO is equation 17
-of Azar et al. (arXiv 2310.12036); "sigmoid_norm" is length-normalised DPO as in TRL; "simpo" is
-equation 6 of SimPO (arXiv 2405.14734), which has no reference; the negative log-likelihood of the
-chosen response that may be added is the one of the paper's section 4.2 (scale 1 there), per token
-as in its section 5.1 and in Pang et al. (arXiv 2404.19733, equation 1). Normaliser: the pairs in
-the global batch of one optimiser step, or all of its prompts (`dpo_weights`).
+after Rafailov et al. (arXiv 2305.18290). Label smoothing is that of conservative DPO. IPO is
+equation 17 of Azar et al. (arXiv 2310.12036). "sigmoid_norm" is length-normalised DPO as in TRL.
+"simpo" is equation 6 of SimPO (arXiv 2405.14734), which has no reference. The optional negative
+log-likelihood of the chosen response is that of the first paper's section 4.2 (scale 1 there), per
+token as in its section 5.1 and in Pang et al. (arXiv 2404.19733, equation 1). Normaliser: the pairs
+in the global batch of one optimiser step, or all of its prompts (`dpo_weights`).
 
 N: preference pairs. Log-probabilities are sums over the tokens of a response (not means), in nats;
 with beta 0.1.
@@ -37,23 +37,22 @@ from g2d_jax.losses.reduction import (
 from g2d_jax.records import tie_nats
 
 PER_TOKEN = ("sigmoid_norm", "ipo", "simpo")
-"""The losses whose log-ratios, or with SimPO log-probabilities, are means over a response's
-tokens."""
+"""The losses that average log-ratios (SimPO: log-probabilities) over a response's tokens."""
 
 Pair = tuple[Array, Array]
-"""Values of the chosen responses and of the rejected ones, both [N]."""
+"""Values of the chosen and of the rejected responses, both [N]."""
 
 NUMBERS = ("beta", "simpo_gamma", "nll_coef")
-"""The settings that are numbers of the loss: a program may take them as arguments."""
+"""The settings that are numbers of the loss: a program may have them as arguments."""
 
 
 def dpo_weights(num_pairs: int, num_prompts: int | None = None) -> np.ndarray:
-    """Weigh each pair, [num_pairs] float32: 1 / (pairs in the global batch), as in TRL. Padding
-    pairs take 0.
+    """Weigh each pair, [num_pairs] float32: 1 / (pairs in the global batch), as in TRL. Give padding
+    pairs 0.
 
-    num_prompts: of the global batch, those without a pair included, to divide by in place of the
-    pairs: a prompt without a pair then counts as a loss of 0, as in the paper's published recipe
-    (fairseq2), and the more prompts are skipped, the shorter is the step.
+    num_prompts: if given, the divisor: the prompts of the global batch, including those without a
+    pair. Such a prompt counts as a loss of 0, as in the paper's published recipe (fairseq2): the
+    more prompts are skipped, the shorter the step.
     """
     return np.full(
         (num_pairs,), 1.0 / max(num_pairs if num_prompts is None else num_prompts, 1), np.float32
@@ -61,10 +60,10 @@ def dpo_weights(num_pairs: int, num_prompts: int | None = None) -> np.ndarray:
 
 
 def ipo_loss(gaps: Array, beta: Number) -> Array:
-    """Compute IPO per pair, (gap - 1 / (2 beta))^2: a target for the gap where the sigmoid always
-    asks for more.
+    """Compute IPO per pair, (gap - 1 / (2 beta))^2: a target for the gap, which the sigmoid always
+    widens.
 
-    gaps: any shape, log-ratio per token of chosen minus that of rejected. Same shape, float32.
+    gaps: any shape, chosen minus rejected log-ratio per token. Returns the same shape, float32.
     """
     return jnp.square(gaps - 1.0 / (2.0 * beta))
 
@@ -83,29 +82,29 @@ def dpo_loss(
 ) -> tuple[Array, Sums]:
     """Compute sum((pair loss - nll_coef * policy_chosen / chosen_lengths) * weight) over N pairs.
 
-    policy_*, ref_*: [N] summed log-probability of each response under the policy and the reference;
-    no gradient flows into the reference, and with "simpo", which has none, ref_* are not read.
-    weights: [N], see `dpo_weights`; 0 marks a padding pair, whose values do not matter. All arrays
-    have one shape, which may be any. settings.loss_type: "sigmoid" is equation 3; "sigmoid_norm"
-    and "ipo" divide each log-ratio by its response's length in tokens first, as TRL does, and
-    "simpo" each log-probability; its margins are to exceed simpo_gamma. They need chosen_lengths
-    and rejected_lengths [N]. settings.nll_coef: times the chosen response's negative
-    log-likelihood, the mean over its tokens, which needs chosen_lengths. settings.normalizer is that of the weights.
-    numbers: of NUMBERS, in place of those of the settings; they may be arguments of a program.
+    policy_*, ref_*: [N] summed log-probability of each response under the policy and the reference.
+    No gradient flows into the reference; "simpo" has none and does not read ref_*. weights: [N], see
+    `dpo_weights`; 0 marks a padding pair, whose values do not matter. All arrays have one common
+    shape. settings.loss_type: "sigmoid" is equation 3; "sigmoid_norm" and "ipo" first divide each
+    log-ratio by its response's length in tokens, as TRL does; "simpo" divides each log-probability,
+    and simpo_gamma is its target margin. All three need chosen_lengths and rejected_lengths [N].
+    settings.nll_coef: multiplies the chosen response's negative log-likelihood, the mean over its
+    tokens, which needs chosen_lengths. settings.normalizer is that of the weights.
+    numbers: of NUMBERS, replacing those of the settings; they may be arguments of a program.
 
     Returns (loss, sums), scalars in float32. Sums under TRL's names, each over active pairs:
       pairs               their number, the normaliser of all the others
       rewards/chosen      beta * (policy - reference) of the chosen response; with "simpo" beta * policy / length
       rewards/rejected    the same of the rejected one
       rewards/margins     chosen reward - rejected reward
-      rewards/accuracies  1 where the chosen reward is greater, one half at a tie (`records.tie_nats`): of a policy
-                          that is its reference 0.5, as by chance. TRL counts ties as 0
+      rewards/accuracies  1 where the chosen reward is greater, 0.5 at a tie (`records.tie_nats`): a policy equal to
+                          its reference scores 0.5, as by chance. TRL counts ties as 0
       logps/chosen, logps/rejected   the policy's summed log-probabilities
-      nll_loss            the negative log-likelihood that nll_coef multiplies, only with nll_coef. TRL's DPO has no
-                          such metric (its loss_type "sft" is a mean over all chosen tokens of a
-                          batch); the name is that of its CPO and ORPO trainers
-    Raises ValueError for differing shapes, and without the reference or the lengths where the
-    settings need them; AssertionError for a loss_type that has no formula here.
+      nll_loss            the negative log-likelihood that nll_coef multiplies, only with nll_coef. TRL's CPO and ORPO
+                          trainers use this name; its DPO has no such metric (its loss_type "sft" is a mean over all
+                          chosen tokens of a batch)
+    Raises ValueError for differing shapes, or if the reference or the lengths are missing but
+    needed; AssertionError for a loss_type without a formula here.
     """
     beta, simpo_gamma, nll_coef = (numbers.get(name, getattr(settings, name)) for name in NUMBERS)
     loss_type = settings.loss_type
@@ -167,11 +166,11 @@ def _pair_loss(settings: OnlineDPO, gaps: Array, beta: Number, simpo_gamma: Numb
 
 
 def _rewards(beta: Number, rewarded: Pair, terms: tuple[Array, ...]) -> dict[str, Array]:
-    """Return the implicit rewards of each pair. terms: the log-probabilities they are made of."""
+    """Return the implicit rewards of each pair. terms: the log-probabilities in them."""
     chosen, rejected = (beta * values for values in rewarded)
     margins = chosen - rejected
-    # Sums of tens of thousands of log-probabilities differ by rounding alone: within it a pair is
-    # a tie, and a policy that is its reference has an accuracy of one half.
+    # Sums of tens of thousands of log-probabilities differ by rounding alone. Within that a pair is
+    # a tie, so that a policy equal to its reference has an accuracy of one half.
     slack = beta * tie_nats(sum(map(jnp.abs, terms)))
     is_right = jnp.where(jnp.abs(margins) <= slack, 0.5, (margins > 0).astype(jnp.float32))
     return {

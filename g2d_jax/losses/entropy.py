@@ -1,4 +1,4 @@
-"""Entropy regularisation: the mean next-token entropy of the trained responses, rewarded.
+"""Entropy regularisation: a bonus for the mean next-token entropy of the trained responses.
 
 "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495) adds the mean
 negative entropy of the next-token distributions to any loss, with coefficients of 1e-4 to 5e-4.
@@ -21,13 +21,13 @@ from g2d_jax.losses.reduction import (
 
 
 def entropy_loss(entropies: jax.Array, weights: jax.Array, coef: Number) -> tuple[jax.Array, Sums]:
-    """Compute -coef * sum(entropy * weight), to be added to another loss.
+    """Compute -coef * sum(entropy * weight), to add to another loss.
 
-    entropies: of the distribution that each token was drawn from, in nats, differentiable
+    entropies: in nats, of the distribution that each token was sampled from, differentiable
     (`token_logprobs`); any shape. weights: same shape, see `sft_weights`; 0 on prompt and padding.
-    coef: at least 0. Returns (loss, sums), scalars in float32. Sums, each over active tokens and
-    with a count of their own, for these tokens need not be those of the other loss ("entropy" is
-    the sampler's metric):
+    coef: at least 0. Returns (loss, sums), scalars in float32. Sums, each over active tokens; they
+    have their own count, since the other loss may use other tokens ("entropy" is the sampler's
+    metric):
       policy_entropy|entropy_tokens   entropy
       entropy_tokens                  their number
     Raises ValueError if the shapes differ or for a negative coef.

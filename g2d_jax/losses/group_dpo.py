@@ -1,7 +1,7 @@
 """GroupDPO: the mean DPO loss over all pairs of a correct and an incorrect response to one prompt.
 
 Equation 4 of "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495). Each
-response is forwarded once: pairs are formed from log-probabilities, inside one row of a packed
+response has one forward pass. Pairs are formed from log-probabilities inside one row of a packed
 batch, so a prompt's responses must share a row. Normaliser: prompts with a pair in the global
 batch, or all its prompts, times the prompt's own pairs (`group_dpo_weights`).
 
@@ -31,9 +31,9 @@ def group_dpo_weights(
     """Weigh every pair of each prompt: 1 / (prompts with a pair * correct * incorrect), 0 for a
     prompt without a pair.
 
-    num_correct, num_incorrect: [N] responses that take part, of every prompt in the global batch of
-    one optimiser step.
-    num_prompts: to divide by in place of the prompts with a pair, as in `dpo_weights`.
+    num_correct, num_incorrect: [N] responses used, of every prompt in the global batch of one
+    optimiser step.
+    num_prompts: if given, the divisor instead of the prompts with a pair, as in `dpo_weights`.
     Returns [N] float32. Host side. Raises ValueError for other shapes or a negative count.
     """
     correct, incorrect = np.asarray(num_correct, np.int64), np.asarray(num_incorrect, np.int64)
@@ -49,7 +49,7 @@ def group_dpo_weights(
 
 def pair_weights(sides: Array, groups: Array, weights: Array) -> Array:
     """Spread weights [R, M] to [R, M, M] float32: of chosen place i with rejected place j, 0 where
-    they are no pair.
+    they form no pair.
 
     See `group_dpo_loss` for the arguments.
     """
@@ -76,16 +76,16 @@ def group_dpo_loss(
     and one group.
 
     All arrays are [R, M]. policy, reference: summed log-probability of each response; no gradient
-    flows into the reference, which is None where the loss has none. sides: 1 chosen, -1 rejected, 0
-    takes no part (its values do not matter). groups: the prompt of each response, a number that is
-    its own within the row. weights: of each pair that a chosen place is in, see
-    `group_dpo_weights`; those of other places are not read.
+    flows into the reference, which is None if the loss has none. sides: 1 chosen, -1 rejected, 0
+    unused (its values do not matter). groups: the prompt of each response, a number unique within
+    the row. weights: for each pair of a chosen place, see `group_dpo_weights`; other places' weights
+    are not read.
     settings, numbers: as in `dpo_loss`; with these weights nll_coef multiplies the mean over a
-    prompt's chosen responses, then over prompts. lengths: of the responses in tokens, as it asks
-    for them.
+    prompt's chosen responses, then over prompts. lengths: of the responses in tokens, required as
+    in `dpo_loss`.
 
-    Returns (loss, sums): `dpo_loss` of the pairs written out, with the same sums, each over pairs;
-    one pair a prompt gives what it gives. Raises ValueError as it does.
+    Returns (loss, sums): equal to `dpo_loss` of all the pairs, with the same sums, each over pairs.
+    Raises ValueError as `dpo_loss`.
     """
     check_same_shape(
         policy=policy,
@@ -99,7 +99,7 @@ def group_dpo_loss(
         raise ValueError(f"the arrays of GroupDPO must be [rows, places], got {policy.shape}")
     pairs = pair_weights(sides, groups, weights)
 
-    # Each response was forwarded once. Its number is read in the row of every pair in which it is
+    # Each response has one forward pass. Its number is read in the row of every pair in which it is
     # chosen, and in the column of every pair in which it is rejected.
     def spread(x: Array | None, axis: int) -> Any:
         if x is None:

@@ -1,18 +1,17 @@
-"""Group relative policy optimisation, token-level clipped, with the family of normalisers that TRL
-names.
+"""Group relative policy optimisation, token-level clipped, with the normalisers that TRL names.
 
-Equation 1 of "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495) is
-the default: the loss is summed over the tokens and over the responses of a group and averaged over
-prompts, the advantage is reward minus group mean, with no standard deviation and no length. The KL
-term to the reference, whose form the paper leaves out, is the k3 estimator of Schulman
+The default is equation 1 of "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv
+2506.21495). Its loss is summed over the tokens and the responses of a group and averaged over
+prompts. The advantage is reward minus group mean, without standard deviation or length. The paper
+leaves out the form of the KL term to the reference; here it is Schulman's k3 estimator
 (joschu.net/blog/kl-approx.html), weighted like the rest. The other loss types are those of Hugging
-Face TRL 1.16, and verl's "seq-mean-token-sum", which the paper's published recipe computes: that of
-equation 1 over the group's size. With a large Adam epsilon the scale of the loss matters, so they
-are not interchangeable at one learning rate. The ratio may be one per response (GSPO, arXiv
-2507.18071) and may be corrected for a sampler whose probabilities differ from the trainer's
+Face TRL 1.16, and verl's "seq-mean-token-sum", which the paper's published recipe computes:
+equation 1 over the group's size. With a large Adam epsilon the scale of the loss matters, so loss
+types are not interchangeable at one learning rate. The ratio may be one per response (GSPO, arXiv
+2507.18071). It may also be corrected for a sampler whose probabilities differ from the trainer's
 (truncated importance sampling, as TRL's "token_truncate"). "cispo" (MiniMax-M1, arXiv 2506.13585,
-equation 4) clips the ratio as a constant weight of the log-probability, so that a token beyond the
-bound still has a gradient.
+equation 4) uses the clipped ratio as a constant weight of the log-probability, so that a token
+beyond the bound still has a gradient.
 
 N prompts, G responses per prompt, S sequences (all responses of one optimiser step's global batch).
 
@@ -59,7 +58,7 @@ from g2d_jax.records import differ
 
 MAX_LOG_RATIO = 20.0
 """Upper bound of a log-ratio before exp, so that ratio and gradient stay finite: e^20 is 4.9e8.
-Beyond it a token has no gradient. From below nothing needs a bound."""
+Beyond it a token has no gradient. No lower bound is needed."""
 
 
 def group_advantages(
@@ -68,9 +67,9 @@ def group_advantages(
     """Compute each response's advantage: its reward minus its group's mean, optionally over a
     standard deviation.
 
-    rewards: [N, G], NaN for an unscorable response. Such a response is left out of mean and
-    standard deviation and gets advantage 0: it neither helps nor hurts. A group of equal rewards,
-    or with fewer than two scorable responses, gets exactly 0 throughout.
+    rewards: [N, G], NaN for an unscorable response. Mean and standard deviation leave it out, and
+    its advantage is 0. A group of equal rewards, or with fewer than two scorable responses, has
+    exactly 0 throughout.
     scale_rewards: "none" (the paper), or divide by eps + the unbiased (ddof 1) standard deviation
     of the "group" or of all scorable rewards of the "batch" about their common mean, as in TRL.
     eps: 1e-4 in TRL, 1e-6 in the paper's published recipe. Returns [N, G] float32, computed in
@@ -96,7 +95,7 @@ def group_advantages(
     scorable = ~np.isnan(rewards)
     total = np.where(scorable, rewards, 0.0).sum(1, keepdims=True)
     mean = total / np.maximum(scorable.sum(1, keepdims=True), 1)
-    # Equal rewards leave rounding errors of the mean, which a division by 1e-4 would turn into a
+    # Equal rewards leave rounding errors of the mean: a division by 1e-4 would turn these into a
     # signal.
     centred = np.where(scorable & differ(rewards)[:, None], rewards - mean, 0.0)
     return (centred / _reward_scale(rewards, centred, scale_rewards, eps)).astype(np.float32)
@@ -126,26 +125,26 @@ def token_weights(
     max_completion_length: int,
     mask: ArrayLike | None = None,
 ) -> np.ndarray:
-    """Weigh every token of each sequence, with the normaliser of the whole global batch inside.
+    """Weigh every token of each sequence; the weights contain the whole global batch's normaliser.
 
     loss_type, normaliser:
       "sum"      prompts: sum over tokens and over the group, mean over prompts (equation 1)
       "seq-mean-token-sum"  sequences: sum over tokens, mean over the group and over prompts
       "grpo"     sequences x own length: mean over a sequence's tokens, then over sequences
       "dr_grpo"  sequences x max_completion_length: a constant
-      "dapo"     tokens of the step. If one generation feeds several steps, TRL takes their average instead
-      "cispo"    the same; the loss of a token is another one, see `grpo_loss`
-      "bnpo"     tokens of this very step. TRL takes them per micro-batch and device and averages, so that its value
-                 depends on the split; ours is TRL's for one micro-batch on one device, whatever the
+      "dapo"     tokens of the step. If one generation serves several steps, TRL uses their average instead
+      "cispo"    the same; its loss per token differs, see `grpo_loss`
+      "bnpo"     tokens of this very step. TRL counts them per micro-batch and device and averages, so its value
+                 depends on the split; ours is TRL's for one micro-batch on one device, for any
                  split
     lengths: [S] completion tokens of every sequence in the global batch of one optimiser step.
-    num_prompts: prompts in that batch, those without any signal included.
+    num_prompts: prompts in that batch, including those without a signal.
     mask: [S] bool, False for a sequence left out of the loss (TRL's mask_truncated_completions):
     weight 0, so no policy term and no KL. It still counts as a sequence and in num_prompts, but not
     in the tokens of the last three.
-    An unscorable sequence is not masked: its advantage is 0, it counts like any other and keeps its
-    KL term. Returns [S] float32. Host side. Raises ValueError for an unknown loss_type or a number
-    out of range.
+    An unscorable sequence is not masked: its advantage is 0, but it counts like any other and keeps
+    its KL term. Returns [S] float32. Host side. Raises ValueError for an unknown loss_type or a
+    number out of range.
     """
     lengths = np.asarray(lengths, np.int64)
     included = np.ones(lengths.shape, bool) if mask is None else np.asarray(mask, bool)
@@ -204,31 +203,30 @@ def grpo_loss(
     """Compute sum(weight * (-min(ratio * A, clip(ratio, 1 - epsilon, 1 + epsilon_high) * A) *
     importance + beta * k3)).
 
-    The sum is over tokens. All arrays have one shape, any. The numbers may be arguments of a
+    The sum is over tokens. All arrays have one common shape. The numbers may be arguments of a
     program.
-    logprobs: of the sampled tokens under the policy being trained, the only input that takes a
-    gradient.
-    old_logprobs: under the policy as it was before the first update on its rollouts; None where
-    this update is that first one: they are then logprobs themselves, without gradient, and the
-    ratio is exactly 1 in any dtype.
-    ref_logprobs: under the reference; None where there is none, needed if beta is not 0.
+    logprobs: of the sampled tokens under the trained policy, the only input with a gradient.
+    old_logprobs: under the policy before the first update on its rollouts. None means that this is
+    the first update: old_logprobs then equal logprobs, without gradient, and the ratio is exactly 1
+    in any dtype.
+    ref_logprobs: under the reference; None if there is none, needed if beta is not 0.
     advantages: of each token's sequence, see `group_advantages`. weights: see `token_weights`; 0 on
     prompt and padding.
     epsilon_high: None is epsilon.
     cispo: the policy term is -min(ratio, 1 + epsilon_high) * A * log-probability, with no gradient
-    through the ratio. There is no bound from below, as in the paper's runs and in TRL, whose
-    epsilon_high is 1 + ours.
-    sampler_logprobs: as drawn, by a sampler whose arithmetic, and so whose probabilities, differ a
-    little; for metrics, and the base of the importance weights. importance_cap: if not 0, each
-    token's policy term is multiplied by min(old / sampler's probability, importance_cap), truncated
-    importance sampling as TRL's "token_truncate": the cap bounds the variance, at the price of a
-    bias. It needs sampler_logprobs.
+    through the ratio. It has no lower bound, as in the paper's runs and in TRL, whose epsilon_high
+    is 1 + ours.
+    sampler_logprobs: as sampled, by a sampler whose arithmetic, and so whose probabilities, differ
+    a little; for metrics and importance weights. importance_cap: if not 0, each token's policy term
+    is multiplied by min(old / sampler's probability, importance_cap). This is truncated importance
+    sampling as in TRL's "token_truncate": the cap bounds the variance but adds a bias. It needs
+    sampler_logprobs.
     sequence_ids: int32, the response of each token, in [0, number of tokens) and negative on prompt
-    and padding. Given, the ratio is one per response, exp of its mean log-ratio over the tokens of
-    weight other than 0: GSPO's s_i, TRL's importance_sampling_level "sequence". With the weights of
-    "grpo" the loss is GSPO's objective. None: one per token.
+    and padding. If given, each response has one ratio: exp of its mean log-ratio over the tokens of
+    nonzero weight. This is GSPO's s_i, TRL's importance_sampling_level "sequence"; with the weights
+    of "grpo" the loss is GSPO's objective. None: one ratio per token.
 
-    Returns (loss, sums), scalars in float32; the sums are described at the head of this file.
+    Returns (loss, sums), scalars in float32; the module docstring describes the sums.
     Raises ValueError for differing shapes, a negative parameter, beta without a reference, or
     importance_cap without the sampler's log-probabilities.
     """
@@ -287,16 +285,16 @@ def _check_needed(
         )
     if not is_off(importance_cap) and sampler_logprobs is None:
         raise ValueError(
-            f"importance_cap {importance_cap} needs sampler_logprobs, what the responses were "
-            "drawn with"
+            f"importance_cap {importance_cap} needs sampler_logprobs, the log-probabilities at "
+            "sampling"
         )
 
 
 def _clip(
     log_ratio: Array, advantages: Array, lowest: Number, highest: Number
 ) -> tuple[Array, Array, dict[str, Array]]:
-    """Return what equation 1 multiplies by the advantage, the clipped ratio as a constant, and the
-    metrics of both."""
+    """Return the factor of the advantage in equation 1, the clipped ratio as a constant, and their
+    metrics."""
     ratio = jnp.exp(jnp.minimum(log_ratio, MAX_LOG_RATIO))
     low = (ratio < lowest) & (advantages < 0)
     high = (ratio > highest) & (advantages > 0)
@@ -307,7 +305,7 @@ def _clip(
         "clip_ratio/region_mean": (low | high).astype(jnp.float32),
         "ratio": ratio,
     }
-    # The minimum of equation 1 takes the clipped side in exactly these two cases, where it is a
+    # In exactly these two cases the minimum of equation 1 selects the clipped side, which is
     # constant.
     return jnp.where(low | high, clipped, ratio), clipped, metrics
 
@@ -317,8 +315,7 @@ def _importance(
 ) -> tuple[Array, dict[str, Array], Sums]:
     """Return old / sampler's probability, at most the cap if that is not 0; its metrics, and
     extremes."""
-    # The bound is of the logarithm, before exp: nothing grows to infinity, whose product with an
-    # advantage of 0 would be NaN.
+    # The logarithm is bounded, before exp: an infinity times an advantage of 0 would be NaN.
     most = MAX_LOG_RATIO if is_off(cap) else jnp.log(cap)
     importance = jnp.exp(jnp.minimum(log_importance, most))
     difference = jnp.abs(log_importance)

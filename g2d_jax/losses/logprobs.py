@@ -1,12 +1,12 @@
 """Log-probabilities and entropies of tokens over a large vocabulary, without holding [N, V] logits.
 
 With 152k words one row of 16k tokens would need 10 GB of logits, and as much again for their
-gradient. So tokens are taken in chunks, forward and backward: each chunk's logits live only inside
-one step of a loop, and the backward pass computes them again. A CPU, whose micro-batches are small,
-keeps them instead. The loop ends with the last token that counts: prompts and padding are not
-multiplied. The backward pass is written by hand so that the gradient of the head is summed over
-chunks in float32 even when the head is bfloat16 (differentiating the loop would sum it in the
-head's own type, and a loop as long as data has no gradient).
+gradient. So tokens are processed in chunks, forward and backward: each chunk's logits exist only
+inside one step of a loop, and the backward pass recomputes them. A CPU, whose micro-batches are
+small, keeps them instead. The loop ends at the last token that counts, so prompts and padding cost
+nothing. The backward pass is written by hand: it sums the head's gradient over chunks in float32
+even if the head is bfloat16. (Differentiating the loop would sum in the head's own type, and a
+loop of data-dependent length has no gradient.)
 
 N tokens, D width, V vocabulary, C tokens in a chunk, K chunks.
 """
@@ -28,15 +28,15 @@ from g2d_jax.runtime.matmul import CPU, PLAIN, Products, products_on
 from g2d_jax.runtime.mesh import RULES, spec
 
 CHUNK = 1024
-"""Tokens per chunk at most: enough to keep a matrix unit busy."""
+"""Most tokens per chunk: enough to keep a matrix unit busy."""
 
 LOGITS = 2**27
-"""Logits of a chunk at most: half a GiB in float32, of which the backward pass holds three. So many
-of a whole micro-batch a CPU keeps for it: computing them again is a quarter of the head's work."""
+"""Most logits of a chunk: half a GiB in float32, of which the backward pass holds three. A CPU keeps
+up to this many per micro-batch: recomputing them is a quarter of the head's work."""
 
 CPU_CHUNK = 256
-"""Tokens per chunk on a CPU, whose micro-batches are small: of the last chunk half is empty, on
-average."""
+"""Tokens per chunk on a CPU, whose micro-batches are small: on average half of the last chunk is
+empty."""
 
 
 def chunk_of(words: int, platform: str) -> int:
@@ -48,7 +48,7 @@ def chunk_of(words: int, platform: str) -> int:
 
 
 def logits_kept(mesh: Mesh, tokens: int, words: int) -> int:
-    """Count the logits of a device's `tokens` that are kept for the backward pass: all, or none."""
+    """Count the logits of a device's `tokens` kept for the backward pass: all, or none."""
     logits = tokens * words
     return logits if products_on(mesh) is CPU and logits <= LOGITS else 0
 
@@ -59,7 +59,7 @@ def transform_logits(logits: Array, temperature: Number = 1.0) -> Array:
 
     logits: [..., V], any float type. temperature: positive; a number, or an array that broadcasts
     against logits. Returns [..., V] float32. Raises ValueError for a number that is not positive:
-    greedy decoding has no log-probs of its own, so a caller that decodes greedily takes the argmax
+    greedy decoding has no log-probs of its own, so a caller that decodes greedily uses the argmax
     and passes 1.
     """
     if isinstance(temperature, int | float):
@@ -84,13 +84,13 @@ def token_logprobs(
 
     hidden: [N, D], the decoder's output after its final norm, at the position that predicts the
     target.
-    head: [D, V]; it is multiplied in hidden's type, with float32 accumulation. targets: [N] int32.
-    A target outside [0, V) has log-probability NaN, never that of another word; with a loss weight
-    of 0 it does no harm.
-    counted: [N] bool; the others cost nothing, have 0 for both results and no gradient. All count
-    where it is None.
+    head: [D, V]; multiplied in hidden's type, with float32 accumulation. targets: [N] int32. A
+    target outside [0, V) has log-probability NaN, never another word's; a loss weight of 0 makes it
+    harmless.
+    counted: [N] bool; other tokens cost nothing and have 0 for both results and no gradient. None
+    counts all.
     temperature: divides the logits, as the sampler does; no gradient flows into it. chunk: tokens
-    at once, of which N need not be a multiple.
+    at once; N may be any number.
     with_entropy: False returns None for the entropies and skips their work.
 
     Returns (logprobs [N] float32, entropies [N] float32 or None). Both are differentiable in hidden
@@ -121,7 +121,7 @@ def _check(hidden: Array, head: Array, targets: Array, chunk: int) -> None:
 
 
 def _positive(temperature: Number) -> Array:
-    """Return a temperature as a float32 scalar. Raises ValueError for one that is known and not
+    """Return a temperature as a float32 scalar. Raises ValueError if it is known and not
     positive."""
     if not isinstance(temperature, jax.core.Tracer) and not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
@@ -132,9 +132,9 @@ def _positive(temperature: Number) -> Array:
 class _Settings:
     """The static settings of a program.
 
-    keep_logits: from the forward pass to the backward one, [N, V], in place of computing them
-    again. parts: the mesh axes that the given head is a part over, inside `shard_map`, each with
-    the head's dimension that it splits.
+    keep_logits: keep [N, V] from the forward pass for the backward pass instead of recomputing.
+    parts: inside `shard_map`, the mesh axes that split the given head, each with the head's
+    dimension.
     """
 
     chunk: int
@@ -153,7 +153,7 @@ def _chunked(
     temperature: Array,
     settings: _Settings,
 ) -> tuple[Array, Array]:
-    once = replace(settings, keep_logits=False)  # nobody asks for gradients
+    once = replace(settings, keep_logits=False)  # no gradients needed
     return _forward(hidden, head, targets, counted, temperature, once)[0]
 
 
@@ -166,7 +166,7 @@ def _forward(
     settings: _Settings,
 ) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
     """Return ((logprobs, entropies), residuals): the inputs, the whole head, two numbers per token,
-    and the logits of each chunk where they are kept."""
+    and the logits of each chunk if kept."""
     cast_head = head.astype(hidden.dtype)
     for axis, dimension in settings.parts:
         cast_head = jax.lax.all_gather(cast_head, axis, axis=dimension, tiled=True)
@@ -183,7 +183,7 @@ def _forward(
         target_logits = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
         top = jnp.max(logits, axis=-1)
         shifted = logits - top[:, None]
-        # Shared by both sums: most of the cost besides the product.
+        # Both sums share it: after the product it is most of the cost.
         exponentials = jnp.exp(shifted)
         total = jnp.sum(exponentials, axis=-1)
         log_z = top + jnp.log(total)
@@ -195,7 +195,7 @@ def _forward(
         return written, kept
 
     blank = jnp.zeros(targets.shape, jnp.float32)
-    # Not filled with zeros: only what is written is read, and on a CPU takes memory.
+    # Not filled with zeros: only written parts are read, and on a CPU only they use memory.
     size = (*chunks.shape, cast_head.shape[1]) if settings.keep_logits else (0,)
     start = (blank, blank, blank), jax.lax.empty(size, jnp.float32)
     (logprobs, log_z, entropies), kept = jax.lax.fori_loop(0, count, add, start)
@@ -227,7 +227,7 @@ def _backward(
         grad = logprob_grad[:, None] * (_one_hot(targets_c, logps).astype(jnp.float32) - p)
         if settings.with_entropy:
             grad -= entropy_grad[:, None] * p * (logps + entropies_c[:, None])
-        # Products in the model's own type, as in the forward pass; sums in float32.
+        # Products are in the model's own type, as in the forward pass; sums in float32.
         grad = (grad / temperature).astype(hidden.dtype)
         to_head = multiply(by_rows(hidden_c.T), grad, preferred_element_type=jnp.float32)
         to_hidden = multiply(grad, transposed_head, preferred_element_type=jnp.float32)
@@ -235,23 +235,22 @@ def _backward(
 
     start = (jnp.zeros(cast_head.shape, jnp.float32), jnp.zeros_like(hidden))
     head_grad, hidden_grad = jax.lax.fori_loop(0, count, add, start)
-    # In float32, and each device gets its own part only.
+    # In float32; each device receives its own part only.
     for axis, dimension in reversed(settings.parts):
         blocks = 8 if head_grad.size > LOGITS else 1
         head_grad = sum_scattered(head_grad, axis, dimension, blocks)
-    # Left free, XLA would move the sum behind the loop over micro-batches, and keep the whole
-    # head's gradient for it.
+    # Otherwise XLA would move the sum after the loop over micro-batches, and keep the whole head's
+    # gradient for it.
     head_grad = jax.lax.optimization_barrier(head_grad)
     return hidden_grad, head_grad.astype(head.dtype), None, None, None
 
 
 def sum_scattered(matrix: Array, axis: str, dimension: int, blocks: int) -> Array:
-    """Add a matrix up over a mesh axis, each device keeping its part of a dimension. To be traced
-    in `shard_map`.
+    """Add a matrix up over a mesh axis, each device keeping its part of a dimension. For tracing in
+    `shard_map`.
 
-    blocks: it goes in so many, as far as they divide the other dimension. libtpu makes an
-    all-reduce of each, whose result is as large as what goes in: of Qwen2.5-7B's head 2 GiB at
-    once.
+    blocks: add it in this many blocks, as far as they divide the other dimension. libtpu turns each
+    into an all-reduce, whose result is as large as its input: for Qwen2.5-7B's head 2 GiB at once.
     """
     other = 1 - dimension
     blocks = math.gcd(matrix.shape[other], blocks)
@@ -271,7 +270,7 @@ def _scattered(block: Array, axis: str, dimension: int) -> Array:
     """Add a matrix up over a mesh axis, each device keeping its part of a dimension, in one go."""
     if jax.default_backend() != "cpu" or jax.process_count() == 1:
         return jax.lax.psum_scatter(block, axis, scatter_dimension=dimension, tiled=True)
-    # Of processes on CPUs Gloo's reduce-scatter may give wrong values for large pieces
+    # Between processes on CPUs Gloo's reduce-scatter may return wrong values for large pieces
     # (jax-ml/jax#40830).
     size = block.shape[dimension] // jax.lax.axis_size(axis)
     total = jax.lax.psum(block, axis)
@@ -288,14 +287,14 @@ def _logits(hidden: Array, head: Array, temperature: Array, settings: _Settings)
 
 
 def _one_hot(targets: Array, logits: Array) -> Array:
-    """Compare targets [C] with the columns of logits [C, V]: [C, V] bool. No gather: it fuses with
-    its neighbours and needs no scatter."""
+    """Compare targets [C] with the columns of logits [C, V]: [C, V] bool. Unlike a gather, it fuses
+    with its neighbours and needs no scatter."""
     return targets[:, None] == jax.lax.broadcasted_iota(targets.dtype, logits.shape, 1)
 
 
 def _chunks(counted: Array, chunk: int) -> tuple[Array, Array]:
-    """Locate the tokens that count, int32 [K, C] with numbers from N on after their end, and count
-    the chunks that hold any. No two are equal: of equal places GPUs would sort what is written."""
+    """Return the indices of the tokens that count, int32 [K, C], continued by numbers from N on, and
+    the count of chunks in use. All are distinct: GPUs would sort writes to equal places."""
     size = counted.shape[0]
     columns = min(chunk, size)
     most = -(-size // columns)
@@ -305,12 +304,12 @@ def _chunks(counted: Array, chunk: int) -> tuple[Array, Array]:
 
 
 def _take_rows(x: Array, at: Array) -> Array:
-    """Take rows of x [N, ...], zeros for rows from N on."""
+    """Gather rows of x [N, ...], zeros for rows from N on."""
     return x.at[at].get(mode="fill", fill_value=0)
 
 
 def _put_rows(x: Array, at: Array, rows: Array) -> Array:
-    """Put rows into x [N, ...], at places of which no two are equal, those from N on nowhere."""
+    """Write rows into x [N, ...], at distinct places; places from N on are dropped."""
     return x.at[at].set(rows, mode="drop", unique_indices=True)
 
 
@@ -325,17 +324,17 @@ def sharded_token_logprobs(
     chunk: int = CHUNK,
     with_entropy: bool = True,
 ) -> tuple[Array, Array | None]:
-    """Compute `token_logprobs` over a mesh: every device takes its own tokens, and the head is
+    """Compute `token_logprobs` over a mesh: every device handles its own tokens, and the head is
     gathered once.
 
-    Left to the compiler, a head or tokens that are sharded would be gathered and reduced anew for
-    every chunk. Here rows are split over data and fsdp and the tokens of a row over tensor (an axis
-    that does not divide is left out), each device runs its own chunks against the whole head, and
-    head gradients are added up once, after the last.
+    The compiler alone would gather and reduce a sharded head or tokens anew for every chunk. Here
+    rows are split over data and fsdp and the tokens of a row over tensor (an axis that does not
+    divide is left out). Each device runs its own chunks against the whole head, and head gradients
+    are added up once, after the last.
 
-    hidden: [R, T, D] rows of packed tokens. head: [D, V], as the mesh splits embed and vocab;
-    gathered in hidden's type. targets: [R, T] int32. counted: [R, T] bool. chunk: tokens at once on
-    one device.
+    hidden: [R, T, D] rows of packed tokens. head: [D, V], sharded as the mesh splits embed and
+    vocab; gathered in hidden's type. targets: [R, T] int32. counted: [R, T] bool. chunk: tokens at
+    once on one device.
 
     Returns (logprobs [R, T], entropies [R, T] or None), float32.
     """
@@ -377,11 +376,11 @@ def sharded_token_logprobs(
 
 
 def sequence_sums(values: Array, sequence_ids: Array, num_sequences: int) -> Array:
-    """Sum of token values per sequence of a packed batch: summed log-probabilities, or lengths from
+    """Sum token values per sequence of a packed batch: summed log-probabilities, or lengths from
     ones.
 
     values: any shape, float. sequence_ids: same shape, int32, in [0, num_sequences) on the tokens
-    that count and negative on prompt and padding, where a NaN does no harm. Returns [num_sequences]
+    that count and negative on prompt and padding, where a NaN is harmless. Returns [num_sequences]
     float32. Raises ValueError if the shapes differ.
     """
     if values.shape != sequence_ids.shape:
@@ -395,8 +394,7 @@ def sequence_sums(values: Array, sequence_ids: Array, num_sequences: int) -> Arr
 
 
 def sequence_means(values: Array, sequence_ids: Array) -> Array:
-    """Replace each token's value by the mean over its sequence's tokens; 0 where sequence_ids is
-    negative.
+    """Replace each token's value by its sequence's mean; 0 where sequence_ids is negative.
 
     values: any shape, float. sequence_ids: same shape, int32, as for `sequence_sums` with at most
     as many sequences as there are tokens. Returns the same shape, float32, differentiable. Raises

@@ -1,10 +1,10 @@
-"""RAFT, rejection sampling: the log-likelihood of right responses alone.
+"""RAFT, rejection sampling: the log-likelihood of correct responses alone.
 
 "A Minimalist Approach to LLM Reasoning: from Rejection Sampling to Reinforce" (arXiv 2504.11343):
-of each prompt's responses those with the highest reward, 1 with a verifiable reward, are kept and
-trained on as in supervised fine-tuning (`sft_loss`). Normaliser: the kept responses in the global
-batch of one optimiser step, each of which counts as the mean over its tokens, as in the paper's
-token-level objective RAFT++ at a ratio of 1.
+keep each prompt's responses with the highest reward, 1 with a verifiable reward, and train on them
+as in supervised fine-tuning (`sft_loss`). Normaliser: the kept responses in the global batch of one
+optimiser step. Each counts as the mean over its tokens, as in the paper's token-level objective
+RAFT++ at a ratio of 1.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Weighted sums that padding cannot poison: the one way every loss and metric here is reduced.
+"""Weighted sums that padding cannot poison: every loss and metric here uses them.
 
-A loss is sum(value * weight), where the weights already hold the normaliser of the whole global
-batch and are 0 on padding. Sums may therefore be added over micro-batches and devices in any split
-without changing the gradient.
+A loss is sum(value * weight); the weights contain the normaliser of the whole global batch and are
+0 on padding. Any split over micro-batches and devices therefore adds up to the same gradient.
 
-"Active" positions are those with a weight other than 0. Shapes: any, equal within one call. A
-metric whose name ends in "/max" or "/min" is no sum but an extreme, and is combined as one
+"Active" positions are those with a nonzero weight. Shapes: any, equal within one call. A metric
+whose name ends in "/max" or "/min" is an extreme instead of a sum, and is combined as one
 (`empty_sums`, `add_sums`).
 """
 
@@ -18,22 +17,21 @@ import jax.numpy as jnp
 from jax import Array
 
 Sums = dict[str, Array]
-"""Scalar float32 sums (or extremes) over active positions; see `mean_metrics` for turning them into
-means."""
+"""Scalar float32 sums (or extremes) over active positions; `mean_metrics` turns them into means."""
 
 Number = float | Array
 """A number of a loss: a constant of the program, or a float32 scalar that is an argument of it."""
 
 
 def is_off(number: Number) -> bool:
-    """Return whether a term of this coefficient is left out: it is 0. One that is an argument may
-    be anything."""
+    """Return whether a term's coefficient is 0, so that the term is left out. Always false for a
+    program's argument."""
     return not isinstance(number, jax.core.Tracer) and not number
 
 
 def check_not_negative(**numbers: Number) -> None:
-    """Raise ValueError that names a number that is negative or NaN. Arguments of a program cannot
-    be looked at."""
+    """Raise ValueError that names a negative or NaN number. Arguments of a program are not
+    checked."""
     for name, number in numbers.items():
         if not isinstance(number, jax.core.Tracer) and not number >= 0.0:
             raise ValueError(f"{name} must not be negative, got {number}")
@@ -55,8 +53,8 @@ def constant(values: Array, weights: Array) -> Array:
 
 
 def weighted_sum(values: Array, weights: Array) -> Array:
-    """Sum values * weights to a float32 scalar; positions of weight 0 contribute exactly 0,
-    whatever their value."""
+    """Sum values * weights to a float32 scalar; positions of weight 0 contribute exactly 0, for any
+    value."""
     return jnp.sum(fill_inactive(values, weights) * weights.astype(jnp.float32))
 
 
@@ -84,7 +82,7 @@ def active_min(values: Array, weights: Array) -> Array:
 
 
 def empty_sums(like: Mapping[str, jax.ShapeDtypeStruct]) -> Sums:
-    """Return sums of these names, shapes and dtypes over nothing, from which `add_sums` starts."""
+    """Return empty sums with these names, shapes and dtypes, as a start for `add_sums`."""
     start = {"max": -jnp.inf, "min": jnp.inf}
     return {
         name: jnp.full(x.shape, start.get(_extreme(name), 0), x.dtype) for name, x in like.items()
@@ -98,7 +96,7 @@ def add_sums(a: Sums, b: Sums) -> Sums:
 
 
 def _extreme(name: str) -> str:
-    """Return which extreme a metric is: "max" or "min", anything else for a sum."""
+    """Return a metric's extreme, "max" or "min"; anything else for a sum."""
     return name.partition("|")[0].rpartition("/")[2]
 
 
@@ -110,11 +108,11 @@ def active_count(weights: Array) -> Array:
 def mean_metrics(sums: Mapping[str, float | Array], per: str) -> dict[str, float]:
     """Compute means from sums that were added over all micro-batches (and devices) of one step.
 
-    sums: what a loss returned, added up. per: the key that counts, "tokens" or "pairs". A sum whose
-    name carries a count of its own, "kl|tokens", is divided by that one and reported as "kl". Every
-    count is kept undivided. Extremes ("…/max", "…/min") stay what they are. Without any active
-    position every mean and extreme is NaN, since there was nothing to measure. Raises KeyError
-    without a count, and ValueError if two sums would be reported under one name.
+    sums: from a loss, added up. per: the key of the count, "tokens" or "pairs". A sum whose name
+    carries its own count, "kl|tokens", is divided by that and reported as "kl". Counts stay
+    undivided, and extremes ("…/max", "…/min") unchanged. Without active positions every mean and
+    extreme is NaN. Raises KeyError without a count, and ValueError if two sums would be reported
+    under one name.
     """
     split = {name: name.partition("|") for name in sums}
     counts = {per, "tokens", "pairs"} | {count for _, own, count in split.values() if own}
@@ -123,8 +121,7 @@ def mean_metrics(sums: Mapping[str, float | Array], per: str) -> dict[str, float
     for name, (shown, _, count) in split.items():
         if shown in means:
             raise ValueError(
-                f"two sums are called {shown!r} once their counts are off: rename one of "
-                f"{list(sums)}"
+                f"two sums are called {shown!r} without their counts: rename one of {list(sums)}"
             )
         number = numbers[count or per] if name not in numbers else 1.0
         divisor = 1.0 if _extreme(name) in ("max", "min") else number

@@ -36,7 +36,7 @@ def sft_loss(logprobs: jax.Array, weights: jax.Array) -> tuple[jax.Array, Sums]:
     logprobs: log-probability of each target token, any shape. weights: same shape, see
     `sft_weights`; 0 on prompt and padding. Returns (loss, sums), scalars in float32. Sums, each
     over active tokens:
-      tokens  their number, the normaliser of the other
+      tokens  their number, the normaliser of nll
       nll     -logprobs, so nll / tokens is the mean negative log-likelihood in nats per token
     Raises ValueError if the shapes differ.
     """

@@ -24,11 +24,10 @@ KEY_COLUMNS, VALUE_COLUMNS = -1, -2
 end."""
 
 CPU_BLOCK = 64
-"""Columns of a block that a CPU's caches hold with its scores; what is skipped is skipped by the
-block."""
+"""Columns of a block whose scores fit a CPU's caches; skipping works by whole blocks."""
 
 SAVED = "attention"
-"""The name under which attention's output is kept by remat "attention" (decoder.rematerialise)."""
+"""The name of attention's output for remat "attention" (decoder.rematerialise)."""
 
 LOWEST = float(jnp.finfo(jnp.float32).min)
 
@@ -37,8 +36,8 @@ COLUMN_BLOCK = 256
 
 
 class Windowed(NamedTuple):
-    """Segment ids of a layer with a sliding window, which goes by position: the responses to a
-    shared prompt lie behind each other.
+    """Segment ids of a layer with a sliding window. The window counts positions, not columns: the
+    responses to a shared prompt follow each other.
 
     segment_ids, positions: int32 [B, T]. oldest: int32 [B, T], the first position that a token
     sees.
@@ -50,12 +49,12 @@ class Windowed(NamedTuple):
 
 
 Segments = Array | Windowed
-"""Segment ids int32 [B, T], with the window of a layer that has one."""
+"""Segment ids int32 [B, T], with the layer's window if it has one."""
 
 
 def inverse_frequencies(config: ModelConfig) -> Array:
-    """Compute rotary inverse frequencies, float32 [D/2], or half of what part of D they turn, with
-    the scaling that is configured.
+    """Compute rotary inverse frequencies, float32 [D/2], or half of the rotated part of D, with the
+    configured scaling.
 
     Computed on the host from the config, rounded as PyTorch rounds: under jit XLA would fold the
     power in another precision, and at position 100,000 one unit in the last place of a frequency
@@ -87,7 +86,7 @@ def inverse_frequencies(config: ModelConfig) -> Array:
 
 
 def _yarn_ramp(config: ModelConfig, scaling: YarnRope) -> np.ndarray:
-    """Return the shares of YaRN's frequencies that are divided by the factor, float32 [D/2]."""
+    """Return the shares of YaRN's frequencies to divide by the factor, float32 [D/2]."""
     dim, length = config.rotary_dim, scaling.original_max_position_embeddings
 
     def dimension(turns: float) -> float:
@@ -103,7 +102,7 @@ def _yarn_ramp(config: ModelConfig, scaling: YarnRope) -> np.ndarray:
 
 def rotary_table(config: ModelConfig, positions: Array) -> tuple[Array, ...]:
     """Return cos and sin, float32 [B, T, D/2], for positions int32 [B, T]; and the scale of queries
-    [B, T, 1] where YaRN has one."""
+    [B, T, 1] if YaRN has one."""
     angles = positions[..., None].astype(jnp.float32) * inverse_frequencies(config)[None, None]
     scaling = config.rope_scaling
     size = scaling.attention_factor if isinstance(scaling, YarnRope | LongRope) else 1.0
@@ -115,8 +114,8 @@ def rotary_table(config: ModelConfig, positions: Array) -> tuple[Array, ...]:
 
 
 def rotate(x: Array, table: tuple[Array, ...]) -> Array:
-    """Apply rotary embeddings to x [B, T, heads, D], halves paired as Hugging Face pairs them, in
-    float32. Numbers beyond those that the table turns stay."""
+    """Apply rotary embeddings to x [B, T, heads, D], halves paired as in Hugging Face, in float32.
+    Numbers beyond the table stay unchanged."""
     cos, sin = (t[:, :, None, :] for t in table[:2])
     half = cos.shape[-1]
     wide = x.astype(jnp.float32)
@@ -130,9 +129,9 @@ def rotate(x: Array, table: tuple[Array, ...]) -> Array:
 def visible(query_ids: Segments, key_ids: Segments, offset: Array | int = 0) -> Array:
     """Return the causal visibility inside packed segments, bool [B, T, S].
 
-    query_ids [B, T], key_ids [B, S]; query t sits in column offset + t. A token sees earlier
-    columns (and itself) of its own segment and of its group's prefix, as far as its window reaches.
-    Padding sees padding, so no row of the softmax is empty.
+    query_ids [B, T], key_ids [B, S]; query t is in column offset + t. A token sees earlier columns
+    (and itself) of its own segment and of its group's prefix, as far as its window reaches. Padding
+    sees padding, so no row of the softmax is empty.
     """
     if isinstance(query_ids, Windowed):
         assert isinstance(key_ids, Windowed)
@@ -150,10 +149,10 @@ def attend_cached(q: Array, keys: Array, values: Array, mask: Array, *, by_sums:
     """Attend with one query a row. q [B, 1, H, D], keys [B, K, D, S], values [B, K, S, D], mask
     bool [B, S].
 
-    by_sums: scores are a product and a sum, not a matrix product: with one query there is nothing
-    to reuse, a CPU's compiler fuses the two, and with S last in the keys every step of the sum is a
-    long vector (4x a batched product). A TPU's compiler copies the cache for it, several times a
-    layer; accelerators get the product.
+    by_sums: compute scores by a product and a sum instead of a matrix product. With one query
+    nothing is reused. A CPU's compiler fuses the two, and S is last in the keys, so that each step
+    of the sum is a long vector: 4x as fast as a batched product. A TPU's compiler would copy the
+    cache several times a layer, so accelerators use the matrix product.
     """
     batch, _, heads, dim = q.shape
     grouped = q.reshape(batch, keys.shape[1], heads // keys.shape[1], dim)
@@ -179,10 +178,10 @@ def attend_blocks(
 ) -> Array:
     """Attend with one query a row to a ring of columns, a block at a time from the newest one back.
 
-    q [B, 1, H, D]; keys [L, B, K, D, W], values [L, B, K, W, D] of all layers, of which `layer` is
-    read where it lies.
+    q [B, 1, H, D]; keys [L, B, K, D, W], values [L, B, K, W, D] of all layers; `layer` is read in
+    place.
     column: of the newest token. earlier: int32 [B], tokens of the row before it, at most `most`.
-    Blocks that no row reaches back to are not read: one program serves every length, at the cost of
+    Blocks beyond every row's reach are not read: one program serves every length, at the cost of
     the longest row.
     """
     batch, _, heads, dim = q.shape
@@ -195,8 +194,8 @@ def attend_blocks(
     def add_block(number: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         first = (column // block - number) % total * block
 
-        # The layer and the block are read in one slice: XLA copies the layer out of the stack
-        # where it is sliced by itself.
+        # The layer and the block are read in one slice: XLA would copy a layer that is sliced out
+        # of the stack by itself.
         def read(array: Array, axis: int) -> Array:
             start: list[Any] = [layer, 0, 0, 0, 0]
             start[axis] = first
@@ -216,8 +215,8 @@ def attend_blocks(
 
 def blocks_back(earlier: Array, column: Array, block: int, total: int) -> Array:
     """Count the blocks of a ring of `total` that hold a row: its newest token in `column`, and
-    `earlier` before it; none of a row at rest, where that is -1."""
-    space = earlier.__array_namespace__()  # NumPy's where plans count what is read
+    `earlier` before it; none for a row at rest, whose `earlier` is -1."""
+    space = earlier.__array_namespace__()  # NumPy's when plans count the reads
     count = space.minimum((earlier + block - 1 - column % block) // block + 1, total)
     result: Array = space.where(earlier < 0, 0, count)
     return result
@@ -230,11 +229,10 @@ def packed_attention(
     """Attend causally within segments, q [B, T, H, D], k and v [B, T, K, D] -> [B, T, H, D],
     softmax in float32.
 
-    Pairs of a block of queries and a block of keys are taken one after the other, and only those of
-    which some row sees something (`visible`): memory grows with T, and of groups that share a row
-    none pays for the others. block: the most columns of one. Its output and log-sum-exp carry the
-    name SAVED: with both kept, the backward pass computes the scores of a pair again, and nothing
-    else.
+    Pairs of a block of queries and a block of keys are processed one by one, and only those in
+    which some row sees something (`visible`): memory grows with T, and groups that share a row cost
+    each other nothing. block: the most columns of one. Output and log-sum-exp have the name SAVED:
+    with both kept, the backward pass recomputes only the scores of a pair.
     """
     return _attended(q, k, v, segment_ids, block)[0]
 
@@ -242,7 +240,7 @@ def packed_attention(
 def _attended(
     q: Array, k: Array, v: Array, segment_ids: Segments, block: int
 ) -> tuple[Array, tuple[Any, ...]]:
-    """Return the output, and what the backward pass reads: the inputs, the output and its
+    """Return the output, and the residuals of the backward pass: the inputs, the output and its
     log-sum-exp."""
     ids = _ids_in_blocks(segment_ids, block)
     queries, keys, values = (_in_blocks(x, block, k.shape[2]) for x in (q, k, v))
@@ -250,8 +248,8 @@ def _attended(
 
     def add(number: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         i, j = pairs[number]
-        # Where a query sees none of these keys its weights are 1, until a pair that it sees takes
-        # them off by `decay`.
+        # If a query sees none of these keys its weights are 1, until `decay` removes them at a pair
+        # that it sees.
         own = tuple(x[i] for x in carry)
         new = _softmax_step(own, _scores(queries[i], keys[j], ids, i, j), values[j])
         return tuple(x.at[i].set(part) for x, part in zip(carry, new, strict=True))
@@ -296,8 +294,8 @@ packed_attention.defvjp(_attended, _attended_backward)
 def _in_blocks(x: Array, block: int, kv_heads: int) -> Array:
     """Reshape [B, T, heads, D] to [blocks, B, K, R * columns, D], with zeros after the end.
 
-    The R query heads of a key head become further queries: plain batched products, which a CPU
-    needs to be quick.
+    The R query heads of a key head become further queries: these are plain batched products, which
+    are fast on a CPU.
     """
     batch, length, heads, dim = x.shape
     count = -(-length // block)
@@ -316,14 +314,14 @@ def _ids_in_blocks(segment_ids: Segments, block: int) -> Segments:
 
 
 def _in_rows(x: Array, shape: tuple[int, ...]) -> Array:
-    """Undo `_in_blocks` of an array of this shape."""
+    """Undo `_in_blocks` for an array of this shape."""
     batch, length, heads, dim = shape
     x = x.reshape(*x.shape[:3], heads // x.shape[2], -1, dim).transpose(1, 0, 4, 2, 3, 5)
     return x.reshape(batch, -1, heads, dim)[:, :length]
 
 
 def _visible_pairs(ids: Segments) -> tuple[Array, Array]:
-    """List the pairs of blocks (i, j) where some row's queries in i see keys in j: int32 [P, 2],
+    """List the pairs of blocks (i, j) in which some row's queries in i see keys in j: int32 [P, 2],
     and their number.
 
     ids [blocks, B, columns].
@@ -336,7 +334,7 @@ def _visible_pairs(ids: Segments) -> tuple[Array, Array]:
 
 def _scores(queries: Array, keys: Array, ids: Segments, i: Array, j: Array) -> Array:
     """Compute the scores of block i of the queries and block j of the keys. float32 [B, K, R *
-    columns, columns], LOWEST where a query does not see the key."""
+    columns, columns], LOWEST if a query does not see the key."""
     scores = _product("bkqd,bksd->bkqs", queries, keys) * queries.shape[-1] ** -0.5
     batch, kv_heads, _, columns = scores.shape
     of_queries, of_keys = (jax.tree.map(lambda x, at=at: x[at], ids) for at in (i, j))
@@ -346,7 +344,7 @@ def _scores(queries: Array, keys: Array, ids: Segments, i: Array, j: Array) -> A
 
 
 def _softmax_start(shape: tuple[int, ...]) -> tuple[Array, Array, Array]:
-    """Return the greatest score, the sum of weights and that of weighted values over no keys, of
+    """Return the greatest score, the sum of weights and that of weighted values over no keys, for
     queries [..., D]."""
     return jnp.full(shape[:-1], LOWEST), jnp.zeros(shape[:-1]), jnp.zeros(shape, jnp.float32)
 

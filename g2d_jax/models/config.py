@@ -14,33 +14,31 @@ POST_NORM = (
     ("mlp_post_norm", "post_feedforward_layernorm"),
 )
 GEMMA_NORM = (PRE_NORM[0], POST_NORM[0], ("mlp_norm", "pre_feedforward_layernorm"), POST_NORM[1])
-"""A layer's norms, before and behind its two parts, and both: the parameter's name here, Hugging
-Face's."""
+"""A layer's norms: before its two parts, after them, and both. Each pair is the parameter's name
+here and Hugging Face's."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Holds what sets one family of models apart.
+    """The traits of one family of models.
 
     architecture: Hugging Face's class. qkv_bias: queries, keys and values have biases. qk_norm:
-    queries and keys are normalised, each head for itself or ("all heads") over all of them at once.
-    norms: see PRE_NORM. unit_offset: they multiply by 1 + weight. gelu: in place of SiLU.
-    scaled_embeddings: by the square root of hidden_size. sliding: which layers have a sliding
-    window where config.json has no layer_types: "all"; "last", with use_sliding_window alone, the
-    ones from max_window_layers on; "pattern", all but each sliding_window_pattern-th; empty: none
-    may have one. sliding_rope: those layers have rotary embeddings of their own, without scaling
-    and with rope_local_base_freq. scaled_queries: by their position, as YarnRope says; config.json
-    has all of it in rope_parameters. fused: tensors that Hugging Face stores as one, by its
-    name, in the order of their outputs. recurrent: layers may be RECURRENT, see models/delta.py,
-    and attention's output has a gate, which the layer of queries computes beside them. experts: its
-    feed-forward layers are mixtures of experts, see models/experts.py. ropes: the
-    rope types that it may have; rope_entries: what its ropes say besides, which changes nothing for
-    text. stated: fields of
-    ModelConfig that config.json of this family has beside those of every family. fixed: what
-    config.json says besides. ignored_dropout: rates that published models state and that training
-    here does not apply. The rest: what transformers takes where config.json leaves the field out;
-    kv_heads_optional: as many as there are heads; no_rope_layer_interval: each so many layers one
-    has no rotary embeddings.
+    queries and keys are normalised, per head or ("all heads") over all of them at once. norms: see
+    PRE_NORM. unit_offset: they multiply by 1 + weight. gelu: instead of SiLU. scaled_embeddings: by
+    the square root of hidden_size. sliding: the layers with a sliding window if config.json has no
+    layer_types: "all"; "last", only with use_sliding_window, from max_window_layers on; "pattern",
+    all but each sliding_window_pattern-th; empty: none may have one. sliding_rope: those layers
+    have their own rotary embeddings, without scaling and with rope_local_base_freq. scaled_queries:
+    by their position, see YarnRope; config.json has all of it in rope_parameters. fused: tensors
+    that Hugging Face stores as one, by its name, in the order of their outputs. recurrent: layers
+    may be RECURRENT, see models/delta.py, and attention's output has a gate, which the layer of
+    queries also computes. experts: its feed-forward layers are mixtures of experts, see
+    models/experts.py. ropes: its possible rope types; rope_entries: further entries of its ropes,
+    which do not affect text. stated: fields of ModelConfig in this family's config.json, in addition
+    to the common ones. fixed: other entries of config.json. ignored_dropout: rates of published
+    models that training here does not apply. The rest: transformers' defaults for fields missing
+    from config.json; kv_heads_optional: the default is the number of heads; no_rope_layer_interval:
+    each layer at this interval has no rotary embeddings.
     """
 
     architecture: str
@@ -88,12 +86,12 @@ RECURRENT_SIZES = {
     "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4,
 }
-"""Fields of ModelConfig that are 0 in a family without recurrent layers, and what transformers
-takes where config.json leaves them out."""
+"""Fields of ModelConfig that are 0 in a family without recurrent layers, with transformers'
+defaults."""
 
 EXPERT_SIZES = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
-"""Fields of ModelConfig that are 0 in a family without mixtures of experts, and what transformers
-takes where config.json leaves them out."""
+"""Fields of ModelConfig that are 0 in a family without mixtures of experts, with transformers'
+defaults."""
 
 FAMILIES = {
     "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, sliding="last"),
@@ -231,13 +229,13 @@ FAMILIES = {
 }
 
 STATED = set[str]().union(*(family.stated for family in FAMILIES.values())) - {"layer_types"}
-"""Fields of ModelConfig that only some families have; layer_types others have for windows."""
+"""Fields of ModelConfig that only some families have; the others use layer_types for windows."""
 
 SLIDING, FULL, RECURRENT = "sliding_attention", "full_attention", "linear_attention"
 """The types of layers, as Hugging Face calls them."""
 
 NO_WINDOW = 2**31 - 1
-"""The window of a layer that has none, longer than any sequence."""
+"""The window of a layer without one, longer than any sequence."""
 
 SIZES = (
     "vocab_size",
@@ -246,7 +244,7 @@ SIZES = (
     "num_attention_heads",
     "intermediate_size",
 )
-"""The sizes that every config.json states."""
+"""The sizes that every config.json contains."""
 
 
 @dataclass(frozen=True)
@@ -272,11 +270,11 @@ class Llama3Rope:
 class YarnRope:
     """YaRN's frequency scaling (Peng et al. 2023, arXiv:2309.00071, definition 2).
 
-    Frequencies that turn more than beta_fast times within the original length stay, those of fewer
-    than beta_slow turns are divided by the factor; between them is a ramp, which truncate begins
-    and ends at whole dimensions.
-    attention_factor: of cos and sin. llama_4_scaling_beta: queries are multiplied by 1 + beta times
-    the logarithm of 1 + how many original lengths lie before them (transformers, ministral3).
+    Frequencies that turn more than beta_fast times within the original length stay unchanged. Those
+    of fewer than beta_slow turns are divided by the factor. Between them is a ramp; truncate aligns
+    its ends to whole dimensions.
+    attention_factor: of cos and sin. llama_4_scaling_beta: queries are multiplied by 1 + beta *
+    log(1 + the number of original lengths before them) (transformers, ministral3).
     """
 
     rope_type: ClassVar[str] = "yarn"
@@ -291,12 +289,12 @@ class YarnRope:
 
 @dataclass(frozen=True)
 class LongRope:
-    """LongRoPE's frequency scaling (Ding et al. 2024, arXiv:2402.13753), as transformers has it for
+    """LongRoPE's frequency scaling (Ding et al. 2024, arXiv:2402.13753), as in transformers for
     Phi-3 and Phi-4-mini.
 
     Wavelengths are multiplied by short_factor, one a frequency, in sequences of at most
-    original_max_position_embeddings, and by long_factor in longer ones, at all of their positions:
-    only the former are built here. attention_factor: of cos and sin.
+    original_max_position_embeddings, and by long_factor at all positions of longer ones. Only the
+    short ones are supported here. attention_factor: of cos and sin.
     """
 
     rope_type: ClassVar[str] = "longrope"
@@ -310,23 +308,23 @@ RopeScaling = LinearRope | Llama3Rope | YarnRope | LongRope
 
 
 def no_rope_layers(interval: int, layers: int) -> tuple[int, ...]:
-    """Return ModelConfig.no_rope_layers of a model in which every so-many-th layer has no rotary
+    """Return ModelConfig.no_rope_layers for a model in which each `interval`-th layer has no rotary
     embeddings."""
     return tuple(int(number % interval != 0) for number in range(1, layers + 1))
 
 
 def recurrent_types(interval: int, layers: int) -> tuple[str, ...]:
-    """Return ModelConfig.layer_types of a model in which all but every so-many-th layer are
+    """Return ModelConfig.layer_types for a model in which all but each `interval`-th layer are
     recurrent."""
     return tuple(FULL if number % interval == 0 else RECURRENT for number in range(1, layers + 1))
 
 
 def check_layer_types(kinds: Any, layers: int, other: str) -> None:
-    """Raise ValueError unless kinds are a list of so many, each FULL or the other type."""
+    """Raise ValueError unless kinds is a list of `layers` types, each FULL or the other type."""
     is_list = isinstance(kinds, list | tuple)
     if not is_list or len(kinds) != layers or any(kind not in (other, FULL) for kind in kinds):
         raise ValueError(
-            f"layer_types must be {layers} times {other} or {FULL}, got {kinds!r:.200}"
+            f"layer_types must have {layers} entries, each {other} or {FULL}, got {kinds!r:.200}"
         )
 
 
@@ -334,16 +332,16 @@ LINEAR = {f"{name}_proj": name for name in ("q", "k", "v", "o", "gate", "up", "d
 """The linear layers of a block: Hugging Face's name -> the parameter's here."""
 
 FEED_FORWARD = ("gate", "up", "down")
-"""Parameters of those that are in the feed-forward layer."""
+"""The parameters among them in the feed-forward layer."""
 
 RECURRENT_LINEAR = {f"in_proj_{name}": f"delta_{name}" for name in "qkvzba"}
 RECURRENT_LINEAR["out_proj"] = "delta_o"
-"""Maps those that a recurrent layer has beside the feed-forward layer's in the same way."""
+"""Maps the additional linear layers of a recurrent layer in the same way."""
 
 ALL_LINEAR = LINEAR | RECURRENT_LINEAR
 
 EVERY_TARGET = ("all-linear",)
-"""Targets of adapters: all linear layers that a model has, as PEFT calls them."""
+"""Targets of adapters: all linear layers of a model, by PEFT's names."""
 
 
 @dataclass(frozen=True)
@@ -351,8 +349,8 @@ class Lora:
     """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685, equation 3): y = x W + scale * (x A) B,
     W frozen.
 
-    targets: names in ALL_LINEAR, or EVERY_TARGET, in whose place a ModelConfig puts those that it
-    has. scale: alpha / rank. Raises ValueError for what is out of range.
+    targets: names in ALL_LINEAR, or EVERY_TARGET, which a ModelConfig replaces by its own linear
+    layers. scale: alpha / rank. Raises ValueError for values out of range.
     """
 
     rank: int
@@ -377,22 +375,21 @@ class ModelConfig:
     layer.
 
     family: a name in FAMILIES. attention_bias: of all four linear layers of attention, or of all
-    but the last, in a family that states attention_out_bias for that one. no_rope_layers: of each
-    layer 0 where it has no rotary embeddings, else 1; empty: as the family has it. sliding_window:
-    the positions that a token sees in layers whose entry in layer_types is SLIDING, itself
-    included; without entries no layer has a window. rope_local_base_freq: theta of those layers,
-    where the family has one of their own. query_pre_attn_scalar: scores are divided by its root,
-    where the family has it, else by head_dim's; attention_multiplier: they are multiplied by it
-    instead, where the family has it. embedding_multiplier, residual_multiplier: of embeddings, and
-    of what a layer's two parts add. logits_scaling: logits are divided by it.
-    partial_rotary_factor: the share of head_dim, its first numbers, that rotary embeddings turn.
-    linear_*: the heads, their sizes and the taps of recurrent layers, those whose entry in
-    layer_types is RECURRENT; in a family that has such layers each so-many-th is another one where
-    there are no entries, and sizes that are left out are those of attention.
-    lora: adapters beside the linear layers; only they are then trained. quantise: the kind of
-    codes, of quantise.py, that the linear layers are held as; empty: as they are. Raises ValueError
-    for a family that is not known, for what it does not have, and for sizes that do not go
-    together.
+    but the last, in a family that has attention_out_bias for that one. no_rope_layers: for each
+    layer 0 if it has no rotary embeddings, else 1; empty: the family's default. sliding_window: the
+    positions that a token sees, itself included, in layers whose entry in layer_types is SLIDING;
+    without entries no layer has a window. rope_local_base_freq: theta of those layers, if the
+    family has one for them. query_pre_attn_scalar: scores are divided by its root, if the family
+    has it, else by head_dim's; attention_multiplier: multiplies them instead, if the family has it.
+    embedding_multiplier, residual_multiplier: of embeddings, and of the output of a layer's two
+    parts. logits_scaling: divides logits. partial_rotary_factor: the share of head_dim, its first
+    numbers, that rotary embeddings turn.
+    linear_*: the heads, their sizes and the taps of recurrent layers, whose entry in layer_types is
+    RECURRENT. In a family with such layers the default is the family's interval, and missing sizes
+    are those of attention.
+    lora: adapters of the linear layers; only they are then trained. quantise: the kind of codes of
+    the linear layers, see quantise.py; empty: none. Raises ValueError for an unknown family, for
+    fields that the family lacks, and for inconsistent sizes.
     """
 
     family: str
@@ -434,15 +431,15 @@ class ModelConfig:
 
     @property
     def traits(self) -> Family:
-        """Return what sets the model's family apart."""
+        """Return the traits of the model's family."""
         return FAMILIES[self.family]
 
     @property
     def positions(self) -> int:
-        """The positions that the model is made for: max_position_embeddings, and no fewer than YaRN
-        extends it to; with LongRoPE those of its short sequences.
+        """The supported positions: max_position_embeddings, at least YaRN's extended length; with
+        LongRoPE those of its short sequences.
 
-        Qwen2.5's config.json keeps the length before the extension.
+        Qwen2.5's config.json still has the length before the extension.
         """
         rope = self.rope_scaling
         if isinstance(rope, LongRope):
@@ -467,7 +464,7 @@ class ModelConfig:
 
     @property
     def query_scale(self) -> float:
-        """The factor of queries whose scores are then divided by the root of head_dim."""
+        """The factor of queries before scores are divided by the root of head_dim."""
         if self.attention_multiplier:
             return self.attention_multiplier * self.head_dim**0.5
         if self.query_pre_attn_scalar:
@@ -482,8 +479,7 @@ class ModelConfig:
         return self.embedding_multiplier
 
     def windows(self, length: int) -> tuple[int, ...]:
-        """Return the window of each layer; nothing where all of them are as long as the
-        sequences."""
+        """Return the window of each layer; () if all of them are as long as the sequences."""
         window = self.sliding_window
         if not self.is_sliding or window is None or window >= length:
             return ()
@@ -495,7 +491,7 @@ class ModelConfig:
         return SLIDING in self.layer_types
 
     def layers(self, *, recurrent: bool) -> tuple[int, ...]:
-        """Return the numbers of the layers that are recurrent, or of those with attention."""
+        """Return the numbers of the recurrent layers, or of those with attention."""
         kinds = self.layer_types or (FULL,) * self.num_hidden_layers
         return tuple(
             number for number, kind in enumerate(kinds) if (kind == RECURRENT) == recurrent
@@ -503,8 +499,8 @@ class ModelConfig:
 
     @property
     def period(self) -> int:
-        """The fewest layers after which recurrent ones and those with attention come in the same
-        order again: 1 where all are of one kind."""
+        """The period in which recurrent layers and those with attention alternate: 1 if all are of
+        one kind."""
         layers = self.num_hidden_layers
         recurrent = self.layers(recurrent=True)
         flags = [number in recurrent for number in range(layers)]
@@ -513,29 +509,28 @@ class ModelConfig:
 
     @property
     def linear(self) -> dict[str, str]:
-        """The linear layers that adapters may stand beside: a name of ALL_LINEAR -> the
-        parameter's."""
+        """The linear layers that can have adapters: a name of ALL_LINEAR -> the parameter's."""
         if self.num_experts:
             return {name: ours for name, ours in LINEAR.items() if ours not in FEED_FORWARD}
         return ALL_LINEAR if self.layers(recurrent=True) else LINEAR
 
     @property
     def feed_forward_size(self) -> int:
-        """The width of what a token's feed-forward layer computes: that of all its experts."""
+        """The total width of a token's feed-forward layer, over all its experts."""
         return self.num_experts_per_tok * self.moe_intermediate_size or self.intermediate_size
 
     @property
     def base(self) -> ModelConfig:
-        """The same config without adapters, and with weights in place of codes."""
+        """The same config without adapters, and with weights instead of codes."""
         return dataclasses.replace(self, lora=None, quantise="")
 
     @property
     def without_codes(self) -> ModelConfig:
-        """The same config with weights in place of codes."""
+        """The same config with weights instead of codes."""
         return dataclasses.replace(self, quantise="")
 
     def adapted(self, name: str) -> bool:
-        """Tell whether a parameter has an adapter beside it."""
+        """Return whether a parameter has an adapter."""
         return self.lora is not None and name in map(ALL_LINEAR.__getitem__, self.lora.targets)
 
     def __post_init__(self) -> None:
@@ -553,15 +548,15 @@ class ModelConfig:
             self._check_targets(self.lora)
 
     def _check_stated(self) -> None:
-        """Refuse what the family does not have."""
+        """Raise ValueError for fields that the family lacks."""
         foreign = STATED.difference(self.traits.stated)
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)
             if each.name in foreign and value and value != each.default:
-                raise ValueError(f"{each.name}: the family {self.family} has none")
+                raise ValueError(f"{each.name}: the family {self.family} does not have this field")
 
     def _check_sizes(self) -> None:
-        """Refuse numbers out of range, and sizes that do not go together."""
+        """Raise ValueError for numbers out of range, and for inconsistent sizes."""
         for name in (*SIZES, "num_key_value_heads", "head_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -595,7 +590,7 @@ class ModelConfig:
                     raise ValueError(f"{name} of longrope must have {self.rotary_dim // 2} numbers")
 
     def _fill_in(self) -> None:
-        """Put what the family has by default in place of what is left out: None, 0 or ()."""
+        """Replace missing values (None, 0 or ()) by the family's defaults."""
         traits = self.traits
         layers = self.num_hidden_layers
         usual: dict[str, Any] = {"attention_multiplier": traits.attention_multiplier}
@@ -624,7 +619,7 @@ class ModelConfig:
             object.__setattr__(self, name, getattr(self, name) or value)
 
     def _check_layers(self) -> None:
-        """Refuse what is said layer by layer and does not fit them."""
+        """Raise ValueError for lists that do not fit the layers."""
         traits = self.traits
         layers = self.num_hidden_layers
         if self.layer_types:
@@ -635,12 +630,12 @@ class ModelConfig:
             check_layer_types(self.layer_types, layers, RECURRENT if traits.recurrent else SLIDING)
         if self.no_rope_layers and len(self.no_rope_layers) != layers:
             raise ValueError(
-                f"no_rope_layers must say 0 or 1 of each of {layers} layers, got "
+                f"no_rope_layers must have 0 or 1 for each of {layers} layers, got "
                 f"{self.no_rope_layers}"
             )
 
     def _check_targets(self, lora: Lora) -> None:
-        """Put the linear layers that there are in place of "all of them", and check others."""
+        """Replace "all of them" by the model's linear layers, and check other targets."""
         if lora.targets == EVERY_TARGET:
             every = dataclasses.replace(lora, targets=tuple(self.linear))
             object.__setattr__(self, "lora", every)
@@ -648,12 +643,12 @@ class ModelConfig:
         if wrong := [name for name in lora.targets if name not in self.linear]:
             why = "; experts have no adapters" if self.num_experts else ""
             raise ValueError(
-                f"lora.targets has {wrong[0]!r}, which is no linear layer of this model{why}; there are "
-                f"{', '.join(self.linear)}"
+                f"lora.targets has {wrong[0]!r}, which is not a linear layer of this model{why}; "
+                f"choose from {', '.join(self.linear)}"
             )
 
     def _check_experts(self) -> None:
-        """Refuse what a mixture of experts cannot be."""
+        """Raise ValueError for an impossible mixture of experts."""
         for name in EXPERT_SIZES:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -664,12 +659,12 @@ class ModelConfig:
             )
         if self.quantise:
             raise ValueError(
-                f"the weights of experts are not held as codes ({self.quantise!r}): leave "
+                f"the weights of experts cannot be quantised ({self.quantise!r}): leave "
                 "lora.quantise empty for a mixture of experts"
             )
 
     def _check_recurrent(self) -> None:
-        """Refuse what recurrent layers cannot be."""
+        """Raise ValueError for impossible recurrent layers."""
         for name in RECURRENT_SIZES:
             if getattr(self, name) < 1 + (name == "linear_conv_kernel_dim"):
                 raise ValueError(f"{name} is too small: {getattr(self, name)}")
@@ -680,6 +675,6 @@ class ModelConfig:
             )
         if FULL not in self.layer_types:
             raise ValueError(
-                f"num_hidden_layers is {self.num_hidden_layers}, and none of them has attention: each "
-                f"{self.traits.full_attention_interval}th has, unless layer_types say otherwise"
+                f"num_hidden_layers is {self.num_hidden_layers}, but none of the layers has attention: "
+                f"use at least {self.traits.full_attention_interval} layers, or set layer_types"
             )

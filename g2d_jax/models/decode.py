@@ -1,4 +1,4 @@
-"""One step of decoding: a further token a row, with a cache of keys, values and memories.
+"""One step of decoding: one more token per row, with a cache of keys, values and memories.
 
 Shapes: B rows, W cache columns, E hidden_size, K key/value heads, D head_dim, V vocabulary, L
 layers.
@@ -36,7 +36,7 @@ from g2d_jax.models.kernels import DecodeKernel, platform_of
 from g2d_jax.runtime.matmul import products_on
 
 Pair = tuple[Array, Array]
-"""Keys and values, or what each row and the longest one reaches."""
+"""Keys and values, or the reach of each row and of the longest one."""
 
 
 @partial(
@@ -47,12 +47,12 @@ Pair = tuple[Array, Array]
 @dataclass(frozen=True)
 class Cache:
     """Keys and values of earlier tokens in a ring of columns, which all rows share. A step writes
-    one column, and the token that a row read n steps ago lies n columns before it. Rows never move.
+    one column, so the token that a row read n steps ago is n columns before it. Rows never move.
 
-    keys: [B, K, D, W] and values: [B, K, W, D] of each layer with attention; of a stacked model one
-    array of all, which begins with their number. See attention.attend_cached for
-    why they differ. column: int32 scalar, where the next token is written. memories: of each recurrent
-    layer, or of all of them.
+    keys: [B, K, D, W] and values: [B, K, W, D] of each layer with attention; in a stacked model one
+    array of all, whose first dimension is the layer. attention.attend_cached explains the two
+    layouts. column: int32 scalar, the place of the next token. memories: of each recurrent layer,
+    or of all of them.
     """
 
     keys: tuple[Array, ...]
@@ -71,20 +71,20 @@ def decode(
     mesh: Mesh | None = None,
     kernel: DecodeKernel = "xla",
 ) -> tuple[Array, Cache]:
-    """Run one further token a row: hidden states after the final norm, [B, E] in dtype, and the
+    """Decode one more token per row: hidden states after the final norm, [B, E] in dtype, and the
     advanced cache.
 
     tokens, positions: int32 [B]. A position is the number of tokens before it in the row's whole
-    sequence. It is -1 of a row at rest, whose hidden state may be any number; where `kernel` can
-    leave a row out, it reads nothing.
+    sequence. It is -1 for a row at rest, whose hidden state is arbitrary; a `kernel` that can skip
+    rows reads nothing for it.
 
-    Of a stacked cache attention reads as much as the longest row needs, of an unstacked one all
-    columns. kernel: "pallas" reads only what each row needs: of a stacked cache by
-    models/decode_kernel.py, of an unstacked one by models/decode_kernel_gpu.py.
+    With a stacked cache attention reads as much as the longest row needs, with an unstacked one all
+    columns. kernel: "pallas" reads only what each row needs: from a stacked cache by
+    models/decode_kernel.py, from an unstacked one by models/decode_kernel_gpu.py.
 
-    Activations are split by rows over `data` and by width over `fsdp`: weights stay where they are.
-    A sampling mesh has an fsdp axis where it splits weights more often than there are key heads;
-    attention alone has its rows split by it.
+    Activations are split by rows over `data` and by width over `fsdp`, so that weights stay in
+    place. A sampling mesh has an fsdp axis if it splits weights more often than there are key
+    heads; that axis splits rows for attention alone.
     """
     place = partial(lay_out, mesh)
     x = embedded(model, place(tokens, "rows")[:, None], dtype, mesh)
@@ -103,8 +103,8 @@ def decode(
 
 @dataclass(frozen=True)
 class _Step:
-    """Holds what all layers of a step share. ropes: rotary tables of each kind of layer. positions: int32
-    [B]. windows: most columns that each layer reads, () without limits."""
+    """The state that all layers of a step share. ropes: rotary tables of each kind of layer.
+    positions: int32 [B]. windows: most columns that each layer reads, () without limits."""
 
     config: ModelConfig
     mesh: Mesh | None
@@ -113,12 +113,12 @@ class _Step:
     windows: tuple[int, ...]
 
     def place(self, x: Array, *axes: str | None) -> Array:
-        """Lay an array out on the mesh."""
+        """Shard an array on the mesh."""
         return lay_out(self.mesh, x, *axes)
 
     def reach(self, number: Any) -> Pair:
-        """Return the tokens before the newest one that a layer reads: of each row, and of the
-        longest."""
+        """Return the number of tokens before the newest one that a layer reads: of each row, and of
+        the longest."""
         positions, longest = self.positions, jnp.max(self.positions)
         if not self.windows:
             return positions, longest
@@ -133,7 +133,7 @@ class _Step:
         attend: Callable[..., Any],
         recur: Callable[..., Any],
     ) -> tuple[Array, Any]:
-        """Apply a layer. attend: from queries, keys and values to what is read and kept; recur: from
+        """Apply a layer. attend: from queries, keys and values to output and new cache; recur: from
         inputs and taps."""
         place = self.place
 
@@ -164,8 +164,8 @@ Reader = Callable[[Array, Pair, Any, Pair], Array]
 def _decode_stacked(
     model: Decoder, step: _Step, x: Array, cache: Cache, read: Reader
 ) -> tuple[Array, Cache]:
-    """Apply the layers of a stacked model, whose cache is one array of all layers: a scan, which
-    carries them."""
+    """Apply the layers of a stacked model, whose cache is one array of all layers, by a scan that
+    carries it."""
     c = model.config
     order = jnp.asarray(_order_of_kind(c))
 
@@ -175,7 +175,7 @@ def _decode_stacked(
         at = number if c.period == 1 else order[number]
 
         def attend(q: Array, k: Array, v: Array) -> tuple[Array, Any]:
-            # Written before it is read: a token sees itself.
+            # Written before the read: a token sees itself.
             kept = _written(pair, cache.column, k[None], v[None], layer=at)
             return read(q, kept, at, step.reach(number)), (kept, memory)
 
@@ -194,8 +194,7 @@ def _decode_stacked(
 def _decode_unstacked(
     model: Decoder, step: _Step, x: Array, cache: Cache, read: Reader
 ) -> tuple[Array, Cache]:
-    """Apply the layers of an unstacked model, whose cache has an array a layer, one after the
-    other."""
+    """Apply the layers of an unstacked model, whose cache has one array a layer, in turn."""
     c = model.config
     pairs, memories = list(zip(cache.keys, cache.values, strict=True)), list(cache.memories)
     recurrent = c.layers(recurrent=True)
@@ -206,7 +205,7 @@ def _decode_unstacked(
         def attend(
             q: Array, k: Array, v: Array, at: int = at, number: int = number
         ) -> tuple[Array, Any]:
-            # Written before it is read: a token sees itself.
+            # Written before the read: a token sees itself.
             kept = _written(pairs[at], cache.column, k, v)
             return read(q, kept, at, step.reach(number)), kept
 
@@ -233,7 +232,7 @@ def _reader(cache: Cache, mesh: Mesh | None, kernel: DecodeKernel) -> Reader:
 
 
 def _order_of_kind(c: ModelConfig) -> np.ndarray:
-    """Return the place of each layer among those of its kind, int32 [L]."""
+    """Return the index of each layer among those of its kind, int32 [L]."""
     order = np.zeros(c.num_hidden_layers, np.int32)
     for recurrent in (True, False):
         layers = c.layers(recurrent=recurrent)
@@ -244,7 +243,7 @@ def _order_of_kind(c: ModelConfig) -> np.ndarray:
 def _advance_one(
     c: ModelConfig, memories: Memory, at: Any, inputs: Inputs, taps: Array
 ) -> tuple[Array, Memory]:
-    """Run the `delta.step` of one layer. memories: of all layers, whose entry `at` is read and
+    """Run the `delta.step` of one layer. memories: of all layers; entry `at` is read and
     written."""
     own = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, at, keepdims=False), memories)
     mixed, kept = delta.step(c, own, inputs, taps)
@@ -254,7 +253,7 @@ def _advance_one(
 
 def _written(cached: Pair, column: Array, k: Array, v: Array, layer: Any = None) -> Pair:
     """Write the newest keys and values, k, v [B, K, D], into a column of a layer's cache. layer: its
-    number where the cache is of all of them, and k, v [1, B, K, D]."""
+    number if the cache holds all layers, and k, v are [1, B, K, D]."""
 
     def write(array: Array, new: Array, axis: int) -> Array:
         start: list[Any] = [0] * array.ndim
@@ -276,11 +275,11 @@ def _read_ring(
     number: Array,
     reach: Pair,
 ) -> Array:
-    """Attend to the blocks of a stacked cache that each row reaches (kernel "pallas"), or that the
-    longest does."""
+    """Attend to the blocks of a stacked cache within each row's reach (kernel "pallas"), or within
+    the longest row's."""
     if kernel == "xla":
         return attend_blocks(q, *cached, number, column, *reach)
-    from g2d_jax.models.decode_kernel import attend_ring  # Pallas takes long to import
+    from g2d_jax.models.decode_kernel import attend_ring  # importing Pallas takes long
 
     assert mesh is not None
     return attend_ring(q, *cached, number, column, reach[0], mesh=mesh)
@@ -305,8 +304,8 @@ def _read_columns(
 def _read_own_columns(
     column: Array, mesh: Mesh | None, q: Array, cached: Pair, _: int, reach: Pair
 ) -> Array:
-    """Attend to the columns of a layer's cache that each row reaches."""
-    from g2d_jax.models.decode_kernel_gpu import attend_columns  # Pallas takes long to import
+    """Attend to the columns of a layer's cache within each row's reach."""
+    from g2d_jax.models.decode_kernel_gpu import attend_columns  # importing Pallas takes long
 
     assert mesh is not None
     return attend_columns(q, *cached, column, reach[0], mesh)

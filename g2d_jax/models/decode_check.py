@@ -1,5 +1,5 @@
-"""A trial of the kernel of decode steps on a device of the run: beside XLA's attention, on a small
-ring, before anything is sampled by it."""
+"""A trial of the decode kernel on a device of the run: its results on a small ring are compared
+with XLA's attention before sampling starts."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from g2d_jax.runtime import mesh as meshes
 
 WIDTH, COLUMN = 512, 200
 EARLIER = (0, 130, -1, WIDTH - 1)
-"""Tokens before the newest one, in `COLUMN`, of each row: one token, round the ring's end, at rest,
-a full ring."""
+"""Tokens before the newest one, in `COLUMN`, of each row: one token, across the ring's end, at
+rest, a full ring."""
 
 TOLERANCE = {"float32": 0.02, "bfloat16": 0.05, "float16": 0.02}
-"""By the type of activations, of outputs about 0.1 to 1 large: in float32 products may be rounded as
-TF32."""
+"""Tolerances by activation type, for outputs of about 0.1 to 1: in float32 products may be rounded
+as TF32."""
 
 
 def _run(mesh: Mesh, q: Array, keys: Array, values: Array, column: Array, earlier: Array) -> Array:
     """Attend by the kernel of the mesh's platform."""
     if mesh.devices.flat[0].platform != "tpu":
-        from g2d_jax.models.decode_kernel_gpu import attend_columns  # Pallas takes long to import
+        from g2d_jax.models.decode_kernel_gpu import attend_columns  # importing Pallas takes long
 
         run = jax.jit(partial(attend_columns, mesh=mesh))
         return run(q, keys, values, column, earlier)
@@ -46,10 +46,10 @@ def trial(
     dtype: jnp.dtype,
     run: Callable[..., Array] = _run,
 ) -> str:
-    """Run the platform's kernel with so many heads; return what is wrong with it, "" if nothing is.
+    """Run the platform's kernel with this many heads; return a description of its fault, or "".
 
-    run: the kernel, of a mesh and the arrays that `decode_kernel_gpu.attend_columns` takes; that of
-    a GPU is interpreted on a CPU.
+    run: the kernel, called with a mesh and the arrays of `decode_kernel_gpu.attend_columns`; a GPU's
+    is interpreted on a CPU.
     """
     mesh = meshes.make_mesh(devices=[device])
     random = np.random.default_rng(0)
@@ -65,12 +65,12 @@ def trial(
     plain = attend_cached(q, keys, values, ages[None] <= earlier[:, None], by_sums=False)
     try:
         ours = run(mesh, q, keys, values, column, earlier)
-    # Whatever a compiler or a driver raises is a reason not to sample with it.
+    # Any error of a compiler or a driver is a reason not to sample with it.
     except Exception as error:
         first = str(error).strip().partition("\n")[0]
         return f"does not run on this {device.device_kind}: {type(error).__name__}: {first:.200}"
     live = np.array(EARLIER) >= 0
     apart = np.abs(np.asarray(ours, np.float32) - np.asarray(plain, np.float32))[live].max()
     if not apart <= TOLERANCE[jnp.dtype(dtype).name] or np.asarray(ours, np.float32)[~live].any():
-        return f"gives other results than XLA's on this {device.device_kind}, by {apart:.3g}"
+        return f"differs from XLA's results on this {device.device_kind} by {apart:.3g}"
     return ""

@@ -1,19 +1,19 @@
-"""Attention of a decode step by a TPU kernel that reads of a ring of columns only what each row
-needs.
+"""A TPU kernel for the attention of a decode step. It reads only the columns of a ring that each
+row needs.
 
-`attention.attend_blocks` reads of every row as many blocks as the longest one reaches back; here a
-row is read by itself, in pieces of 128 columns, the width of a tile: from the piece of its newest
-token back to that of its oldest. A row at rest is not read.
+`attention.attend_blocks` reads for every row as many blocks as the longest one needs. Here each row
+is read by itself, in pieces of 128 columns, the width of a tile: from the piece of its newest token
+back to that of its oldest. A row at rest is not read.
 
-Copies are small and products are not: an item is up to four pieces of one row, a step up to four
-items, as many as make its keys STEP_BYTES, so that one item is multiplied while another waits for
-its maximum. The pieces of the steps to come are under way meanwhile, across the border of two rows,
-too, for memory answers long after it is asked. What an item has no piece for is masked.
+Copies are small but products are not: an item is up to four pieces of one row. A step is up to four
+items, until its keys reach STEP_BYTES, so that one item is multiplied while another waits for its
+maximum. Copies of later steps run meanwhile, even across two rows, because memory responds with a
+long delay. Missing pieces of an item are masked.
 
-Why not jax.experimental.pallas.ops.tpu.ragged_paged_attention: it reads pages of keys and values
-interleaved by head, [pages, columns, 2 K, D], with a table of pages for each row; the ring has no
-pages, keys with the columns last, and all layers in one array, so that a step would copy the cache
-into that form.
+jax.experimental.pallas.ops.tpu.ragged_paged_attention does not fit: it reads pages of keys and
+values interleaved by head, [pages, columns, 2 K, D], with a table of pages for each row. The ring
+has no pages, keys with the columns last, and all layers in one array, so each step would have to
+copy the cache into that form.
 
 Shapes: B rows, H query heads, K key/value heads, R = H/K, D head_dim, L layers, W columns.
 """
@@ -35,21 +35,21 @@ from g2d_jax.models.kernels import LANES, PIECE_BYTES, piece_columns
 from g2d_jax.runtime import mesh as meshes
 
 STEP_BYTES = 2**19
-"""Bytes of the keys of a step: three steps of keys and values, of which two are on their way, are 3
-MiB, of the 16 MiB of vector memory that a kernel has on a v5e."""
+"""Bytes of the keys of a step: three steps of keys and values, two of them in transfer, are 3 MiB
+of the 16 MiB of vector memory that a kernel has on a v5e."""
 
 ROW_BYTES = 2**21
-"""Most bytes of the queries and outputs that lie in vector memory at once."""
+"""Most bytes of the queries and outputs in vector memory at once."""
 
 MEGACORE = ("TPU v4", "TPU v5", "TPU v5p")
-"""Kinds of device that are two cores: each takes half of the rows."""
+"""Kinds of device with two cores: each handles half of the rows."""
 
 
 class Sizes(NamedTuple):
     """The sizes of a kernel.
 
-    piece: columns of a copy. pieces: of an item. items: of a step. steps: whose keys and values lie
-    in vector memory. rows: whose queries and outputs do. groups: of so many rows, on each of cores.
+    piece: columns of a copy. pieces: of an item. items: of a step. steps: whose keys and values are
+    in vector memory. rows: whose queries and outputs are. groups: of this many rows, on each core.
     """
 
     piece: int
@@ -73,9 +73,9 @@ def attend_ring(
     cores: int | None = None,
 ) -> Array:
     """Compute `attention.attend_blocks`, [B, 1, H, D], each device for its rows and heads; zeros for
-    rows at rest, of which `earlier` is -1.
+    rows at rest, whose `earlier` is -1.
 
-    cores: of a device; None: as many as its kind has.
+    cores: of a device; None: the number of its kind.
     """
     if cores is None:
         cores = 2 if mesh.devices.flat[0].device_kind in MEGACORE else 1
@@ -95,8 +95,8 @@ def attend_ring(
 
 
 def columns_read(earlier: Array, column: Array, width: int) -> Array:
-    """Count the columns of a ring that the kernel reads of rows with `earlier` tokens before the
-    newest one, which is in `column`: int32 [B]; none of a row at rest, where it is -1."""
+    """Count the columns of a ring that the kernel reads for rows with `earlier` tokens before the
+    newest one, which is in `column`: int32 [B]; none for a row at rest, whose `earlier` is -1."""
     piece = piece_columns(width)
     return piece * blocks_back(earlier, column, piece, width // piece)
 
@@ -109,7 +109,7 @@ def sizes(
     piece_bytes = kv_heads * dim * piece * itemsize
     at_once = max(STEP_BYTES // piece_bytes, 1)
     pieces = min(4, at_once, width // piece)
-    # Queries are padded to tiles of 16 * 128; two of each are there, one on its way.
+    # Queries are padded to tiles of 16 * 128; each has two buffers, one in transfer.
     row_bytes = kv_heads * (pl.cdiv(repeats, 16) * 16) * (pl.cdiv(dim, LANES) * LANES) * 2 * 4
     most = min(max(ROW_BYTES // row_bytes, 1), 32)
     groups = -(-rows // (cores * most))
@@ -135,14 +135,14 @@ def _attend(
     padding = size.cores * size.groups * size.rows - batch  # rows at rest, without a cache
     padded = batch + padding
     queries = jnp.pad(q.reshape(batch, kv_heads, -1, dim), ((0, padding), *[(0, 0)] * 3))
-    # Behind the last row: where the kernel looks for a further one.
+    # One entry after the last row, where the kernel looks for the next one.
     earlier = jnp.pad(earlier, (0, padding + 1), constant_values=-1)
     next_live = jnp.where(earlier >= 0, jnp.arange(padded + 1), padded)
     next_live = jax.lax.cummin(next_live, reverse=True)
     next_live = jnp.pad(next_live, (0, 1), constant_values=padded)
     last = dim % LANES != 0
     if last:
-        # XLA stores such values with the columns last: as they are here, they would be copied.
+        # XLA stores such values with the columns last: in the order used here it would copy them.
         values = values.swapaxes(3, 4)
 
     item = size.pieces * size.piece
@@ -190,9 +190,9 @@ def _group(
 ) -> None:
     """Attend with a group of rows.
 
-    refs: the cache in high-bandwidth memory, the output, buffers of steps, sums of the row under
-    way, cursors, semaphores of steps. The cursors: row, item and number of the step to compute; row
-    and item of the step to fetch.
+    refs: the cache in high-bandwidth memory, the output, buffers of steps, sums of the current row,
+    cursors, semaphores of steps. The cursors: row, item and number of the step to compute; row and
+    item of the step to fetch.
     """
     cache, out, buffers = refs[:2], refs[2], refs[3:5]
     largest, mass, mixed, cursor, semaphores = refs[5:]
@@ -205,7 +205,7 @@ def _group(
     axes = 2, 2 if last else 1  # of the columns
 
     def item(row: Any, number: Any, end: Any) -> tuple[Any, Any, Any, Any]:
-        """Return whether there is such an item before row `end`, its pieces, and the row and number
+        """Return whether such an item exists before row `end`, its pieces, and the row and number
         of the next one."""
         exists = row < end
         left = blocks_back(earlier[row], newest, size.piece, total) - number * size.pieces
@@ -215,14 +215,14 @@ def _group(
         return exists, jnp.where(exists, jnp.minimum(left, size.pieces), 0), following, number
 
     def end_of_step(row: Any) -> Any:
-        """Return the row that a step which begins with this one ends before: its group's last, and
-        none of the other core's."""
+        """Return the row before which a step starting at this one ends: its group's last, and none
+        of the other core's."""
         end = (row // size.rows + 1) * size.rows
         return jnp.where(row < (core + 1) * of_core, end, 0)
 
     def each_copy(row: Any, number: Any, step: Any, act: Any) -> tuple[Any, Any]:
-        """Act on the copies of a step's pieces to their places in the buffers, and return the row
-        and number of the item behind the step."""
+        """Apply `act` to the copies of a step's pieces to the buffers, and return the row and
+        number of the item after the step."""
         end, slot = end_of_step(row), step % size.steps
 
         def of_item(at: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -249,7 +249,7 @@ def _group(
 
     @pl.when(group == 0)
     def _() -> None:
-        # What no piece is copied to is multiplied by weights of 0, and must be finite.
+        # Buffer parts without a piece are multiplied by weights of 0, and must be finite.
         buffers[1][...] = jnp.zeros_like(buffers[1])
         cursor[0] = cursor[3] = next_live[first]
         cursor[1] = cursor[2] = cursor[4] = 0
@@ -296,7 +296,7 @@ def _group(
 
 
 def _cut(ref: Any, axis: int, number: Any, piece: int) -> Any:
-    """Return a piece of an array [K, columns, D] or [K, D, columns], which may be all of it."""
+    """Return a piece of an array [K, columns, D] or [K, D, columns], perhaps all of it."""
     if ref.shape[axis] == piece:
         return ref
     index: list[Any] = [slice(None)] * 3
@@ -305,12 +305,12 @@ def _cut(ref: Any, axis: int, number: Any, piece: int) -> Any:
 
 
 def _mask(size: Sizes, width: int, pieces: Any, ages: Any, earlier: Any) -> Array:
-    """Return what a row sees of an item, bool [1, 1, S]. ages: of the first column of its first
-    piece. The item goes back by pieces, which themselves go forward."""
+    """Return which columns of an item a row sees, bool [1, 1, S]. ages: of the first column of its
+    first piece. Pieces of an item go back in time; columns of a piece go forward."""
     lane = jax.lax.broadcasted_iota(jnp.int32, (1, 1, size.pieces * size.piece), 2)
     start = lane // size.piece * size.piece
     age = ages + start - (lane - start)
-    # The ring goes on behind its last column: one that lies after the newest was written before it.
+    # The ring wraps around: a column after the newest was written before it.
     age = jnp.where(age < 0, age + width, age)
     return (age <= earlier) & (lane < pieces * size.piece)
 

@@ -1,14 +1,14 @@
-"""Attention of a decode step by a kernel for NVIDIA GPUs that reads from a ring of columns only what
-each row needs.
+"""A kernel for NVIDIA GPUs for the attention of a decode step. It reads only the columns of a ring
+that each row needs.
 
-A program of the kernel is a share of one row's blocks for one key head, with all query heads of
-that head. Rows differ in length, so each has as many rounds as its own blocks need, from the newest
-one back. The shares of a row are merged behind the kernel.
+A program of the kernel handles a share of one row's blocks for one key head, with all query heads
+of that head. Rows differ in length, so each has as many rounds as its own blocks need, from the
+newest one back. The shares of a row are merged after the kernel.
 
-Why Triton, by Pallas: keys lie with the columns last, a ring has no first column, and a step has one
-query a row, which cuDNN's attention, Hopper's wgmma (64 queries) and jax.experimental.pallas.ops.gpu
-(columns before D, from column 0) do not serve. JAX 0.11 has declared Pallas's Triton deprecated, and
-0.12 has it still.
+Other kernels do not fit: keys have the columns last, a ring has no first column, and a step has one
+query a row. This excludes cuDNN's attention, Hopper's wgmma (64 queries) and
+jax.experimental.pallas.ops.gpu (columns before D, from column 0). So this is Triton, by Pallas; JAX
+0.11 declared Pallas's Triton deprecated, and 0.12 still has it.
 
 Shapes: B rows, H query heads, K key/value heads, R = H/K, D head_dim, W columns, N shares of a row.
 """
@@ -30,21 +30,21 @@ from g2d_jax.models.kernels import platform_of
 from g2d_jax.runtime import mesh as meshes
 
 BLOCK = 64
-"""Columns of a block at most: 128 bytes of a key's line in bfloat16. A row reads one block more than
-it fills, so that larger ones would read more for nothing."""
+"""Most columns of a block: 128 bytes of a key's line in bfloat16. A row reads one block more than
+it fills, so larger ones would read more for nothing."""
 
 BLOCK_BYTES = 2**14
-"""Bytes of a block of keys at most: two of keys and two of values lie in shared memory, which every
-multiprocessor has 99 KiB of at the least."""
+"""Most bytes of a block of keys: two of keys and two of values are in shared memory, which has at
+least 99 KiB on every multiprocessor."""
 
 PROGRAMS = 512
 """Programs that keep a GPU's 108 to 142 multiprocessors busy."""
 
 SHARE = 2048
-"""Columns of a program at most: one that reads much more than the others would end last, alone."""
+"""Most columns of a program: one that reads much more than the others would end last, alone."""
 
 LEAST_TILE = 16
-"""Queries of a matrix product, and its other sizes, at least."""
+"""The least number of queries of a matrix product, and the least of its other sizes."""
 
 
 def attend_columns(
@@ -59,8 +59,8 @@ def attend_columns(
     H, D].
 
     q [B, 1, H, D]; keys [B, K, D, W], values [B, K, W, D] of one layer. column: int32 scalar, of
-    the newest token. earlier: int32 [B], tokens of the row before it that it sees; -1: the row is
-    at rest, reads nothing and gives zeros. On a CPU the kernel is interpreted, for tests.
+    the newest token. earlier: int32 [B], visible tokens of the row before it; -1: the row is at
+    rest, reads nothing and returns zeros. On a CPU the kernel is interpreted, for tests.
     """
     query = meshes.spec(
         mesh, ("rows", None, "kv_heads", None), (*q.shape[:2], *values.shape[1:2], q.shape[3])
@@ -80,16 +80,16 @@ def block_columns(width: int, dim: int, itemsize: int) -> int:
 
 
 def columns_read(earlier: Array, column: Array, width: int, dim: int, itemsize: int) -> Array:
-    """Count the columns of a ring that the kernel reads of rows with `earlier` tokens before the
-    newest one, which is in `column`: int32 [B]; none of a row at rest, where it is -1. itemsize:
-    bytes of a number."""
+    """Count the columns of a ring that the kernel reads for rows with `earlier` tokens before the
+    newest one, which is in `column`: int32 [B]; none for a row at rest, whose `earlier` is -1.
+    itemsize: bytes of a number."""
     block = block_columns(width, dim, itemsize)
     return block * blocks_back(earlier, column, block, width // block)
 
 
 def shares(rows: int, kv_heads: int, width: int, block: int) -> int:
-    """Choose into how many shares the blocks of each row are divided, of so many rows and key heads
-    on a device."""
+    """Choose into how many shares to divide the blocks of each row, for this many rows and key
+    heads on a device."""
     wanted = max(-(-PROGRAMS // (rows * kv_heads)), -(-width // SHARE))
     return min(wanted, width // block)
 
@@ -104,8 +104,8 @@ def _attend(
     tile, lanes = max(LEAST_TILE, _power(repeats)), max(LEAST_TILE, _power(dim))
     if keys.size >= 2**31:
         raise ValueError(
-            f"a layer's keys of {batch} rows have {keys.size:,} numbers, and a GPU's kernel of "
-            "decode steps counts to 2**31: lower compute.max_num_seqs, or set "
+            f"a layer's keys of {batch} rows have {keys.size:,} numbers, but a GPU's decode kernel "
+            "can index at most 2**31: lower compute.max_num_seqs, or set "
             "compute.attention to xla"
         )
     block = block_columns(width, dim, values.dtype.itemsize)
@@ -121,7 +121,7 @@ def _attend(
         of_head(lanes, width),
         of_head(width, lanes),
     ]
-    # One share is the row's result; of several there are sums in float32 and what they weigh.
+    # One share is the row's result; several need sums in float32 and their weights.
     shape = parts, batch, kv_heads, repeats
     out_shape = [jax.ShapeDtypeStruct((*shape, dim), q.dtype if parts == 1 else jnp.float32)]
     out_specs = [pl.BlockSpec((None, None, None, tile, lanes), lambda b, k, n: (n, b, k, 0, 0))]
@@ -148,8 +148,8 @@ def _attend(
 def _read_share(block: int, width: int, sizes: tuple[int, int], *refs: Any) -> None:
     """Attend to one share of a row's blocks, each refs' part of one row and key head.
 
-    sizes: the queries and head_dim that there are; tiles are powers of two, and what lies beyond is
-    not read.
+    sizes: the actual queries and head_dim; tiles are powers of two, and parts beyond these are not
+    read.
     """
     column, earlier, query, keys, values, *outs = refs
     column, earlier = column[()], earlier[()]
@@ -173,8 +173,7 @@ def _read_share(block: int, width: int, sizes: tuple[int, int], *refs: Any) -> N
         else:
             k, v = keys[:, at], values[at, :]
         scores = _product(q, k) * sizes[1] ** -0.5
-        # The ring goes on behind its last column: one that lies after the newest was written before
-        # it.
+        # The ring wraps around: a column after the newest was written before it.
         back = column - start - jnp.arange(block)
         seen = jnp.where(back < 0, back + width, back) <= earlier
         scores = jnp.where(seen[None], scores, LOWEST)
@@ -196,7 +195,7 @@ def _read_share(block: int, width: int, sizes: tuple[int, int], *refs: Any) -> N
 
 
 def _product(x: Array, y: Array) -> Array:
-    """Multiply [N, D] by [D, M], in float32; float32 itself is not rounded to tensorfloat32."""
+    """Multiply [N, D] by [D, M], in float32, without rounding float32 to tensorfloat32."""
     return jnp.dot(x, y, preferred_element_type=jnp.float32, precision=jax.lax.Precision.HIGHEST)
 
 

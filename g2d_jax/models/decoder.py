@@ -1,5 +1,5 @@
 """The decoder: Flax NNX modules used as plain pytrees, and one forward function for training and
-prefill. decode.py has the step of decoding.
+prefill. decode.py has the decode step.
 
 Shapes: B rows, T tokens, E hidden_size, H heads, K key/value heads, D head_dim, M
 intermediate_size, V vocabulary, L layers. Parameters of the layers are stacked: every array of
@@ -48,16 +48,16 @@ from g2d_jax.runtime import mesh as meshes
 from g2d_jax.runtime.matmul import products_on
 
 PRODUCT = "product"
-"""The name under which the results of linear layers are kept by remat "dots"."""
+"""The name of the results of linear layers for remat "dots"."""
 
 Rope = tuple[Array, ...]
 """A `rotary_table`."""
 
 
 class LayersKept(NamedTuple):
-    """Holds what `forward` keeps. keys, values: [L, B, T, K, D] of the layers with attention.
-    memories: of the recurrent ones behind the last column, each array beginning with their number;
-    None where there are none."""
+    """The cache from `forward`. keys, values: [L, B, T, K, D] of the layers with attention.
+    memories: of the recurrent ones after the last column, each array beginning with their number;
+    None if there are none."""
 
     keys: Array
     values: Array
@@ -65,7 +65,7 @@ class LayersKept(NamedTuple):
 
 
 class Parameters(nnx.Module):
-    """Arrays, or what stands for them in a tree, as attributes: one a row of the table."""
+    """Arrays, or other leaves of such a tree, as attributes: one per row of the table."""
 
     def __init__(self, values: Mapping[str, Array]):
         for name, value in values.items():
@@ -91,7 +91,7 @@ class Decoder(Parameters):
 
 
 def build(config: ModelConfig, make: Callable[[str, Param], Any]) -> Decoder:
-    """Make a stacked Decoder from the table: make(name, row) gives each array.
+    """Build a stacked Decoder from the table: make(name, row) returns each array.
 
     `make` may return arrays, shapes or shardings: the tree is the same.
     """
@@ -101,18 +101,18 @@ def build(config: ModelConfig, make: Callable[[str, Param], Any]) -> Decoder:
 
 
 def parameter(model: Decoder, name: str) -> Any:
-    """Return a parameter by its name in the table; one of the layers is that of all, stacked."""
+    """Return a parameter by its name in the table; a layer's parameter is returned stacked."""
     return getattr(model if name in outer_params(model.config) else model.blocks, name).get_value()
 
 
 def init(config: ModelConfig, key: Array, std: float = 0.02) -> Decoder:
-    """Draw random float32 parameters: see `fresh`."""
+    """Return random float32 parameters: see `fresh`."""
     return build(config, lambda name, row: fresh(name, row, key, std))
 
 
 def fresh(name: str, row: Param, key: Array, std: float = 0.02) -> Array:
-    """Draw one random array, float32. normal(0, std), norms one, biases and adapters' B zero, their
-    A as PEFT has it, uniform within 1 / sqrt(inputs). Each array's key is its name's."""
+    """Return one random array, float32. normal(0, std), norms one, biases and adapters' B zero, their
+    A as in PEFT, uniform within 1 / sqrt(inputs). Each array's key comes from its name."""
     shape, own = row.full_shape, jax.random.fold_in(key, zlib.crc32(name.encode()))
     if row.init == "normal":
         return std * jax.random.normal(own, shape)
@@ -136,15 +136,15 @@ def shardings(config: ModelConfig, mesh: Mesh) -> Decoder:
 
 
 def unstacked_shardings(config: ModelConfig, mesh: Mesh) -> Decoder:
-    """Return the `shardings` of the tree that `unstack` gives."""
+    """Return the `shardings` of the tree from `unstack`."""
     return _by_layer(
         shardings(config, mesh), lambda _, at: NamedSharding(mesh, PartitionSpec(*at.spec[1:]))
     )
 
 
 def abstract(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Decoder:  # type: ignore[assignment]
-    """Return the Decoder tree with a ShapeDtypeStruct in place of every array; adapters, and rows
-    that are `exact`, are always float32."""
+    """Return the Decoder tree with a ShapeDtypeStruct in place of every array; adapters and `exact`
+    rows are always float32."""
 
     def describe(_: str, row: Param) -> Any:
         is_wide = row.adapter or row.exact
@@ -159,7 +159,7 @@ def abstract_on(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype = jnp.float32)
 
 
 def cast(model: Decoder, dtype: jnp.dtype) -> Decoder:
-    """Cast the parameters of a stacked model to another dtype, but for rows that are `exact`."""
+    """Cast the parameters of a stacked model to another dtype, except `exact` rows."""
 
     def convert(name: str, row: Param) -> Any:
         value = parameter(model, name)
@@ -169,23 +169,23 @@ def cast(model: Decoder, dtype: jnp.dtype) -> Decoder:
 
 
 def count_params(config: ModelConfig) -> int:
-    """Count the parameters, a tied head once, quantised ones as the weights they stand for."""
+    """Count the parameters, a tied head once, quantised ones by their weights."""
     return sum(math.prod(row.full_shape) for row in params(config).values())
 
 
 def count_trained(config: ModelConfig) -> int:
-    """Count the parameters that are trained: all, or those of the adapters."""
+    """Count the trained parameters: all, or those of the adapters."""
     return count_params(config) - (count_params(config.base) if config.lora else 0)
 
 
 def unstack(model: Decoder) -> Decoder:
-    """Return the same parameters with one Block a layer: decode then reads each layer's arrays
-    where they lie."""
+    """Return the same parameters with one Block a layer: decode then reads each layer's arrays in
+    place."""
     return _by_layer(model, lambda place, x: x[place])
 
 
 def _by_layer(model: Decoder, take: Callable[[int, Any], Any]) -> Decoder:
-    """Make one Block a layer of a stacked tree, of take(leaf, its place in the stack)."""
+    """Build one Block a layer of a stacked tree, from take(leaf, its place in the stack)."""
     rows = block_params(model.config)
     layers = []
     for layer in range(model.config.num_hidden_layers):
@@ -199,8 +199,8 @@ def _by_layer(model: Decoder, take: Callable[[int, Any], Any]) -> Decoder:
 
 
 def rms_norm(x: Array, weight: Array, eps: float, *, unit_offset: bool = False) -> Array:
-    """Apply RMSNorm over the last axes, those that the weight has, in float32, returned in x's
-    dtype. unit_offset: multiply by 1 + weight, and round after it."""
+    """Apply RMSNorm over the last axes, as many as the weight has, in float32; return x's dtype.
+    unit_offset: multiply by 1 + weight, and round after it."""
     wide = x.astype(jnp.float32)
     axes = tuple(range(-weight.ndim, 0))
     scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=axes, keepdims=True) + eps)
@@ -211,7 +211,7 @@ def rms_norm(x: Array, weight: Array, eps: float, *, unit_offset: bool = False) 
 
 
 def norm(c: ModelConfig, parameters: Parameters, name: str, x: Array) -> Array:
-    """Apply the norm `name` where the family has it; elsewhere x stays as it is."""
+    """Apply the norm `name` if the family has it; otherwise return x unchanged."""
     if not hasattr(parameters, name):
         return x
     weight = getattr(parameters, name)[...].astype(x.dtype)
@@ -230,8 +230,8 @@ def project(
     """Apply the linear layer `name`, with its adapter and its bias if it has them. mesh: as in
     `apply_block`.
 
-    The adapter's part is added before the sum is rounded to x's type: beside y in bfloat16 it would
-    be lost while B is small, rounded away in all of y alike.
+    The adapter's part is added before the sum is rounded to x's type. Added to y in bfloat16, it
+    would be rounded away while B is small.
     """
     weight = getattr(block, name).get_value()
     adapted = c.adapted(name)
@@ -256,8 +256,8 @@ def project_qkv(
     c: ModelConfig, block: Block, x: Array, rope: Rope, projected: Callable[..., Array]
 ) -> tuple[Array, Array, Array, Array]:
     """Compute queries [B, T, H, D], keys and values [B, T, K, D] of normalised x [B, T, E],
-    rotated. projected: `project` of this block, of a name and x. Of a family with gates its queries
-    are [B, T, H, 2 D], with the gates behind them, which stay as they are."""
+    rotated. projected: `project` of this block, called with a name and x. A family with gates has
+    queries [B, T, H, 2 D], with the gates after them, which are not rotated."""
     q, k, v = (projected(name, x) for name in ("q", "k", "v"))
     q, gate = q[..., : c.head_dim], q[..., c.head_dim :]
     q, k = norm(c, block, "q_norm", q), norm(c, block, "k_norm", k)
@@ -272,9 +272,9 @@ def project_qkv(
 def delta_inputs(
     block: Block, x: Array, projected: Callable[..., Array]
 ) -> tuple[Inputs, Array, Array]:
-    """Compute what a recurrent layer reads of each token, of normalised x [B, T, E]: its inputs, the
-    weights of its convolution [H, F, W], and the gates of its outputs [B, T, H * R, E]. block: as
-    it is stored. projected: as in `project_qkv`."""
+    """Compute the inputs of a recurrent layer for each token of normalised x [B, T, E]: its inputs,
+    the weights of its convolution [H, F, W], and the gates of its outputs [B, T, H * R, E]. block:
+    as stored. projected: as in `project_qkv`."""
     parts = [projected(f"delta_{name}", x) for name in "qkv"]
     taps = [getattr(block, f"conv_{name}")[...].astype(x.dtype) for name in "qkv"]
     heads = parts[0].shape[2]
@@ -302,7 +302,7 @@ def mlp(c: ModelConfig, block: Block, x: Array, projected: Callable[..., Array])
 def mixture_of_experts(
     c: ModelConfig, block: Block, x: Array, router: Array, mixture: experts.Mixture
 ) -> Array:
-    """Apply a layer's experts, those that the router [E, X] chooses, and add the residual."""
+    """Apply a layer's experts, chosen by the router [E, X], and add the residual."""
     y = norm(c, block, "mlp_norm", x)
     parts = (getattr(block, f"expert_{name}")[...] for name in ("gate", "up", "down"))
     y = mixture(y, experts.choose(c, router, y), experts.Stacks(*parts))
@@ -310,7 +310,7 @@ def mixture_of_experts(
 
 
 def add_residual(c: ModelConfig, x: Array, y: Array) -> Array:
-    """Add to x what a part of a layer computes of it."""
+    """Add the output y of a layer's part to its input x."""
     if c.residual_multiplier != 1:
         y = y * c.residual_multiplier
     return x + y
@@ -326,8 +326,8 @@ def last_norm(model: Decoder, x: Array) -> Array:
 
 
 def rotary_tables(c: ModelConfig, positions: Array) -> list[Rope]:
-    """Return the rotary table of the layers, and that of sliding ones where they have a theta of
-    their own."""
+    """Return the rotary table of the layers, and that of sliding ones if they have their own
+    theta."""
     tables = [rotary_table(c, positions)]
     if c.rope_local_base_freq and SLIDING in c.layer_types:
         local = replace(c, rope_theta=c.rope_local_base_freq, rope_scaling=None)
@@ -336,8 +336,8 @@ def rotary_tables(c: ModelConfig, positions: Array) -> list[Rope]:
 
 
 def layer_rope(c: ModelConfig, tables: list[Rope], number: Any) -> Rope:
-    """Return the rotary table of a layer, an int or an int32 scalar: that of no turn where the
-    layer has none."""
+    """Return the rotary table of a layer, an int or an int32 scalar; a layer without rotary
+    embeddings has the table of no rotation."""
     rope, *local = tables
     if local:
         is_sliding = jnp.array([kind == SLIDING for kind in c.layer_types])[number]
@@ -359,10 +359,10 @@ def apply_block(
     multiply: Multiply,
     mesh: Mesh | None = None,
 ) -> tuple[Array, Any]:
-    """Apply one layer. attention: of queries, keys and values, and recurrence: of `delta_inputs`;
-    each returns its output, and what of it is kept. mixture: `experts.on_devices`. multiply: of
-    `products_on`. mesh: over which rows are split as weights are, None where they are not. Returns
-    x, and what is kept."""
+    """Apply one layer. attention: of queries, keys and values; recurrence: of `delta_inputs`; each
+    returns its output and its new cache. mixture: `experts.on_devices`. multiply: from
+    `products_on`. mesh: the one over which rows are split like weights, or None. Returns x and the
+    cache."""
     stored = block
     block = jax.tree.map(
         lambda p: p if quantise.is_quantised(p) else p.astype(x.dtype),
@@ -399,7 +399,7 @@ def gated_norm(c: ModelConfig, block: Block, x: Array, gate: Array) -> Array:
 def rematerialise(fn: Callable, remat: Remat, *, once: bool = False) -> Callable:
     """Recompute a layer in the backward pass: "full" saves its input only, "attention" also
     attention's output, "dots" also those of the linear layers. once: whether the loop over layers
-    has one trip, in which XLA would find that it computes the same twice."""
+    has one trip, in which XLA would eliminate the recomputation."""
     if remat == "none":
         return fn
     names = {"full": (), "attention": (SAVED,), "dots": (SAVED, PRODUCT)}[remat]
@@ -422,11 +422,11 @@ def forward(
     """Compute hidden states after the final norm, [B, T, E] in dtype.
 
     tokens, positions, segment_ids: int32 [B, T]; see attention.visible for segment ids. The T
-    tokens of a row attend among themselves; keep_kv also returns what decode reads. attention: of
-    kernels.attention_for. mesh: what lies between the layers is split over it by
-    rows, and by columns over `tensor`, as the backward pass keeps it (Korthikanti et al. 2022,
-    arXiv:2205.05198, section 4.2.2); left to itself XLA splits it like the weights, by width, and
-    gathers the rows of all devices.
+    tokens of a row attend among themselves; keep_kv also returns the cache for decode. attention:
+    from kernels.attention_for. mesh: splits the values between layers by rows, and by columns over
+    `tensor`, as the backward pass keeps them (Korthikanti et al. 2022, arXiv:2205.05198, section
+    4.2.2). Otherwise XLA splits them like the weights, by width, and gathers the rows of all
+    devices.
     """
     c = model.config
     multiply = products_on(mesh).multiply
@@ -512,7 +512,7 @@ def scan_layers(
 def _apart(stack: Any) -> list[Any]:
     """Return the entries of a stack, or of a tree of stacks.
 
-    Split at once: their gradients are then put together at once, and not added up one by one, each
+    Split at once: their gradients are then joined at once, instead of being added one by one, each
     as large as the stack.
     """
     leaves, tree = jax.tree.flatten(stack)
@@ -522,8 +522,8 @@ def _apart(stack: Any) -> list[Any]:
 
 
 def _all_kept(c: ModelConfig, outputs: list[Any]) -> LayersKept:
-    """Put together what the layers of a period keep, in the order of the layers. outputs: as
-    `scan_layers` returns them."""
+    """Join the caches of the layers of a period, in the order of the layers. outputs: from
+    `scan_layers`."""
     recurrent = c.layers(recurrent=True)
     pairs = [output for layer, output in enumerate(outputs) if layer not in recurrent]
     memories = [output for layer, output in enumerate(outputs) if layer in recurrent]
@@ -532,14 +532,14 @@ def _all_kept(c: ModelConfig, outputs: list[Any]) -> LayersKept:
 
 
 def _in_order(outputs: Sequence[Any]) -> Any:
-    """Put together what the layers of a period give, each array beginning with the periods."""
+    """Join the outputs of the layers of a period, each array beginning with the periods."""
     return jax.tree.map(
         lambda *parts: jnp.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:]), *outputs
     )
 
 
 def lay_out(mesh: Mesh | None, x: Array, *axes: str | None) -> Array:
-    """Split x over the mesh by its logical axes; without a mesh it stays as it is."""
+    """Split x over the mesh by its logical axes; without a mesh it stays unchanged."""
     if mesh is None:
         return x
     return jax.lax.with_sharding_constraint(x, meshes.sharding(mesh, axes, x.shape))
@@ -549,7 +549,7 @@ def embedded(model: Decoder, tokens: Array, dtype: jnp.dtype, mesh: Mesh | None)
     """Look tokens up, each device in its part of the width: the table is not gathered. [B, T, E] in
     dtype.
 
-    Cast after it: the table's gradient, a sum over all places of a word, is then added up in its
+    The cast follows: the table's gradient, a sum over all places of a word, is then added up in its
     own type.
     """
     table = model.embed[...]
@@ -565,8 +565,9 @@ def embedded(model: Decoder, tokens: Array, dtype: jnp.dtype, mesh: Mesh | None)
 
 @jax.custom_vjp
 def _look_up(table: Array, tokens: Array) -> Array:
-    """Look tokens up, with a gradient that adds the places of a word up in one order without atomic
-    sums. XLA's own, a scatter of equal indices, doubles the time to compile a step on a GPU."""
+    """Look tokens up, with a gradient that adds the places of a word up in a fixed order without
+    atomic sums. XLA's own, a scatter of equal indices, doubles the time to compile a step on a
+    GPU."""
     return table[tokens]
 
 
@@ -581,8 +582,8 @@ def _look_up_gradient(residuals: tuple[Array, Array], grads: Array) -> tuple[Arr
     words, rows = tokens.reshape(-1)[order], rows[order]
     places = jnp.arange(words.size)
 
-    # Places of a word lie next to each other: each takes up what lies 1, 2, 4, … before it, so that
-    # the last of them has the sum of all.
+    # Places of a word are neighbours: each adds the rows 1, 2, 4, … before it, so that the last one
+    # has the sum of all.
     def add(round_number: Array, rows: Array) -> Array:
         distance = 1 << round_number
         before = places - distance
@@ -591,7 +592,7 @@ def _look_up_gradient(residuals: tuple[Array, Array], grads: Array) -> tuple[Arr
 
     rows = jax.lax.fori_loop(0, words.size.bit_length(), add, rows)
     is_last = jnp.append(words[1:] != words[:-1], True)
-    # Those that are not written go to numbers beyond the words, of which no two are equal.
+    # Rows that are not written have distinct numbers beyond the words.
     targets = jnp.where(is_last, words, like.shape[0] + places)
     table = jnp.zeros((like.shape[0], rows.shape[1]), like.dtype)
     return table.at[targets].set(rows, mode="drop", unique_indices=True), None

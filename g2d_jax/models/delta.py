@@ -1,21 +1,21 @@
-r"""The gated delta rule (Yang et al. 2024, arXiv:2412.06464, equation 10): what Qwen3.5's recurrent
-layers have in place of attention.
+r"""The gated delta rule (Yang et al. 2024, arXiv:2412.06464, equation 10), which Qwen3.5's recurrent
+layers use instead of attention.
 
-A head keeps a matrix S, which maps keys to values. Each token takes a share of it off, corrects
-what S gives for its key towards its value, and reads it with its query:
+A head has a matrix S, which maps keys to values. Each token decays S by a share, corrects its
+result for the token's key towards the token's value, and reads it with its query:
 
     S_t = a_t S_{t-1} + k_t (b_t (v_t - a_t S_{t-1}^T k_t))^T        o_t = S_t^T q_t
 
-`step` does that for one token of each row (decode). `scan` takes CHUNK tokens at once (training,
+`step` does that for one token of each row (decode). `scan` processes CHUNK tokens at once (training,
 prefill): the corrections of a chunk are the solution of a triangular system (section 3.3).
 
-In packed rows history is a tree: the responses to a prompt all begin from the state behind it.
-Which tokens of a chunk are a token's ancestors is what attention's `visible` says, so that one
-triangular system holds all branches; between chunks two states are kept, that behind the last
-token, and that behind the last prompt.
+In packed rows history is a tree: the responses to a prompt all begin from the state after it.
+Attention's `visible` determines a token's ancestors within a chunk, so that one triangular system
+holds all branches. Between chunks two states are kept: after the last token, and after the last
+prompt.
 
 Shapes: B rows, T tokens, C tokens of a chunk, H key heads, R value heads a key head, D and E sizes
-of a key and of a value, F = 2 D + R E, what a key head convolves, W taps.
+of a key and of a value, F = 2 D + R E inputs of a key head's convolution, W taps.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ from g2d_jax.records import SEGMENT_STRIDE
 from g2d_jax.runtime import mesh as meshes
 
 CHUNK = 64
-"""Tokens that are taken at once: as many as transformers and flash-linear-attention take."""
+"""Tokens processed at once, as in transformers and flash-linear-attention."""
 
 EPSILON = 1e-6
-"""Added to the squared length by which queries and keys are divided."""
+"""Added to the squared length that divides queries and keys."""
 
 
 class Memory(NamedTuple):
-    """Holds what a recurrent layer keeps of a sequence.
+    """The state of a recurrent layer for a sequence.
 
-    state: float32 [B, H * R, D, E]. tail: [B, H, W - 1, F], what was convolved at the last tokens.
+    state: float32 [B, H * R, D, E]. tail: [B, H, W - 1, F], inputs of the convolution at the last
+    tokens.
     """
 
     state: Array
@@ -52,11 +53,11 @@ class Memory(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Holds what a layer computes of each token by itself.
+    """A layer's inputs for each token by itself.
 
     mixed: [B, T, H, F], queries, keys and values of each key head before the convolution. decay:
-    float32 [B, T, H * R], the logarithm of the share of the state that stays. rate: float32
-    [B, T, H * R], how far the state is corrected.
+    float32 [B, T, H * R], the logarithm of the remaining share of the state. rate: float32
+    [B, T, H * R], the strength of the correction.
     """
 
     mixed: Array
@@ -65,13 +66,13 @@ class Inputs(NamedTuple):
 
 
 Recurrence = Callable[[Inputs, Array], tuple[Array, Memory]]
-"""`scan` or `step` with all but the inputs and the convolution's weights given: the outputs
-[B, T, H * R, E], and what is kept."""
+"""`scan` or `step` that still needs the inputs and the convolution's weights: it returns the outputs
+[B, T, H * R, E] and the memory."""
 
 
 def no_memory(c: ModelConfig, rows: int, dtype: jnp.dtype, split: int = 1) -> Memory:
-    """Return what is kept before the first token. dtype: of the tail. split: over how many devices
-    the heads are split, of one of which it is."""
+    """Return the memory before the first token. dtype: of the tail. split: the number of devices
+    that share the heads; the memory is that of one."""
     size, value_size = c.linear_key_head_dim, c.linear_value_head_dim
     heads, values = c.linear_num_key_heads // split, c.linear_num_value_heads // split
     features = 2 * size + values // heads * value_size
@@ -88,7 +89,7 @@ def on_devices(c: ModelConfig, mesh: Mesh | None) -> Callable[..., tuple[Array, 
         return partial(scan, c)
 
     def run(segment_ids: Array, inputs: Inputs, taps: Array) -> tuple[Array, Memory]:
-        # A value head lies where its key head does.
+        # A value head is on the device of its key head.
         rows, _, heads, _ = meshes.spec(mesh, ("rows", None, "kv_heads", None), inputs.mixed.shape)
         of_tokens = PartitionSpec(rows, None, heads)
         of_memory = PartitionSpec(rows, heads)
@@ -105,7 +106,7 @@ def on_devices(c: ModelConfig, mesh: Mesh | None) -> Callable[..., tuple[Array, 
 
 
 def step(c: ModelConfig, memory: Memory, inputs: Inputs, taps: Array) -> tuple[Array, Memory]:
-    """Run one token a row: the outputs [B, 1, H * R, E], and what is then kept.
+    """Run one token a row: the outputs [B, 1, H * R, E], and the new memory.
 
     inputs: with T = 1. taps: [H, F, W].
     """
@@ -129,8 +130,8 @@ def step(c: ModelConfig, memory: Memory, inputs: Inputs, taps: Array) -> tuple[A
 
 
 class _Branch(NamedTuple):
-    """Holds where a row is in its tree. segment: int32 [B], of the last token. running, prompt:
-    what is kept behind it, and behind the prompt of its group."""
+    """A row's place in its tree. segment: int32 [B], of the last token. running, prompt: the
+    memories after it, and after the prompt of its group."""
 
     segment: Array
     running: Memory
@@ -140,7 +141,7 @@ class _Branch(NamedTuple):
 def scan(
     c: ModelConfig, segment_ids: Array, inputs: Inputs, taps: Array, chunk: int = CHUNK
 ) -> tuple[Array, Memory]:
-    """Run packed rows: the outputs [B, T, H * R, E], and what is kept behind the last column.
+    """Run packed rows: the outputs [B, T, H * R, E], and the memory after the last column.
 
     segment_ids: int32 [B, T], as in attention.visible. taps: [H, F, W].
     """
@@ -148,7 +149,7 @@ def scan(
     padding = -length % chunk
     count = (length + padding) // chunk
 
-    # Before the first column, so that the last one ends a chunk: zeros change nothing.
+    # Padding before the first column, so that the last one ends a chunk: zeros change nothing.
     def in_chunks(x: Array) -> Array:
         x = jnp.pad(x, ((0, 0), (padding, 0), *((0, 0),) * (x.ndim - 2)))
         return jnp.moveaxis(x.reshape(rows, count, chunk, *x.shape[2:]), 1, 0)
@@ -157,7 +158,7 @@ def scan(
     nothing = no_memory(c, rows, inputs.mixed.dtype, split)
     start = _Branch(jnp.full(rows, -1, jnp.int32), nothing, nothing)
 
-    # Its backward pass keeps the states between chunks and computes the rest again.
+    # Its backward pass keeps the states between chunks and recomputes the rest.
     @jax.checkpoint
     def advance(branch: _Branch, own: tuple[Array, Inputs]) -> tuple[_Branch, Array]:
         return _run_chunk(c, branch, *own, taps)
@@ -183,7 +184,7 @@ def _run_chunk(
     decays, since = _decays(near, inputs)
     rates = jnp.moveaxis(inputs.rate.reshape(rows, length, heads, -1), 1, 3)  # [B, H, R, C]
 
-    # What the two states that a token may come from give for its key and its query.
+    # The results of a token's two possible entry states for its key and its query.
     states = jnp.stack([branch.running.state, branch.prompt.state], axis=1)
     states = states.reshape(rows, 2, heads, -1, *states.shape[3:])
     entry = entered.astype(jnp.float32)
@@ -200,7 +201,7 @@ def _run_chunk(
     out = jnp.moveaxis(out, 3, 1).reshape(rows, length, -1, out.shape[-1])
 
     def kept_at(column: Array) -> Memory:
-        """Return what is kept behind a column, int32 [B], of each row."""
+        """Return the memory after a column, int32 [B], of each row."""
 
         def at(x: Array, axis: int) -> Array:
             place = jnp.expand_dims(column, tuple(range(1, x.ndim)))
@@ -226,15 +227,15 @@ def _run_chunk(
 
 def _end_of_prompt(ids: Array) -> tuple[Array, Array]:
     """Return the column of the last token of the last group's prompt, int32 [B], and whether it is
-    in this chunk, bool [B]: the prompt may have ended before."""
+    in this chunk, bool [B], or the prompt ended earlier."""
     is_prompt = ids == (ids[:, -1:] // SEGMENT_STRIDE * SEGMENT_STRIDE)
     column = ids.shape[1] - 1 - jnp.argmax(is_prompt[:, ::-1], axis=1)
     return column, is_prompt.any(axis=1)
 
 
 def _written(k: Array, rates: Array, decays: Array, missed: Array) -> Array:
-    """Solve the triangular system: what each token writes, less what its ancestors in the chunk
-    changed, [B, H, R, C, E]. missed: the same, values less what the entry states give."""
+    """Solve the triangular system for each token's write, less the changes by its ancestors in the
+    chunk, [B, H, R, C, E]. missed: values less the results of the entry states."""
     alike = jnp.einsum("bthd,bshd->bhts", k, k, precision="highest")[:, :, None]
     own = jnp.eye(k.shape[1])[None, None, None]
     system = rates[..., None] * decays * alike * (1 - own)
@@ -244,11 +245,11 @@ def _written(k: Array, rates: Array, decays: Array, missed: Array) -> Array:
 
 
 def _decays(near: Array, inputs: Inputs) -> tuple[Array, Array]:
-    """Return what is left at t of what s wrote, [B, H, R, C, C], and of what was there when the
+    """Return the share left at t of the write at s, [B, H, R, C, C], and of the state when the
     chunk, or the segment, began, [B, H, R, C]. near: bool [B, C, C], see `_run_chunk`."""
     rows, length, heads, _ = inputs.mixed.shape
     # The logarithm of the former is a sum over the tokens between them: the difference of two sums
-    # from the beginning would have the rounding of those.
+    # from the beginning would have their larger rounding.
     is_near = near.astype(jnp.float32)
     is_before = is_near * (1 - jnp.eye(length)[None])
     spent = is_near[:, None] * jnp.moveaxis(inputs.decay, 1, 2)[:, :, None]  # [B, H * R, C, C]
@@ -264,8 +265,8 @@ def _convolve(
 ) -> tuple[Array, Array, Array]:
     """Convolve each token with its last ancestors: [B, C, H, F].
 
-    Returns with it how many tokens each of `earlier` lies before each token, int32 [B, C, S], -1
-    where it is none of its ancestors; and `earlier` [B, S, H, F], the two tails and the chunk.
+    Also returns how many tokens each of `earlier` is before each token, int32 [B, C, S], -1 if it
+    is not an ancestor; and `earlier` [B, S, H, F], the two tails and the chunk.
     """
     reach = taps.shape[-1] - 1
     tails = [jnp.moveaxis(memory.tail, 1, 2) for memory in (branch.running, branch.prompt)]
@@ -279,20 +280,20 @@ def _convolve(
     factors = taps.astype(jnp.float32)[None, None]
     summed = mixed.astype(jnp.float32) * factors[..., -1]
     for age in range(1, reach + 1):
-        # A product with zeros and ones in place of gathering, whose gradient would scatter.
+        # A product with zeros and ones instead of a gather, whose gradient would scatter.
         summed += _pick(ages == age, earlier).astype(jnp.float32) * factors[..., -1 - age]
     return summed.astype(mixed.dtype), ages, earlier
 
 
 def _pick(wanted: Array, earlier: Array) -> Array:
-    """Return the one of `earlier` [B, S, H, F] that is wanted, bool [B, N, S], or zeros: [B, N, H,
+    """Return the wanted one of `earlier` [B, S, H, F], by wanted bool [B, N, S], or zeros: [B, N, H,
     F]."""
     return jnp.einsum("bns,bshf->bnhf", wanted.astype(earlier.dtype), earlier, precision="highest")
 
 
 def _split(c: ModelConfig, convolved: Array) -> tuple[Array, Array, Array]:
-    """Return queries and keys [B, T, H, D] of length 1 and 1 / sqrt(D), and values [B, T, H, R, E],
-    float32, of what was convolved."""
+    """Split the convolved inputs into queries and keys [B, T, H, D] of length 1 and 1 / sqrt(D), and
+    values [B, T, H, R, E], float32."""
     size, value_size = c.linear_key_head_dim, c.linear_value_head_dim
     active = jax.nn.silu(convolved.astype(jnp.float32))
     q, k, v = jnp.split(active, [size, 2 * size], axis=-1)

@@ -1,14 +1,15 @@
-"""Mixtures of experts (Shazeer et al. 2017, arXiv:1701.06538), as Qwen3-MoE has them: a router sends
-each token to its k best experts, gated feed-forward layers whose outputs are added up, weighted by
-the router's shares.
+"""Mixtures of experts (Shazeer et al. 2017, arXiv:1701.06538), as in Qwen3-MoE: a router sends each
+token to its k best experts, gated feed-forward layers. Their outputs are added up, weighted by the
+router's shares.
 
-No expert has a capacity, and no token is dropped. The experts lie on the mesh's axis tensor, whole
-ones. Between layers each of its devices has the same tokens: it takes those that go to its experts,
-sorted by them, and what the devices compute is added up. Nothing is sent from token to expert.
+No expert has a capacity, and no token is dropped. Whole experts are split over the mesh's axis
+tensor. Between layers each of its devices has the same tokens: it selects those of its experts,
+sorts them by expert, and the outputs of the devices are added up. Tokens are not sent between
+devices.
 
-The products of tokens in groups, each with the matrix of its expert, are
+Products of tokens in groups, each with the matrix of its expert, have two implementations:
 - ragged: `jax.lax.ragged_dot`, on TPUs, where XLA has a kernel for it. Elsewhere it multiplies all
-  tokens with all experts, beside a copy of the tokens for each of them.
+  tokens with all experts, and copies the tokens for each of them.
 - blocks: a loop over blocks of a group's tokens, on CPUs and GPUs. It computes whole blocks.
 
 Shapes: B rows, T tokens of a row, R = B * T, k experts a token, N = R * k, X experts, G those on a
@@ -34,14 +35,14 @@ BLOCKS = (16, 512)
 """The fewest and the most tokens of a block."""
 
 TILES = (512, 256, 128)
-"""Rows that the TPU's kernel takes at once: the first that divides them."""
+"""Rows that the TPU's kernel processes at once: the first that divides them."""
 
 COLUMNS = (1024, 768)
-"""Columns of a tile of its two operands in bfloat16; of float32 half of them."""
+"""Columns of a tile of its two operands in bfloat16; half as many in float32."""
 
 
 class Routes(NamedTuple):
-    """Holds where tokens go. experts: int32 [B, T, k]. weights: float32 [B, T, k], of their
+    """The destinations of tokens. experts: int32 [B, T, k]. weights: float32 [B, T, k], of their
     outputs."""
 
     experts: Array
@@ -49,7 +50,7 @@ class Routes(NamedTuple):
 
 
 class Stacks(NamedTuple):
-    """Holds the matrices of a layer's experts. gate, up: [X, E, M]. down: [X, M, E]."""
+    """The matrices of a layer's experts. gate, up: [X, E, M]. down: [X, M, E]."""
 
     gate: Array
     up: Array
@@ -57,12 +58,12 @@ class Stacks(NamedTuple):
 
 
 Mixture = Callable[[Array, Routes, Stacks], Array]
-"""`mix` with all but x [B, T, E], routes and matrices given: what the experts add, [B, T, E]."""
+"""`mix` that still needs x [B, T, E], routes and matrices: returns the experts' sum, [B, T, E]."""
 
 
 def choose(c: ModelConfig, router: Array, x: Array) -> Routes:
     """Choose each token's experts, in float32 for any type of x: rounded numbers would often rank
-    others first. x: [B, T, E]. router: [E, X]."""
+    experts differently. x: [B, T, E]. router: [E, X]."""
     wide = x.astype(jnp.float32)
     logits = jnp.einsum("bte,ex->btx", wide, router.astype(jnp.float32), precision="highest")
     shares = jax.nn.softmax(logits, axis=-1)
@@ -75,8 +76,8 @@ def choose(c: ModelConfig, router: Array, x: Array) -> Routes:
 def on_devices(mesh: Mesh | None, *, split_width: bool = False) -> Mixture:
     """Return `mix`, each device running its rows and experts: XLA cannot split it by itself.
 
-    split_width: x's width lies on fsdp, as in decode, where each device has a summand of what the
-    experts' first matrices give, and weights stay where they are. Else the rows do, and weights are
+    split_width: x's width is split over fsdp, as in decode: each device has a summand of the first
+    matrices' products, and weights stay in place. Otherwise the rows are split, and weights are
     gathered.
     """
     if mesh is None:
@@ -105,9 +106,9 @@ def on_devices(mesh: Mesh | None, *, split_width: bool = False) -> Mixture:
             found = mix(x, routes, stacks, first, summed, platform=platform_of(mesh))
             return found[None] if experts else found
 
-        # What is gathered is gathered again by the backward pass, whatever else is kept.
+        # The backward pass gathers again, under any remat policy.
         run_own = jax.checkpoint(own) if width and not split_width else own
-        # The sum over devices is XLA's: its gradient then sends nothing.
+        # The sum over devices is XLA's, whose gradient sends nothing.
         each = jax.shard_map(
             run_own,
             mesh=mesh,
@@ -137,10 +138,10 @@ def mix(
     *,
     platform: str,
 ) -> Array:
-    """Compute what the experts of one device add: [B, T, E] of x.
+    """Compute the sum of one device's experts: [B, T, E] of x.
 
-    stacks: of G experts, the first of which has the number `first`. summed: adds up what devices
-    have of a product, where each has a part of the width.
+    stacks: of G experts, the first of which has the number `first`. summed: adds up the devices'
+    parts of a product, if each has a part of the width.
     """
     tokens, per_token = x.shape[0] * x.shape[1], routes.experts.shape[-1]
     rows = x.reshape(tokens, -1)
@@ -161,18 +162,18 @@ def mix(
 
 
 def _weighted(gate: Array, up: Array, weights: Array) -> Array:
-    """Apply the gates, and the router's weights [N]: before the last matrix, so that its output
-    needs not be kept for their gradients."""
+    """Apply the gates, and the router's weights [N]. This precedes the last matrix, whose output
+    then need not be kept for their gradients."""
     gated = (jax.nn.silu(gate) * up).astype(jnp.float32)
     return (gated * weights[..., None]).astype(gate.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _send(rows: Array, order: Array, inverse: Array, per_token: int) -> Array:
-    """Take each token [R, E] once for each of its experts, sorted by these: [N, E].
+    """Copy each token [R, E] once for each of its experts, sorted by these: [N, E].
 
     `_send` and `_collect` are each other's transposes. JAX's own would add up rows in scattered
-    places, slow on TPUs, and on GPUs in another order each time.
+    places, which is slow on TPUs and has a varying order on GPUs.
     """
     return rows[order // per_token]
 
@@ -190,7 +191,7 @@ _send.defvjp(_send_forward, _send_backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _collect(found: Array, order: Array, inverse: Array, per_token: int) -> Array:
-    """Add up what the experts of each token give: [R, E] of [N, E] sorted by experts."""
+    """Add up the outputs of each token's experts: [R, E] of [N, E] sorted by experts."""
     parts = found[inverse].reshape(-1, per_token, found.shape[-1])
     return jnp.sum(parts, axis=1, dtype=jnp.float32).astype(found.dtype)
 
@@ -208,11 +209,10 @@ _collect.defvjp(_collect_forward, _collect_backward)
 
 @jax.custom_vjp
 def ragged(x: Array, stack: Array, sizes: Array) -> Array:
-    """Compute `by_blocks` by `jax.lax.ragged_dot`, which promises nothing of rows behind the last
-    group.
+    """Compute `by_blocks` by `jax.lax.ragged_dot`, which leaves rows after the last group undefined.
 
-    The gradient of the matrices is megablox's kernel: XLA's for TPUs multiplies all rows for each
-    of them, a mask taking out those of other groups.
+    The gradient of the matrices uses megablox's kernel: XLA's for TPUs multiplies all rows for each
+    of them, and masks those of other groups.
     """
     return _in_groups(jax.lax.ragged_dot(x, stack, sizes), sizes)
 
@@ -242,28 +242,28 @@ def kernel_gradient(
 ) -> Array:
     """Compute the gradient of the matrices, [G, in, out], by the kernel for TPUs.
 
-    tile: rows that it takes at once, a divisor of all. interpret: run it step by step on any
-    platform, for tests.
+    tile: rows processed at once, a divisor of all. interpret: run it step by step on any platform,
+    for tests.
     """
-    # Pallas takes long to import.
+    # Importing Pallas takes long.
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
     # Twice the bytes would not fit the kernel's memory.
     tiling = tile, *(size * 2 // max(x.dtype.itemsize, 2) for size in COLUMNS)
-    # It leaves types and ranks to JAX, which may be told to refuse that.
+    # It relies on JAX's promotion of types and ranks, which a setting may forbid.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         return tgmm(x.T, gradient, sizes, gradient.dtype, tiling, interpret=interpret)
 
 
 def _in_groups(x: Array, sizes: Array) -> Array:
-    """Put 0 into rows behind the last group."""
+    """Set rows after the last group to 0."""
     return jnp.where((jnp.arange(len(x)) < jnp.sum(sizes))[:, None], x, 0)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def by_blocks(platform: str, x: Array, stack: Array, sizes: Array) -> Array:
-    """Multiply groups of rows, one behind the other, each with a matrix of its own: [N, out] of x
-    [N, in] and stack [G, in, out], 0 in rows behind the last group.
+    """Multiply consecutive groups of rows, each with its own matrix: [N, out] of x [N, in] and stack
+    [G, in, out], 0 in rows after the last group.
 
     sizes: int32 [G]. Sums are in float32, in the same order each time.
     """
@@ -271,9 +271,9 @@ def by_blocks(platform: str, x: Array, stack: Array, sizes: Array) -> Array:
 
 
 class _Blocks(NamedTuple):
-    """Holds the blocks of all groups, in the order of their rows. group, start: int32, of each: its
-    group and first row; stop: the first row behind the group; begins: whether it is the first of
-    its group. used: how many there are; others lie behind all rows."""
+    """The blocks of all groups, in the order of their rows. group, start: int32, of each: its group
+    and first row; stop: the first row after the group; begins: whether it is the first of its
+    group. used: how many there are; the others come after all rows."""
 
     size: int
     group: Array
@@ -284,7 +284,7 @@ class _Blocks(NamedTuple):
 
 
 def _blocks(sizes: Array, rows: int) -> _Blocks:
-    """Cut groups into blocks, none of two groups' rows."""
+    """Cut groups into blocks, each with rows of one group."""
     fewest, most = BLOCKS
     mean = max(rows // len(sizes), 1)
     size = min(max(1 << mean.bit_length() - 1, fewest), most)  # the power of two below it
@@ -306,8 +306,8 @@ def _blocks(sizes: Array, rows: int) -> _Blocks:
 
 
 def _rounds(platform: str, blocks: _Blocks) -> Any:
-    """Count the blocks to compute: all that there may be, where a loop as long as data would wait
-    for the device (sampler/programs.py, `may_branch`)."""
+    """Count the blocks to compute: the greatest possible number if a loop of data-dependent length
+    would wait for the device (sampler/programs.py, `may_branch`)."""
     return len(blocks.group) if platform in ("gpu", "cuda") else blocks.used
 
 
@@ -323,7 +323,7 @@ def _multiply_blocks(
         own = jax.lax.dynamic_slice_in_dim(padded, blocks.start[number], blocks.size)
         matrix = jax.lax.dynamic_index_in_dim(stack, blocks.group[number], keepdims=False)
         product = jax.lax.dot_general(own, matrix, contracted, preferred_element_type=jnp.float32)
-        # Rows of the next group, which the last block of one has too, are written again by it.
+        # The last block of a group may contain rows of the next, whose own block overwrites them.
         return jax.lax.dynamic_update_slice_in_dim(
             out, product.astype(out.dtype), blocks.start[number], 0
         )
@@ -344,7 +344,7 @@ def _blocks_backward(platform: str, saved: tuple[Array, Array, Array], gradient:
 
 
 def _stack_gradient(platform: str, x: Array, stack: Array, sizes: Array, gradient: Array) -> Array:
-    """Compute the gradient of the matrices: of each group's rows, those of x by the gradient's."""
+    """Compute the gradient of the matrices: for each group, its rows of x by the gradient's."""
     blocks = _blocks(sizes, len(x))
     padded, gradients = (jnp.pad(y, ((0, blocks.size), (0, 0))) for y in (x, gradient))
     contracted = (((0,), (0,)), ((), ()))

@@ -1,10 +1,10 @@
-"""Floating-point operations by formula: what XLA's own count misses inside loops.
+"""Floating-point operations by formula, since XLA's own count omits loops.
 
-A multiply-add counts as two. P_mm are the parameters that tokens are multiplied with: all but the
-embedding's rows, the head included. Attention counts the positions that each token really reads:
-itself and what comes before it, of its own sequence; a layer with a sliding window counts as one
-without. Kernels that compute masked positions too do more work than is counted here. Of experts
-those count that a token goes to.
+A multiply-add counts as two. P_mm are the parameters in products with tokens: all but the
+embedding's rows, the head included. Attention counts the positions that each token really reads,
+itself and the earlier ones of its own sequence; sliding windows are ignored. Kernels that also
+compute masked positions do more work than is counted here. Of experts only those used by a token
+count.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def matmul_params(config: ModelConfig) -> int:
 
 
 def read_params(config: ModelConfig, tokens: float = math.inf) -> int:
-    """Count the parameters that the products of so many tokens read, as `matmul_params`: of experts
-    those that any of them goes to, of tokens that are sent to all experts alike."""
+    """Count the parameters that the products of this many tokens read, as `matmul_params`; of
+    experts the used ones, if tokens are spread evenly over them."""
     embedding = config.vocab_size * config.hidden_size
     read = count_params(config) - (0 if config.tie_word_embeddings else embedding)
     if not config.num_experts:
@@ -36,15 +36,15 @@ def read_params(config: ModelConfig, tokens: float = math.inf) -> int:
 
 
 def attended(length: int, before: int = 0) -> int:
-    """Count the positions that `length` tokens read together, each itself and those before it,
-    after `before` more."""
+    """Count the positions that `length` tokens read together, each itself and earlier ones, after
+    `before` more."""
     return length * before + length * (length + 1) // 2
 
 
 def forward_flops(config: ModelConfig, tokens: float, positions: float) -> float:
-    """Count a forward pass of `tokens` tokens that read `positions` positions: 2 P_mm a token, 4 H
-    d a position and layer with attention; and 6 D E a token and head of a recurrent layer, whose
-    state is read twice and written once (models/delta.py)."""
+    """Count a forward pass of `tokens` tokens that read `positions` positions. 2 P_mm a token; 4 H d
+    a position and layer with attention; 6 D E a token and head of a recurrent layer, whose state is
+    read twice and written once (models/delta.py)."""
     width = config.num_attention_heads * config.head_dim
     attention = 4.0 * len(config.layers(recurrent=False)) * width * positions
     heads = len(config.layers(recurrent=True)) * config.linear_num_value_heads
@@ -53,11 +53,11 @@ def forward_flops(config: ModelConfig, tokens: float, positions: float) -> float
 
 
 def train_flops(config: ModelConfig, tokens: float, positions: float) -> float:
-    """Count both passes: three times the forward pass; with adapters less the gradients of what is
-    not trained.
+    """Count both passes: three times the forward pass; with adapters, without the gradients of the
+    frozen parameters.
 
-    The optimiser's few operations a parameter are not counted, nor what the backward pass computes
-    again: with remat, the layers; in batches of more than one chunk of losses/logprobs.py, the
+    Not counted are the optimiser's few operations a parameter, and recomputation in the backward
+    pass: with remat, the layers; in batches of more than one chunk of losses/logprobs.py, the
     logits.
     """
     frozen = matmul_params(config.base) if config.lora else 0

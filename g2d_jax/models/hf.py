@@ -3,10 +3,10 @@
 
     model = load(resolve("Qwen/Qwen2.5-0.5B"), mesh=mesh)
     save(model, "exported", dtype="bfloat16", eos_ids=[151645])
-    save_adapters(policy, "adapters", base="Qwen/Qwen2.5-0.5B")    as PEFT reads them: PeftModel.from_pretrained
+    save_adapters(policy, "adapters", base="Qwen/Qwen2.5-0.5B")    in PEFT's format: PeftModel.from_pretrained
 
-The host holds one tensor of the file at a time, when loading and when saving; conversion to our
-layout (transpose, reshape, cast) runs on the devices. Folders may be on an object store.
+The host holds one tensor of the file at once, both for loading and for saving; the devices convert
+it to our layout (transpose, reshape, cast). Folders may be on an object store.
 `benchmarks/loading.py` measures both.
 """
 
@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 FINISHED = {CONFIG: "a model", ADAPTERS: "adapters"}
-"""The files that are written last, and what a folder holds that has one."""
+"""The files that are written last, and the content of a folder that has one."""
 
 _OUR_FILES = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 _COMPARE_ROWS = 16_384
@@ -80,14 +80,13 @@ def load(
     """Load a model folder, local or on an object store (see resolve), as a stacked Decoder with
     parameters in dtype.
 
-    With a mesh every array is placed by decoder.shardings; without one everything lies on the
-    default device. Of several processes, which must call it together, each reads its share of the
-    rows of every tensor, one range of the file, and the devices exchange what they need; see
-    `_reading`. All headers are checked before anything is read or made on a device: a missing,
-    unexpected, misshapen or truncated tensor raises ValueError by name. config: in place of what
-    config.json says. With adapters in it, what stands beside them is loaded, as `lora.frozen` gives
-    it; for codes, a parameter is encoded as soon as it is on the devices: no more than one of them
-    is there as it was.
+    With a mesh decoder.shardings places every array; without one all are on the default device.
+    Several processes must call it together: each reads its share of the rows of every tensor, one
+    range of the file, and the devices exchange the rest; see `_reading`. All headers are checked
+    before any tensor is read or allocated: a missing, unexpected, misshapen or truncated tensor
+    raises ValueError by name. config: replaces config.json. With adapters in it, the frozen part is
+    loaded, as from `lora.frozen`. For codes, a parameter is encoded as soon as it is on the
+    devices, so that at most one is there unencoded.
     """
     if config is None:
         config = read_config(folder)
@@ -122,8 +121,8 @@ def load_parameter(row: Param, headers: Mapping[str, Stored], target: Any, dtype
     """Read a parameter in our layout. A stack [L, …] is allocated once on the devices and filled in
     place: the host never holds more than a layer.
 
-    target: a sharding, or a QArray of them for a quantised parameter, whose dtypes are those of its
-    codes and scales.
+    target: a sharding, or a QArray of them for a quantised parameter, with the dtypes of its codes
+    and scales.
     """
     staged = _stored_sharding(row, target)
     make_zeros, fill = _programs(dataclasses.replace(row, hf_name=""), dtype, target, staged)
@@ -134,17 +133,17 @@ def load_parameter(row: Param, headers: Mapping[str, Stored], target: Any, dtype
     return array
 
 
-@functools.cache  # jit compiles once for each function object: parameters of one shape share theirs
+@functools.cache  # jit compiles per function object: parameters of one shape share theirs
 def _programs(
     row: Param, dtype: jnp.dtype, target: Any, staged: NamedSharding | None
 ) -> tuple[Callable[[], Any], Callable[[Any, Array, int], Any]]:
-    """Return two jitted programs: make an empty stack; write one stored layer into a (donated)
-    stack, or convert what is in no layer."""
+    """Return two jitted programs: one allocates an empty stack; one writes a stored layer into a
+    (donated) stack, or converts a parameter outside the layers."""
 
     def fill(stack: Any, theirs: Array, place: int) -> Any:
         if staged is not None:
-            # What processes read is brought to its devices in the stored dtype; the rest each does
-            # with its own part.
+            # The processes' parts are exchanged in the stored dtype; each device then converts its
+            # own part.
             theirs = jax.lax.with_sharding_constraint(theirs, staged)
         weight = (jnp.moveaxis(theirs, -1, -2) if row.inputs else theirs).reshape(row.shape)
         value = quantise.encode(row, weight) if row.quantised else weight.astype(dtype)
@@ -160,7 +159,7 @@ def _programs(
 
 @dataclasses.dataclass(frozen=True)
 class _Stack:
-    """Stands for the tensors of a layer's experts as one, each of them a row of it."""
+    """The tensors of a layer's experts as one tensor, each of them a row of it."""
 
     experts: tuple[Stored, ...]
 
@@ -174,7 +173,7 @@ class _Stack:
 
 
 def _stored(row: Param, headers: Mapping[str, Stored], layer: int) -> Stored | _Stack:
-    """Return where the parameter of a layer is stored."""
+    """Return the stored tensor of a layer's parameter."""
     if not row.experts:
         return headers[row.hf_name.format(layer=layer)]
     names = (row.hf_name.format(layer=layer, expert=expert) for expert in range(row.experts))
@@ -182,7 +181,7 @@ def _stored(row: Param, headers: Mapping[str, Stored], layer: int) -> Stored | _
 
 
 def _read(stored: Stored | _Stack, staged: NamedSharding | None) -> Array:
-    """Read a tensor in its stored layout and dtype, each device given its part."""
+    """Read a tensor in its stored layout and dtype, each device receiving its part."""
     if staged is None:
         return jnp.asarray(stored.rows())
 
@@ -198,12 +197,12 @@ def _read(stored: Stored | _Stack, staged: NamedSharding | None) -> Array:
 
 
 def _reading(shape: tuple[int, ...], staged: NamedSharding) -> NamedSharding:
-    """Return how a stored tensor is split for reading.
+    """Return the sharding in which a stored tensor is read.
 
     One process reads all of it once and gives every device its part. Of several, each reads the
-    rows of its devices, every device having as many: together they read the file once, in ranges
-    without gaps, however the parameters are sharded and replicated. Where the rows cannot be shared
-    out evenly, a process reads all those of which its devices hold parts.
+    rows of its devices, the same number for each: together they read the file once, in ranges
+    without gaps, for any sharding and replication. If the rows do not divide evenly, a process
+    reads all rows of which its devices hold parts.
     """
     mesh = staged.mesh
     assert isinstance(mesh, Mesh)  # of devices, not an abstract one
@@ -213,8 +212,8 @@ def _reading(shape: tuple[int, ...], staged: NamedSharding) -> NamedSharding:
 
 
 def _stored_sharding(row: Param, target: Any) -> NamedSharding | None:
-    """Carry the sharding of a parameter over to the stored layout of one layer, where head_dim is
-    folded into the axis before it. target: as in `load_parameter`."""
+    """Convert the sharding of a parameter to the stored layout of one layer, which folds head_dim
+    into the axis before it. target: as in `load_parameter`."""
     if target is None:
         return None
     ours: NamedSharding = target.qvalue if row.quantised else target
@@ -226,8 +225,8 @@ def _stored_sharding(row: Param, target: Any) -> NamedSharding | None:
 
 
 def _check_tied(headers: Mapping[str, Stored]) -> None:
-    """Raise ValueError if a tied model's lm_head.weight is not the embedding: it would silently be
-    dropped.
+    """Raise ValueError if a tied model's lm_head.weight differs from the embedding: it would
+    silently be dropped.
 
     The leader compares them.
     """
@@ -240,7 +239,7 @@ def _check_tied(headers: Mapping[str, Stored]) -> None:
 
     if not processes.on_leader(same):
         raise ValueError(
-            f"{head.file}: config.json says tie_word_embeddings, but lm_head.weight differs from "
+            f"{head.file}: config.json sets tie_word_embeddings, but lm_head.weight differs from "
             "model.embed_tokens.weight; set tie_word_embeddings to false to use it"
         )
 
@@ -256,16 +255,17 @@ def save(
     pad_id: int | None = None,
     generation_entries: Mapping[str, Any] | None = None,
 ) -> epath.Path:
-    """Write a model folder that transformers and `load` read: safetensors, generation_config.json,
+    """Write a model folder for transformers and `load`: safetensors, generation_config.json,
     config.json.
 
-    model: stacked; adapters are merged into it by `lora.merged`, a layer at a time, when that
-    layer is written.
-    dtype: "float32" or "bfloat16"; rows that are `exact` stay float32. Files beyond max_shard_bytes
-    are split, with an index. generation_entries are added to generation_config.json. config.json is
-    written last: a folder without it is an unfinished export. Write tokenizer and model card before
-    calling this. Every process must call it; the first one writes. Raises ValueError when the folder already holds a
-    finished model or adapters; Preempted between two files of a watched process.
+    model: stacked; adapters are merged into it by `lora.merged`, one layer at once, when that layer
+    is written.
+    dtype: "float32" or "bfloat16"; `exact` rows stay float32. Files beyond max_shard_bytes are
+    split, with an index. generation_entries are added to generation_config.json. config.json is
+    written last: a folder without it is an unfinished export, so write tokenizer and model card
+    before this call. Every process must call it; the first one writes. Raises ValueError when the
+    folder already holds a finished model or adapters; Preempted between two files of a watched
+    process.
     """
     place, stored = epath.Path(folder), stored_dtype(dtype)
     config = config_to_hf(
@@ -299,12 +299,12 @@ def save_adapters(
     revision: str | None = None,
     dtype: str = "float32",
 ) -> epath.Path:
-    """Write a policy's adapters alone, as Hugging Face's PEFT reads them. base: the model they
-    stand beside, a hub id or a folder; PEFT loads it by that name, and none where it is None.
-    revision: of a hub id.
+    """Write a policy's adapters alone, in the format of Hugging Face's PEFT. base: their base
+    model, a hub id or a folder; PEFT loads it by that name, and none if it is None. revision: of a
+    hub id.
 
     adapter_config.json is written last. Every process must call it; the first one writes. Raises
-    ValueError for a policy without adapters, and for a folder that holds some, or a model, already.
+    ValueError for a policy without adapters, and for a folder that already holds some, or a model.
     """
     place, low_rank = epath.Path(folder), policy.config.lora
     if low_rank is None:
@@ -339,8 +339,8 @@ def _peft_adapters(
 ) -> tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]:
     """Return the shapes of the adapters' tensors, by the names in PEFT's files, and their fetcher.
 
-    Adapters of linear layers that Hugging Face stores as one are one of that, of the sum of their
-    ranks: A's are stacked, and each B has rows and columns of its own.
+    Adapters of linear layers that Hugging Face stores as one become one, whose rank is the sum of
+    theirs: the A's are stacked, and each B has its own rows and columns.
     """
     table, fetch = tensors(policy.config), fetcher(policy, dtype)
     shapes = {name: row.stored_shape for name, (_, row, _) in table.items() if row.adapter}
@@ -381,7 +381,7 @@ def _peft_adapters(
 
 def _fused_targets(config: ModelConfig, low_rank: Lora) -> dict[str, Any]:
     """Return the entries of adapter_config.json for adapters of linear layers that Hugging Face
-    stores as one: their ranks are added, and alpha is such that the scale stays."""
+    stores as one: their ranks are added, and alpha keeps the scale."""
     if not config.traits.fused:
         return {}
     targets, ranks, alphas = list(low_rank.targets), {}, {}
@@ -396,27 +396,26 @@ def _fused_targets(config: ModelConfig, low_rank: Lora) -> dict[str, Any]:
 
 
 def stored_dtype(name: Any) -> jnp.dtype:
-    """Return the dtype that weights are saved in. Raises ValueError for any but float32 and
-    bfloat16."""
+    """Return the dtype for saved weights. Raises ValueError for any but float32 and bfloat16."""
     try:
         stored = jnp.dtype(name)
     except TypeError:
         stored = None
     if stored is None or stored.name not in ("float32", "bfloat16"):
-        raise ValueError(f"weights are saved as float32 or bfloat16, not {name}")
+        raise ValueError(f"weights can be saved as float32 or bfloat16, not {name}")
     return stored
 
 
 def greatest_rank(config: ModelConfig) -> int:
-    """Return the greatest rank of the adapters that `save_adapters` writes."""
+    """Return the greatest rank among the adapters that `save_adapters` writes."""
     assert config.lora
     ranks = _fused_targets(config, config.lora).get("rank_pattern", {})
     return max([config.lora.rank, *ranks.values()])
 
 
 def _clear(folder: epath.Path) -> None:
-    """Make the folder and take away what would make a half-written export look complete or mix two
-    exports."""
+    """Create the folder and delete files that would make a half-written export look complete or mix
+    two exports."""
     for name, what in FINISHED.items():
         if (folder / name).exists():
             raise ValueError(f"{folder} already holds {what}; choose another folder")
@@ -430,8 +429,8 @@ def _clear(folder: epath.Path) -> None:
 def plan_shards(
     shapes: Mapping[str, tuple[int, ...]], itemsize: int, max_bytes: float
 ) -> StateDictSplit:
-    """Share tensors of these stored shapes out over files of at most max_bytes, or of a single
-    tensor that is larger.
+    """Distribute tensors of these stored shapes over files of at most max_bytes, except that one
+    tensor may be larger.
 
     itemsize: bytes of a number.
     """
@@ -445,10 +444,10 @@ def plan_shards(
 
 def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
     """Return a function from Hugging Face's name to the host array in the stored layout. Every
-    process calls it: with several, every device holds a tensor whole while it is fetched.
+    process calls it: with several, every device holds a whole tensor while it is fetched.
 
-    A layer with adapters comes merged with them, a quantised one as the weights that its codes
-    stand for, and those that Hugging Face stores as one behind each other.
+    A layer with adapters is merged with them, a quantised one decoded, and layers that Hugging Face
+    stores as one are concatenated.
     """
     table, wholes = tensors(model.config), fused(model.config)
 
@@ -467,8 +466,8 @@ def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
 
 
 def _parameter(model: Decoder, name: str, place: Place) -> Array:
-    """Return one parameter in our layout, that at a place of the stack if it belongs to the
-    layers, or to an expert of one."""
+    """Return one parameter in our layout, or its entry at a place of the stack of layers, or of
+    experts."""
     value, adapter = lora.weight_and_adapter(model, name)
     if adapter or quantise.is_quantised(value):
         assert model.config.lora is not None
@@ -480,7 +479,7 @@ def _parameter(model: Decoder, name: str, place: Place) -> Array:
 
 @functools.partial(jax.jit, static_argnames="scale")
 def _merged_layer(stack: Any, adapter: tuple[Array, ...], place: int, scale: float) -> Array:
-    """Apply `lora.merged` to one layer of a parameter, so that no more is decoded or multiplied."""
+    """Apply `lora.merged` to one layer of a parameter, so that only it is decoded or multiplied."""
     value, own_adapter = jax.tree.map(
         lambda array: jax.lax.dynamic_slice_in_dim(array, place, 1), (stack, adapter)
     )

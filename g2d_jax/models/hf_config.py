@@ -1,8 +1,8 @@
-"""Hugging Face's config.json to a ModelConfig and back.
+"""Conversion of Hugging Face's config.json to a ModelConfig and back.
 
-Reads what transformers 4 writes (rope_theta, rope_scaling) and what transformers 5 writes
-(rope_parameters). Whatever would change the arithmetic and is not built here is refused by name,
-never ignored.
+Reads the formats of transformers 4 (rope_theta, rope_scaling) and transformers 5
+(rope_parameters). Settings that would change the arithmetic but are not supported here raise
+ValueError by name; none is ignored.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from g2d_jax.models.config import (
 
 T = TypeVar("T", bool, int, float)
 
-# Fields that change the arithmetic, and the values under which it is the one that we have.
+# Fields that change the arithmetic, and the values for which ours is right.
 _SUPPORTED: dict[str, tuple[object, ...]] = {
     "mlp_bias": (False, None),
     "attention_dropout": (0, None),
@@ -48,7 +48,7 @@ _SUPPORTED: dict[str, tuple[object, ...]] = {
     "quantization_config": (None,),
     "partial_rotary_factor": (1, None),
     "use_mrope": (False, None),
-    # transformers takes it in place of that of the rope's entries.
+    # transformers prefers it to that of the rope's entries.
     "original_max_position_embeddings": (None,),
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
@@ -56,26 +56,25 @@ _SUPPORTED: dict[str, tuple[object, ...]] = {
     "attn_output_gate": (None,),
     "output_gate_type": (None,),
     "use_bidirectional_attention": (False, None),
-    # Layers without experts beside those that have some, and experts that every token goes to.
+    # Layers without experts among those with some, and experts for every token.
     "decoder_sparse_step": (1, None),
     "mlp_only_layers": ([], None),
     "shared_expert_intermediate_size": (0, None),
     "n_shared_experts": (0, None),
 }
 
-# Of a family with recurrent layers.
+# For a family with recurrent layers.
 _GATES: dict[str, tuple[object, ...]] = {
     "attn_output_gate": (True, None),
     "output_gate_type": ("swish", "silu", None),
 }
 
-_LONG_ROPE_LENGTH = 4096  # where config.json leaves it out
+_LONG_ROPE_LENGTH = 4096  # the default
 
 MAX_LAYERS = 10_000
-"""More than any model has: what config.json says is not believed before lists of all layers are
-made."""
+"""More than any model has: checked before the number in config.json determines the size of lists."""
 
-# Models with images: what transformers takes where the text_config of one leaves it out.
+# Models with images: transformers' defaults for their text_config.
 _WITH_IMAGES: dict[str, dict[str, Any]] = {
     "gemma3": {
         "model_type": "gemma3_text",
@@ -101,11 +100,11 @@ _ROPE_FIELDS |= {entry.name for rope in _ROPES for entry in dataclasses.fields(r
 
 def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     """Read the contents of a config.json of a model_type in FAMILIES, or of a model with images
-    whose language model is of one.
+    whose language model has one.
 
     Raises ValueError naming the field for another model type (other mixtures of experts, vision …),
     sliding windows in a family without them, rope types that the family does not have, biases of
-    feed-forward layers, quantised weights, and for missing or misformed sizes.
+    feed-forward layers, quantised weights, and for missing or malformed sizes.
     """
     raw = _language_model(raw)
     family = raw.get("model_type")
@@ -183,15 +182,14 @@ def _of_family(raw: Mapping[str, Any], absent: Family) -> dict[str, Any]:
 
 
 def has_images(raw: Mapping[str, Any]) -> bool:
-    """Return whether a config.json is of a model with images, of which the language model is
-    read."""
+    """Return whether a config.json belongs to a model with images, whose language model is used."""
     kind = raw.get("model_type")
     return isinstance(kind, str) and kind in _WITH_IMAGES
 
 
 def _language_model(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields of the language model, which a model with images has in text_config, but
-    for those of the whole."""
+    """Return the fields of the language model, which a model with images has in text_config, and
+    those of the whole model."""
     if not has_images(raw):
         return raw
     text = raw.get("text_config")
@@ -235,7 +233,7 @@ def config_to_hf(
 
 
 def one_or_list(ids: Sequence[int]) -> int | list[int] | None:
-    """Return token ids as Hugging Face writes them: none, one, or a list."""
+    """Return token ids in Hugging Face's notation: None, one, or a list."""
     if len(ids) > 1:
         return list(ids)
     return next(iter(ids), None)
@@ -267,14 +265,14 @@ def _recurrent(raw: Mapping[str, Any], family: Family, layers: int) -> tuple[str
 
 
 def _experts(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the fields of mixtures of experts; num_experts is num_local_experts in what newer
-    versions of transformers write."""
+    """Read the fields of mixtures of experts; newer versions of transformers write num_experts as
+    num_local_experts."""
     name, newer = "num_experts", "num_local_experts"
     if raw.get(newer) is not None:
         if raw.get(name) not in (None, raw[newer]):
             raise ValueError(
-                f"config.json: {newer} {raw[newer]!r:.200} is not {name} {raw[name]!r:.200}: leave "
-                "one of the two out"
+                f"config.json: {newer} {raw[newer]!r:.200} is not {name} {raw[name]!r:.200}: remove "
+                "one of the two"
             )
         raw = {**raw, name: _field(raw, newer, int)}
     sizes: dict[str, Any] = {
@@ -293,7 +291,7 @@ def _activation(family: Family) -> dict[str, str]:
 def _sliding(
     raw: Mapping[str, Any], family: Family, layers: int
 ) -> tuple[int | None, tuple[str, ...]]:
-    """Read sliding_window and layer_types, (None, ()) where no layer has a window."""
+    """Read sliding_window and layer_types, (None, ()) if no layer has a window."""
     window = None
     if family.sliding in ("all", "pattern") or _field(raw, "use_sliding_window", bool, False):
         window = raw.get("sliding_window", family.sliding_window)
@@ -341,15 +339,15 @@ def _sliding_to_hf(config: ModelConfig) -> dict[str, Any]:
 
 
 def _by_layer_type(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields with transformers 5's rope_parameters of two types of layers as its version
-    4 has them."""
+    """Return the fields with transformers 5's rope_parameters of two types of layers in the form of
+    its version 4."""
     both = raw.get("rope_parameters")
     if not both or not isinstance(both, Mapping):
         return raw
     if not set(both) <= {SLIDING, FULL}:
-        # Versions of transformers scaled all layers by these, or none.
+        # Some versions of transformers scaled all layers by these, others none.
         raise ValueError(
-            f"config.json: rope_parameters of this family are one for {FULL} and one for "
+            f"config.json: rope_parameters of this family must be one for {FULL} and one for "
             f"{SLIDING}, got {sorted(both)}: nest them, or write rope_theta and rope_scaling"
         )
     local = both.get(SLIDING) or {}
@@ -366,7 +364,7 @@ def _by_layer_type(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _no_rope_layers(raw: Mapping[str, Any], family: Family, layers: int) -> tuple[int, ...]:
-    """Read which layers have rotary embeddings, as ModelConfig has it."""
+    """Read which layers have rotary embeddings, in ModelConfig's form."""
     if not family.no_rope_layer_interval:
         return ()
     flags = raw.get("no_rope_layers")
@@ -398,7 +396,7 @@ def _rope(
         return theta, _long_rope(raw, rope, positions)
     length = _field(rope, "original_max_position_embeddings", int, positions)
     default = None
-    if kind == "yarn" and "factor" in rope:  # and null: by as much as positions were extended
+    if kind == "yarn" and "factor" in rope:  # if null: the extension of the positions
         default = positions / length
     factor = _field(rope, "factor", float, default)
     if kind == "linear":
@@ -411,7 +409,7 @@ def _rope(
 
 
 def _rope_entries(raw: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return the field that has the rope's entries, and these."""
+    """Return the field with the rope's entries, and the entries."""
     field = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     rope = raw.get(field) or {}
     if not isinstance(rope, Mapping):
@@ -421,18 +419,18 @@ def _rope_entries(raw: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
         differing = [name for name, value in older.items() if rope.get(name) != value]
         if differing:
             raise ValueError(
-                "config.json: rope_scaling says other than rope_parameters of "
-                f"{', '.join(map(str, differing))}: leave one of the two out"
+                "config.json: rope_scaling and rope_parameters differ in "
+                f"{', '.join(map(str, differing))}: remove one of the two"
             )
     return field, rope
 
 
 def _check_rope(rope: Mapping[str, Any], field: str, kind: Any, family: Family) -> None:
-    """Raise ValueError for a rope that the family does not have, or entries that are not read."""
+    """Raise ValueError for a rope type that the family does not have, or for unknown entries."""
     if kind not in family.ropes:
         raise ValueError(
-            f"config.json: {field}: rope type {kind!r} is not supported; of this family "
-            f"{', '.join(family.ropes)} are"
+            f"config.json: {field}: rope type {kind!r} is not supported; this family supports "
+            f"{', '.join(family.ropes)}"
         )
     if family.sliding_rope:
         _refuse_unread(rope, field)
@@ -451,8 +449,8 @@ def _check_rope(rope: Mapping[str, Any], field: str, kind: Any, family: Family) 
         kind != "yarn" or not family.scaled_queries or type(beta) not in (int, float) or beta < 0
     ):
         raise ValueError(
-            f"config.json: {field}: llama_4_scaling_beta is of ministral3, which has it, and of "
-            f"rope type yarn: got {beta!r} and {kind}"
+            f"config.json: {field}: llama_4_scaling_beta requires ministral3, where it must be set, "
+            f"with rope type yarn: got {beta!r} and {kind}"
         )
 
 
@@ -473,23 +471,23 @@ def _yarn(rope: Mapping[str, Any], factor: float, length: int) -> YarnRope:
 
 
 def _refuse_unread(rope: Mapping[str, Any], field: str) -> None:
-    """Raise ValueError for what transformers 5 does not read where layers of two types have ropes
-    of their own, so that its model would be another one."""
+    """Raise ValueError for entries that transformers 5 ignores if two types of layers have their own
+    ropes, because its model would then differ."""
     if "rope_type" not in rope and rope.get("type", "default") != "default":
         raise ValueError(
-            f"config.json: {field}.type is {rope['type']!r}, which transformers leaves unread in "
-            "this family: write rope_type, or take it out"
+            f"config.json: {field}.type is {rope['type']!r}, which transformers ignores in "
+            "this family: write rope_type, or remove it"
         )
     if rope.get("truncate") is False:
         raise ValueError(
-            f"config.json: {field}.truncate is false, which transformers leaves unread in this "
-            "family: take it out"
+            f"config.json: {field}.truncate is false, which transformers ignores in this "
+            "family: remove it"
         )
 
 
 def _long_rope(raw: Mapping[str, Any], rope: Mapping[str, Any], positions: int) -> LongRope:
-    """Read LongRoPE's scaling as transformers reads Phi-3's: the original length beside the rope's
-    entries, 4096 where it is absent."""
+    """Read LongRoPE's scaling as transformers does for Phi-3: the original length is next to the
+    rope's entries, 4096 by default."""
     length = _field(raw, "original_max_position_embeddings", int, _LONG_ROPE_LENGTH)
     factors = {}
     for name in ("short_factor", "long_factor"):
@@ -508,16 +506,16 @@ def _long_rope(raw: Mapping[str, Any], rope: Mapping[str, Any], positions: int) 
 
 
 def _long_attention_factor(factor: float, length: int) -> float:
-    """Return by how much LongRoPE lengthens queries and keys where positions are extended by this
-    factor from `length`."""
+    """Return the factor by which LongRoPE lengthens queries and keys if positions are extended by
+    this factor from `length`."""
     if factor <= 1:
         return 1.0
     return math.sqrt(1 + math.log(factor) / math.log(length))
 
 
 def _long_rope_to_hf(config: ModelConfig, scaling: LongRope) -> dict[str, Any]:
-    """Return the fields that `_long_rope` reads. transformers 4 wants no entries but these three,
-    if they say it all."""
+    """Return the fields that `_long_rope` reads. transformers 4 accepts only these three entries, if
+    they are sufficient."""
     entries: dict[str, Any] = {
         "type": "longrope",
         "short_factor": list(scaling.short_factor),
@@ -547,7 +545,7 @@ def _rope_to_hf(config: ModelConfig) -> dict[str, Any]:
         if not config.traits.scaled_queries:
             scaling.pop("llama_4_scaling_beta", None)
     if config.traits.scaled_queries:
-        if scaling is None:  # the family wants one: that which changes nothing
+        if scaling is None:  # the family requires one: this one changes nothing
             scaling = {
                 "rope_type": "yarn",
                 "factor": 1.0,
@@ -564,7 +562,7 @@ def _rope_to_hf(config: ModelConfig) -> dict[str, Any]:
     usual = (config.traits.rope_theta,) * 2
     own = config.traits.sliding_rope and not config.traits.rope_local_base_freq
     if own and (theta, config.rope_local_base_freq) != usual:
-        # transformers 4 takes rope_theta for all layers, its version 5 not for sliding ones.
+        # transformers 4 uses rope_theta for all layers, its version 5 not for sliding ones.
         local = {"rope_type": "default", "rope_theta": config.rope_local_base_freq}
         full = {**(scaling or {"rope_type": "default"}), "rope_theta": theta}
         fields["rope_parameters"] = {SLIDING: local, FULL: full}
@@ -572,7 +570,7 @@ def _rope_to_hf(config: ModelConfig) -> dict[str, Any]:
 
 
 def _mscale(factor: float, scale: float) -> float:
-    """Return by how much YaRN lengthens queries and keys where positions are extended by this
+    """Return the factor by which YaRN lengthens queries and keys if positions are extended by this
     factor."""
     if factor <= 1:
         return 1.0
@@ -583,7 +581,7 @@ _KINDS = {bool: "true or false", int: "a positive integer", float: "a positive n
 
 
 def _field(raw: Mapping[str, Any], name: str, kind: type[T], default: T | None = None) -> T:
-    """Read a field of this kind, of JSON's types alone. Raises ValueError naming it."""
+    """Return a field of this kind, of JSON's types alone. Raises ValueError naming it."""
     value: Any = raw.get(name)
     if value is None:
         value = default

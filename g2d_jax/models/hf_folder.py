@@ -1,7 +1,7 @@
 """A Hugging Face model folder: located or downloaded, its config read, its weight files checked by
 their headers.
 
-A folder is local, or on an object store (gs://, s3://), where it stays: only what is asked for is
+A folder is local, or on an object store (gs://, s3://), where it stays: only the required files are
 fetched. Weights are read from safetensors only, never from pickles (pytorch_model.bin), and no code
 of the folder is run.
 """
@@ -32,29 +32,29 @@ GENERATION = "generation_config.json"
 ADAPTERS = "adapter_config.json"
 
 _DOWNLOAD = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.md"]
-# Subfolders hold copies in other formats, consolidated*.safetensors the weights once more, as
-# Mistral has them.
+# Subfolders hold copies in other formats. consolidated*.safetensors repeats the weights, as in
+# Mistral's repositories.
 _NOT_DOWNLOADED = ["*/*", "consolidated*.safetensors"]
 # Derived from the config, written by old transformers.
 _HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 _LANGUAGE_MODEL = re.compile(r"^(language_model\.(?=model\.|lm_head\.)|model\.language_model\.)")
 _IMAGES = re.compile(r"^((model\.)?(vision_tower|multi_modal_projector)|model\.visual)\.")
-# Beside a language model: layers that predict further tokens, which transformers leaves out too.
+# Additional layers that predict further tokens; transformers leaves them out too.
 _FURTHER_TOKENS = re.compile(r"^mtp\.")
 _NAMED = 5
-# Not repetition_penalty, which changes greedy answers too: no figure of a run was made with one.
+# Without repetition_penalty, which changes greedy answers too: no result of a run used one.
 _SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p")
 
 
 def resolve(path_or_id: storage.PathLike, *, revision: str | None = None) -> epath.Path:
-    """Return the folder of a model, which is downloaded if it is a hub id ("org/name"). An existing
-    local folder, or a folder on an object store, is taken as it is. What has the form of a path
-    (`places.is_path`) is never asked of the hub.
+    """Return the folder of a model, downloaded if it is a hub id ("org/name"). An existing local
+    folder, or a folder on an object store, is used as it is. A name in the form of a path
+    (`places.is_path`) is never requested from the hub.
 
     Only JSON, safetensors and tokenizer files of the repository's top folder are fetched, into
-    Hugging Face's cache. Raises ValueError when neither a folder nor a readable hub repository;
-    ImportError when an object store's driver is absent. `read_config` checks that
-    a folder on an object store exists.
+    Hugging Face's cache. Raises ValueError if it is neither a folder nor a readable hub repository;
+    ImportError if an object store's driver is absent. `read_config` checks that a folder on an
+    object store exists.
     """
     text = os.fspath(path_or_id)
     if not storage.is_local(text):
@@ -101,31 +101,31 @@ def read_config(folder: storage.PathLike) -> ModelConfig:
 
 
 def has_images(folder: storage.PathLike) -> bool:
-    """Return whether a folder holds a model with images: what is trained and exported is its
-    language model alone. Raises ValueError as `read_raw_config` does."""
+    """Return whether a folder holds a model with images, of which only the language model is trained
+    and exported. Raises ValueError as `read_raw_config`."""
     return hf_config.has_images(read_raw_config(folder))
 
 
 def read_raw_config(folder: storage.PathLike) -> dict[str, Any]:
     """Read a model folder's config.json. Raises ValueError naming the folder or file."""
     path = epath.Path(folder) / CONFIG
-    # Also beside a model: transformers loads both.
+    # Also in addition to a model: transformers loads both.
     _refuse_adapters(epath.Path(folder))
     if not _is_file(path):
         raise ValueError(
-            f"{folder} holds no {CONFIG}: not a Hugging Face model folder, or an unfinished export"
+            f"{folder} has no {CONFIG}: not a Hugging Face model folder, or an unfinished export"
         )
     return read_json(path)
 
 
 def _refuse_adapters(folder: epath.Path) -> None:
-    """Raise ValueError for a folder of PEFT's, which has adapters, alone or beside a model."""
+    """Raise ValueError for a PEFT folder, which has adapters, alone or with a model."""
     file = folder / ADAPTERS
     if not _is_file(file):
         return
     base = read_json(file).get("base_model_name_or_path")
     raise ValueError(
-        f"{folder} holds adapters, trained beside {base!r:.200}: a whole model without any is "
+        f"{folder} has adapters for {base!r:.200}, but a whole model without any is "
         "needed. "
         "Merge them with PEFT: "
         "AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload().save_pretrained(new_folder)"
@@ -134,10 +134,10 @@ def _refuse_adapters(folder: epath.Path) -> None:
 
 def read_sampling(folder: storage.PathLike) -> dict[str, bool | int | float]:
     """Read the sampling settings of a folder's generation_config.json: temperature, top_p and the
-    like, {} without one; its repetition_penalty is left out.
+    like, without repetition_penalty; {} without the file.
 
-    These are what transformers and vLLM take as defaults. Only numbers and truth values under known
-    names are read. Raises ValueError naming the file if it is damaged.
+    They are the defaults of transformers and vLLM. Only numbers and booleans under known names are
+    read. Raises ValueError naming the file if it is damaged.
     """
     path = epath.Path(folder) / GENERATION
     if not _is_file(path):
@@ -148,7 +148,7 @@ def read_sampling(folder: storage.PathLike) -> dict[str, bool | int | float]:
 
 def _is_file(path: epath.Path) -> bool:
     """Return whether the path is a file. Raises OSError naming the path when an object store does
-    not answer."""
+    not respond."""
     with storage.naming("read", path):
         return bool(path.is_file())
 
@@ -162,12 +162,12 @@ def read_json(path: epath.Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object")
+        raise ValueError(f"{path} must contain a JSON object")
     return content
 
 
 def find_weights(folder: epath.Path, config: ModelConfig) -> dict[str, Stored]:
-    """Read every tensor's header in the folder, by name, checked as `architecture_headers` says."""
+    """Read every tensor's header in the folder, by name, checked by `architecture_headers`."""
     return architecture_headers(folder, read_headers(folder), config)
 
 
@@ -182,11 +182,11 @@ def read_headers(folder: epath.Path) -> dict[str, Stored]:
         pickled = any(path.suffix in (".bin", ".pth") for path in folder.iterdir())
     if pickled:
         raise ValueError(
-            f"{folder} holds only pickled weights (.bin, .pth), which are not read because loading "
+            f"{folder} has only pickled weights (.bin, .pth), which are not read because loading "
             "a pickle runs code; convert it once, where you trust it, with transformers: "
             "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
         )
-    raise ValueError(f"{folder} holds neither {WEIGHTS} nor {INDEX}")
+    raise ValueError(f"{folder} has neither {WEIGHTS} nor {INDEX}")
 
 
 def architecture_headers(
@@ -196,23 +196,23 @@ def architecture_headers(
     extra: Mapping[str, tuple[int, ...]] | None = None,
 ) -> dict[str, Stored]:
     """Return the tensors of `headers` that belong to the architecture, checked against it by name,
-    shape and dtype, and those that hold several linear layers as these.
+    shape and dtype; tensors of several linear layers are split into these.
 
-    extra: names and stored shapes of tensors required beside the decoder's own, such as a reward
+    extra: names and stored shapes of tensors required in addition to the decoder's, such as a reward
     model's head. Raises ValueError naming the tensor (and file) that is missing, unexpected,
-    misshapen, truncated or of a dtype other than float32, float16 and bfloat16. Of what the
-    architecture does not know only rotary inverse frequencies and a tied model's lm_head.weight
-    (the caller compares it with the embedding) are accepted.
+    misshapen, truncated or of a dtype other than float32, float16 and bfloat16. Only two kinds of
+    additional tensors are accepted: rotary inverse frequencies, and a tied model's lm_head.weight,
+    which the caller compares with the embedding.
     """
     headers = language_model(headers)
     if config.traits.recurrent:
         headers = {name: x for name, x in headers.items() if not _FURTHER_TOKENS.match(name)}
-    # Before the names of a billion layers, or experts, are made up.
+    # Checked before the names of a billion layers, or experts, are generated.
     layers, experts = config.num_hidden_layers, config.num_experts
     if layers * max(experts, 1) > len(headers):
         of_experts = f" of {experts} experts" if experts else ""
         raise ValueError(
-            f"{folder}: {CONFIG} says {layers} layers{of_experts}, the files hold {len(headers)} "
+            f"{folder}: {CONFIG} has {layers} layers{of_experts}, but the files have {len(headers)} "
             "tensors"
         )
     expected = expected_shapes(config) | dict(extra or {})
@@ -236,8 +236,8 @@ def architecture_headers(
             misshapen.append(f"{name} in {file}: {shapes}")
         if stored.dtype not in DTYPES:
             unknown.append(f"{name}: {stored.dtype}")
-    _refuse(folder, "of another shape than config.json says", misshapen)
-    read = f"{', '.join(DTYPES)} are read; quantised weights are not"
+    _refuse(folder, "of another shape than in config.json", misshapen)
+    read = f"only {', '.join(DTYPES)} can be read, not quantised weights"
     _refuse(folder, f"of an unsupported dtype ({read})", unknown)
     return _split(headers, config)
 
@@ -245,8 +245,8 @@ def architecture_headers(
 def _as_expected(
     headers: dict[str, Stored], expected: Mapping[str, tuple[int, ...]], config: ModelConfig
 ) -> dict[str, Stored]:
-    """Return the tensors by the names of a whole model: those of its body alone lack "model.", and
-    a tied model may be saved with its head in place of the embedding."""
+    """Return the tensors by the names of a whole model: a body's names lack "model.", and a tied
+    model may be saved with its head instead of the embedding."""
     named = {}
     for name, stored in headers.items():
         whole = f"model.{name}"
@@ -258,11 +258,11 @@ def _as_expected(
 
 
 def language_model(headers: Mapping[str, Stored]) -> dict[str, Stored]:
-    """Return the tensors of the language model of a model with images, called as those of a
-    language model alone; of other models all of them.
+    """Return the language model's tensors of a model with images, under the names of a language
+    model alone; for other models all tensors.
 
-    transformers has called them language_model.model.* and model.language_model.* in different
-    versions.
+    The names are language_model.model.* or model.language_model.*, depending on the version of
+    transformers.
     """
     if not any(_LANGUAGE_MODEL.match(name) for name in headers):
         return dict(headers)
@@ -272,18 +272,18 @@ def language_model(headers: Mapping[str, Stored]) -> dict[str, Stored]:
             continue
         own = _LANGUAGE_MODEL.sub(_without_wrapper, name)
         if own in found:
-            raise ValueError(f"the files hold two tensors that are {own}, one of them {name}")
+            raise ValueError(f"the files have two tensors for {own}, one of them {name}")
         found[own] = stored
     return found
 
 
 def _without_wrapper(prefix: re.Match[str]) -> str:
-    """Return what the beginning of a name becomes."""
+    """Return the replacement for the beginning of a name."""
     return "model." if prefix[0].startswith("model.") else ""
 
 
 def _split(headers: Mapping[str, Stored], config: ModelConfig) -> dict[str, Stored]:
-    """Return the tensors, with the linear layers of a fused one in its place."""
+    """Return the tensors, with fused ones replaced by their linear layers."""
     table, found = tensors(config), dict(headers)
     for whole, parts in fused(config).items():
         stored, start = found.pop(whole), 0
@@ -302,31 +302,31 @@ def _refuse(folder: epath.Path, what: str, names: list[str]) -> None:
 
 _WRAPPED = {
     "_orig_mod.": (
-        "a model that torch.compile had wrapped: save what was compiled, compiled_model._orig_mod"
+        "a model wrapped by torch.compile: save the original one, compiled_model._orig_mod"
     ),
-    "base_model.model.": "a model with PEFT's adapters in it: save what merge_and_unload() returns",
+    "base_model.model.": "a model with PEFT's adapters in it: save the result of merge_and_unload()",
     "module.": (
-        "a model that DataParallel or DeepSpeed had wrapped: save what it wrapped, wrapper.module"
+        "a model wrapped by DataParallel or DeepSpeed: save the original one, wrapper.module"
     ),
 }
-"""The beginnings of tensor names that were saved from a wrapper, and the wrapper of each."""
+"""The beginnings of tensor names saved from a wrapper, and the wrapper of each."""
 
 
 def _refuse_wrapped(folder: epath.Path, headers: Mapping[str, Stored]) -> None:
-    """Raise ValueError for tensors that are called after a wrapper of the model, which must be
-    saved without it."""
+    """Raise ValueError for tensors named after a wrapper of the model, which must be saved without
+    it."""
     for prefix, origin in _WRAPPED.items():
         wrapped = [name for name in headers if name.startswith(prefix) or f".{prefix}" in name]
         if wrapped:
             raise ValueError(
-                f"{folder}: tensor {wrapped[0]:.200} and {len(wrapped) - 1} more are called after "
-                f"{origin} (save_pretrained), or take {prefix!r} out of the names"
+                f"{folder}: tensor {wrapped[0]:.200} and {len(wrapped) - 1} more are named after "
+                f"{origin} (save_pretrained), or remove {prefix!r} from the names"
             )
 
 
 def _indexed_headers(folder: epath.Path) -> dict[str, Stored]:
-    """Read the headers of the shards the index names; every tensor it promises must be in the
-    header of its shard."""
+    """Read the headers of the shards that the index names; every listed tensor must be in its
+    shard."""
     weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, Mapping) or not all(
         isinstance(file, str) and Path(file).name == file for file in weight_map.values()
@@ -338,9 +338,7 @@ def _indexed_headers(folder: epath.Path) -> dict[str, Stored]:
     for file in sorted(set(weight_map.values())):
         promised = [name for name, shard_file in weight_map.items() if shard_file == file]
         if not _is_file(folder / file):
-            raise ValueError(
-                f"{folder}: file {file} is missing; {INDEX} says that it holds {promised[0]}"
-            )
+            raise ValueError(f"{folder}: file {file} is missing; {INDEX} lists {promised[0]} in it")
         shard = read_header(folder / file)
         _refuse(
             folder,

@@ -2,29 +2,28 @@
 choice among them.
 
 Layouts. "sequence": a row is one sequence with padding on one side (prompts before decoding).
-"packed": a row holds groups whose members share one copy of the prompt (data/packing.py). What a
-token sees is `attention.visible` in both. Layers with a sliding window shorter than the row are
-served as "packed" ones are.
+"packed": a row holds groups whose members share one copy of the prompt (data/packing.py). In both,
+`attention.visible` defines what a token sees. Layers with a sliding window shorter than the row are
+treated as "packed".
 
-- xla: `attention.packed_attention`, by pairs of blocks, of which those without anything visible are
+- xla: `attention.packed_attention`, by pairs of blocks; blocks without anything visible are
   skipped.
-- splash: "sequence" by causality and segment ids; "packed" by a mask for each row, made on the
-  device, of which blocks without anything visible are skipped.
+- splash: "sequence" by causality and segment ids; "packed" by a mask for each row, built on the
+  device; blocks without anything visible are skipped.
 - cudnn: "sequence" by causality, with rows rolled to begin in column 0; "packed" by causality and a
-  mask for each row, T * T bfloat16 numbers that every head shares. An H200 has run both, and the
-  latter faster than XLA's; no whole training has used it.
+  mask for each row, T * T bfloat16 numbers that every head shares. An H200 has run both, the latter
+  faster than XLA's; no whole training has used it.
 
-Why a mask for shared prompts on TPU. Splash knows equality of segment ids, and a response sees two
-of them: its own and the prompt's. Three ways were weighed. Rows without sharing repeat the prompt
-for every response: 8 responses of 512 tokens to a prompt of 256 are 6,144 tokens in place of 4,352,
-in all products and not in attention alone. Two passes, own tokens and prompt, merged by their
-log-sum-exp, compute every block twice, and their gradient needs parts of the kernel that are not
-public. A mask goes through the public interface, and its gradient is the kernel's own. It costs
-memory, T * T bytes a row for each of the forward and the two backward kernels, and 4 T * T for the
-row that is under way: compiled for v5e, 16,384 tokens a device in rows of 4,096 and 28 heads of
-128, one layer's attention and gradient peak at 898 MiB, against 745 MiB with segment ids alone and
-1,846 MiB by XLA. And it pays by the block: most pairs of a row of several groups do not see each
-other, and a causal mask would not skip them.
+A mask for shared prompts on TPU: Splash compares segment ids, but a response sees two of them, its
+own and the prompt's. There are three ways. Rows without sharing repeat the prompt for every
+response: 8 responses of 512 tokens to a prompt of 256 are 6,144 tokens instead of 4,352, in all
+products and not in attention alone. Two passes, own tokens and prompt, merged by their log-sum-exp,
+compute every block twice, and their gradient needs private parts of the kernel. A mask uses the
+public interface and the kernel's own gradient. It costs memory, T * T bytes a row for each of the
+forward and the two backward kernels, and 4 T * T for the current row. Compiled for v5e, with 16,384
+tokens a device in rows of 4,096 and 28 heads of 128, one layer's attention and gradient peak at 898
+MiB; with segment ids alone at 745 MiB, by XLA at 1,846 MiB. It also saves work: most pairs of
+blocks in a row of several groups do not see each other, and a causal mask would not skip them.
 
 Shapes: B rows, T columns, H query heads, K key/value heads, R = H/K, D head_dim.
 """
@@ -51,13 +50,13 @@ Attention = Callable[[Array, Array, Array, Segments], Array]
 """(q [B, T, H, D], k and v [B, T, K, D], segment_ids int32 [B, T]) -> [B, T, H, D]."""
 
 LANES = 128
-"""Splash attention's rows are a multiple of this."""
+"""Rows for splash attention are a multiple of this."""
 
 PIECE_BYTES = 2**21
-"""Most bytes of 128 columns of a device's keys that the TPU's kernel of decode steps takes."""
+"""Most bytes of 128 columns of a device's keys for the TPU's decode kernel."""
 
 XLA_BLOCK = 512
-"""Columns of a block of XLA's attention where there is no kernel of its own: enough to keep a
+"""Columns of a block of XLA's attention on a platform without a kernel of its own: enough to keep a
 matrix unit busy."""
 
 _OF_PLATFORM: dict[str, Kernel] = {"tpu": "splash", "gpu": "cudnn", "cuda": "cudnn", "cpu": "xla"}
@@ -76,9 +75,8 @@ def choose(
     """Choose the kernel for rows of `length` columns.
 
     setting: compute.attention. platform: of the mesh's devices, as JAX names it. dtype: of
-    activations. capability: see `capability_of`. "auto" takes the platform's kernel where it can
-    serve and XLA elsewhere. Raises ValueError, which says what to change, where a kernel is asked
-    for that cannot serve.
+    activations. capability: see `capability_of`. "auto" uses the platform's kernel if it can serve,
+    else XLA. Raises ValueError with the remedy if a requested kernel cannot serve.
     """
     kernel = _OF_PLATFORM.get(platform, "xla") if setting == "auto" else setting
     obstacle = _obstacle(kernel, platform, jnp.dtype(dtype), head_dim, length, layout, capability)
@@ -98,8 +96,7 @@ def _obstacle(
     layout: Layout,
     capability: str,
 ) -> str:
-    """Explain why the kernel cannot serve, up to what would change that besides "auto"; "" if it
-    can."""
+    """Explain why the kernel cannot serve, with any remedy other than "auto"; "" if it can."""
     if kernel == "xla":
         return ""
     if _OF_PLATFORM.get(platform) != kernel:
@@ -126,15 +123,15 @@ def _obstacle(
 
 
 def piece_columns(width: int) -> int:
-    """Return the columns that the TPU's kernel of decode steps copies at once, of a ring of
-    `width`: those of a tile, or all of a narrow ring."""
+    """Return the columns that the TPU's decode kernel copies at once from a ring of `width`: a
+    tile's, or all of a narrow ring."""
     return LANES if width % LANES == 0 else width
 
 
 def choose_decode(
     *, device: jax.Device, dtype: jnp.dtype, head_dim: int, kv_heads: int
 ) -> DecodeKernel:
-    """Choose the kernel of decode steps: the platform's where it can serve, else XLA's.
+    """Choose the kernel of decode steps: the platform's if it can serve, else XLA's.
 
     device: any of the mesh. dtype: of activations and cache. kv_heads: of a device.
     """
@@ -148,7 +145,7 @@ def choose_decode(
 
 
 def capability_of(mesh: Mesh) -> str:
-    """Return the compute capability of the mesh's NVIDIA GPUs, as "9.0", "" of other devices."""
+    """Return the compute capability of the mesh's NVIDIA GPUs, as "9.0", "" for other devices."""
     return _capability(mesh.devices.flat[0])
 
 
@@ -167,21 +164,20 @@ def _capability(device: jax.Device) -> str:
 
 
 def remat_for(setting: RematSetting, mesh: Mesh) -> Remat:
-    """Choose what the backward pass recomputes. "auto": on a CPU, whose micro-batches are small,
-    what linear layers give is kept; elsewhere attention's output alone."""
+    """Choose the remat policy. "auto": a CPU, whose micro-batches are small, keeps the outputs of
+    linear layers; other devices keep attention's output alone."""
     if setting != "auto":
         return setting
     return "dots" if platform_of(mesh) == "cpu" else "attention"
 
 
 def platform_of(mesh: Mesh) -> str:
-    """Return the platform of the mesh's devices, present or of a topology that is compiled for."""
+    """Return the platform of the mesh's devices, present or of a topology for compiling."""
     return str(mesh.devices.flat[0].platform)
 
 
 def attention_for(setting: AttentionSetting, mesh: Mesh, of_rows: Layout) -> Attention:
-    """Return the attention of `decoder.forward`; the shapes it is traced with decide which kernel
-    it is."""
+    """Return the attention of `decoder.forward`; the shapes at tracing determine the kernel."""
     platform, capability = platform_of(mesh), capability_of(mesh)
 
     def attention(q: Array, k: Array, v: Array, segment_ids: Segments) -> Array:
@@ -229,7 +225,7 @@ def splash_attention(
     """Attend by jax.experimental.pallas.ops.tpu.splash_attention, on one device.
 
     block: columns of a block. interpret: run the kernel's program step by step on any platform, for
-    tests. Its output and log-sum-exp carry the name SAVED, so that remat "attention" does not run
+    tests. Its output and log-sum-exp have the name SAVED, so that remat "attention" does not run
     the forward kernel again.
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
@@ -260,7 +256,7 @@ def splash_attention(
             return jax.vmap(kernel, in_axes=(0, 0, 0, None))(q, k, v, splash.SegmentIds(ids, ids))
         ids = jax.tree.map(lambda x: x[None], ids)
         kernel = make(visible(ids, ids))
-        # Made while tracing, this flag is an array, which the kernel could not branch on.
+        # Created while tracing, this flag would be an array, on which the kernel could not branch.
         infos = (kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info)
         dynamic_infos = (info._replace(is_dynamic_mask=True) for info in infos)
         masked: Any = splash.SplashAttentionKernel(*dynamic_infos, **kernel.kwargs)
@@ -284,9 +280,9 @@ def cudnn_attention(
 ) -> Array:
     """Attend by jax.nn.dot_product_attention in bfloat16, on one device.
 
-    Rows of one sequence are rolled to the left until they begin in column 0. All padding then lies
-    behind the sequence, where causality hides it, so that no lengths are needed; what padding
-    itself sees differs from `visible`, and nobody reads it. implementation: "xla" computes the same
+    Rows of one sequence are rolled to the left until they begin in column 0. All padding is then
+    after the sequence, where causality hides it, so that no lengths are needed. The rows of padding
+    itself differ from `visible`, but nothing reads them. implementation: "xla" computes the same
     without a GPU, for tests.
     """
     attend = partial(jax.nn.dot_product_attention, is_causal=True, implementation=implementation)
@@ -304,10 +300,10 @@ def per_device(
     kernel: Attention, mesh: Mesh, q: Array, k: Array, v: Array, segment_ids: Segments
 ) -> Array:
     """Run the kernel on each device's rows and heads: XLA cannot split a kernel by itself, nor a
-    loop as long as data.
+    loop of data-dependent length.
 
-    Where the tensor axis divides the query heads but not the key heads, these are repeated first: a
-    device's query heads would else need a part of them that no layout names.
+    If the tensor axis divides the query heads but not the key heads, these are repeated first:
+    otherwise a device's query heads would need a part of them that no sharding describes.
     """
     q_spec = meshes.spec(mesh, ("rows", None, "heads", None), q.shape)
     if q_spec[2] and k.shape[2] % mesh.shape["tensor"]:

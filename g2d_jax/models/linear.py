@@ -19,7 +19,7 @@ from g2d_jax.models import quantise
 from g2d_jax.runtime import mesh as meshes
 
 Multiply = Callable[..., Array]
-"""`Products.multiply` of a platform."""
+"""A platform's `Products.multiply`."""
 
 
 def linear(
@@ -66,8 +66,8 @@ _wide.defvjp(_wide_forward, _wide_backward)
 def wide_linear(
     x: Array, weight: Array, inputs: int = 1, *, multiply: Multiply = jnp.matmul
 ) -> Array:
-    """Compute `linear` in float32, not rounded to x's type. Its gradients are `linear`'s, in x's
-    type."""
+    """Compute `linear` in float32, without rounding to x's type. Its gradients are `linear`'s, in
+    x's type."""
     return _wide(x, weight, inputs, multiply)
 
 
@@ -75,12 +75,12 @@ def wide_linear(
 def sharded_linear(
     x: Array, weight: Array, inputs: int, mesh: Mesh, axes: tuple[str, ...]
 ) -> Array:
-    """Compute `linear` of rows and of a weight that are both split over the mesh's axis fsdp. axes:
-    the weight's logical ones.
+    """Compute `linear` if rows and weight are both split over the mesh's axis fsdp. axes: the
+    weight's logical ones.
 
-    Every device gathers the weight, whose gradient then goes back to its parts. XLA for TPU, left
-    to itself, computes some products as a loop over parts of the weight, and rounds each of their
-    results to bfloat16 before it adds them up.
+    Every device gathers the weight, whose gradient is then scattered to its parts. Otherwise XLA for
+    TPU computes some products as a loop over parts of the weight, and rounds each result to
+    bfloat16 before it adds them up.
     """
     return linear(x, _gathered(weight, mesh, axes), inputs)
 
@@ -120,14 +120,14 @@ def is_sharded(x: Array, weight: Array, mesh: Mesh, axes: tuple[str, ...]) -> bo
 
 
 def quantised(product: Callable[..., Array]) -> Callable[..., Array]:
-    """Make `linear` or `wide_linear` take a quantised weight. The backward pass computes the weight
-    again from its codes, whatever the remat policy: it is never kept, and scanned layers have that
-    of one at a time."""
+    """Make `linear` or `wide_linear` accept a quantised weight. The backward pass recomputes the
+    weight from its codes, under any remat policy: it is never kept, and scanned layers hold one
+    decoded layer at once."""
 
     def decoding(x: Array, weight: Any, inputs: int) -> Array:
         if weight.qtype != "int8":
             return product(x, quantise.decode(weight, x.dtype), inputs)
-        # One scale an output is one of the product, and codes are exact in x's type: a GPU's
+        # One scale per output can scale the product, and codes are exact in x's type: a GPU's
         # product reads them itself.
         y = product(x, weight.qvalue.astype(x.dtype), inputs)
         return (y * weight.scale.reshape(1, 1, *weight.shape[inputs:])).astype(y.dtype)

@@ -1,14 +1,14 @@
-"""Low-rank adapters: a Decoder whose config has `lora` carries them in its blocks, as NAME_a and
-NAME_b beside NAME.
+"""Low-rank adapters: a Decoder whose config has `lora` holds them in its blocks, as NAME_a and
+NAME_b in addition to NAME.
 
-    policy = combine(adapters(config, key), frozen(base, config))     B is zero: it computes what the base does
+    policy = combine(adapters(config, key), frozen(base, config))     B is zero: it computes the same as the base
     trained, rest = partition(policy)    only `trained` has gradients, moments and checkpoints
     combine(trained, rest)               the policy again; all policies of a run share one frozen tree
-    to_sampler_params(policy, dtype)     the policy as the sampler reads it: adapters apart, as in training, since
+    to_sampler_params(policy, dtype)     the policy for the sampler: adapters separate, as in training, since
                                          bfloat16 is too coarse for W + scale A B while B is small
-    merged(value, adapter, scale)        W + scale A B of a parameter, which exports compute a layer at a time
+    merged(value, adapter, scale)        W + scale A B of a parameter, which exports compute one layer at once
 
-Without `lora` all parameters are trained: partition gives the model and None.
+Without `lora` all parameters are trained: partition returns the model and None.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from g2d_jax.models.table import Param, block_params, outer_params, places
 
 
 def adapters(config: ModelConfig, key: Array) -> Decoder:
-    """Draw fresh adapters, float32, A random and B zero; None in place of the rest. Each array's
-    key is its name's."""
+    """Return fresh adapters, float32, A random and B zero; None for the rest. Each array's key
+    comes from its name."""
     return build(config, lambda name, row: fresh(name, row, key, 0.0) if row.adapter else None)
 
 
 def frozen(base: Decoder, config: ModelConfig) -> Decoder:
     """Return the frozen part of a policy with adapters: the base's own arrays, None for adapters.
 
-    With `quantise` in the config its linear layers are quantised, one after the other; the base's
-    stay as they are.
+    With `quantise` in the config its linear layers are quantised, one after another; the base's
+    stay unchanged.
     """
 
     def make(name: str, row: Param) -> Any:
@@ -52,7 +52,7 @@ def frozen(base: Decoder, config: ModelConfig) -> Decoder:
 
 
 def partition(model: Decoder) -> tuple[Decoder, Decoder | None]:
-    """Partition the tree into (trained, rest), each with None for what the other has. Leaves may be
+    """Partition the tree into (trained, rest), each with None for the other's leaves. Leaves may be
     shapes or shardings."""
     if not model.config.lora:
         return model, None
@@ -67,7 +67,7 @@ def partition(model: Decoder) -> tuple[Decoder, Decoder | None]:
 
 
 def combine(trained: Decoder, rest: Decoder | None) -> Decoder:
-    """Combine the two trees that `partition` gives."""
+    """Combine the two trees from `partition`."""
     if rest is None:
         return trained
     return build(
@@ -77,16 +77,16 @@ def combine(trained: Decoder, rest: Decoder | None) -> Decoder:
 
 @partial(jax.jit, static_argnames="dtype")
 def to_sampler_params(model: Decoder, dtype: jnp.dtype) -> Decoder:
-    """Cast a policy to dtype, with the weights that its codes stand for."""
+    """Cast a policy to dtype, with its codes decoded."""
     config = model.config.without_codes
     return build(config, lambda name, row: _converted(row, parameter(model, name), dtype))
 
 
 def to_unstacked_sampler_params(model: Decoder, dtype: jnp.dtype) -> Decoder:
-    """Convert as `to_sampler_params` does, with one Block a layer. To be traced under jit.
+    """Convert as `to_sampler_params` does, with one Block a layer. For tracing under jit.
 
-    Layer after layer where there are codes, so that beside the result no more than one layer exists
-    in float32.
+    Codes are decoded layer by layer, so that at most one layer exists in float32 in addition to the
+    result.
     """
     config = model.config.without_codes
     if not model.config.quantise:
@@ -100,7 +100,7 @@ def to_unstacked_sampler_params(model: Decoder, dtype: jnp.dtype) -> Decoder:
             for name, place in places(rows, number).items()
         }
         if layers:
-            # XLA would decode all layers at once: a layer waits until the one before it is done.
+            # XLA would decode all layers at once: each layer waits for the previous one.
             layer, layers[-1] = jax.lax.optimization_barrier((layer, layers[-1]))
         converted = {name: _converted(rows[name], value, dtype) for name, value in layer.items()}
         layers.append(
@@ -111,14 +111,14 @@ def to_unstacked_sampler_params(model: Decoder, dtype: jnp.dtype) -> Decoder:
 
 
 def _converted(row: Param, value: Any, dtype: jnp.dtype) -> Any:
-    """Cast a parameter, or the weights that its codes stand for, to dtype."""
+    """Cast a parameter to dtype, decoded if it has codes."""
     if quantise.is_quantised(value):
         return quantise.decode(value, dtype)
     return value if row.exact else value.astype(dtype)
 
 
 def weight_and_adapter(model: Decoder, name: str) -> tuple[Any, tuple[Array, ...]]:
-    """Return a parameter, W or its codes; and its adapter, A and B, or () if it has none. Of all
+    """Return a parameter, W or its codes; and its adapter, A and B, or () if it has none. For all
     layers."""
     sides = "ab" if model.config.adapted(name) else ""
     return parameter(model, name), tuple(parameter(model, f"{name}_{side}") for side in sides)
@@ -128,8 +128,8 @@ def merged(value: Any, adapter: tuple[Array, ...], scale: float) -> Array:
     """Compute W + scale * A B, float32, of the layers of a parameter: [L, *in, *out], [L, *in,
     rank], [L, rank, *out].
 
-    value: W, or its codes. adapter: A and B; () for a parameter that has none, which stays as it
-    is, codes decoded.
+    value: W, or its codes. adapter: A and B; () for a parameter without one, which is returned
+    unchanged, but decoded.
     """
     if quantise.is_quantised(value):
         value = quantise.decode(value, jnp.dtype(jnp.float32))

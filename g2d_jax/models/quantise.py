@@ -6,13 +6,12 @@ of QLoRA.
             arXiv:2305.14314, section 3: 4-bit NormalFloat; scales there are float32 of 64 numbers,
             quantised again)
 
-A code's value times its scale is the weight. Scales span the same numbers on every mesh, and the
-greatest magnitude of them is the same in whatever order devices find it: so are the codes.
+A code's value times its scale is the weight. Scales span the same numbers on every mesh, and their
+greatest magnitude does not depend on the order of devices: so neither do the codes.
 
-The codes are qwix's own. What they stand for is computed here: `qwix.dequantize` of NF4 runs over
-the flattened array, for which XLA gathers all of a sharded one on every device, and which takes
-five times the memory on a TPU. Encoding it has that cost too, every device then encoding a whole
-layer, but only while loading.
+The codes are qwix's own, but decoded here. `qwix.dequantize` of NF4 works on the flattened array:
+XLA gathers a sharded one on every device, and on a TPU it needs five times the memory. Encoding has
+that cost too, since every device encodes a whole layer, but only while loading.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ SCALES = {"int8": jnp.float32, "nf4": jnp.bfloat16}
 """Dtypes of the scales."""
 
 TILE = 32
-"""Inputs that share a scale of NF4; where the inputs are no multiple of it, their greatest common
-divisor. With 64 the scales of 3,584 inputs could not be split over 16 devices, and each would hold
-them all."""
+"""Inputs that share a scale of NF4; if it does not divide the inputs, their greatest common divisor.
+With 64 the scales of 3,584 inputs could not be split over 16 devices, and each would hold them
+all."""
 
 
 def check(kind: str) -> None:
-    """Raise ValueError for an unknown kind in lora.quantise, ImportError where qwix is not
+    """Raise ValueError for an unknown kind in lora.quantise, ImportError if qwix is not
     installed."""
     if not kind:
         return
     if kind not in CODES:
-        raise ValueError(f"lora.quantise is {' or '.join(CODES)}, or empty, got {kind!r}")
+        raise ValueError(f"lora.quantise must be {' or '.join(CODES)}, or empty, got {kind!r}")
     try:
         import qwix  # noqa: F401
     except ImportError as error:
@@ -65,7 +64,7 @@ def is_quantised(value: Any) -> TypeGuard[Any]:
 
 
 def scale_shape(row: Param) -> tuple[int, ...]:
-    """Return the shape of one layer's scales: as the weight, with fewer inputs."""
+    """Return the shape of one layer's scales: the weight's, with fewer inputs."""
     last = row.inputs - 1
     if row.quantised == "int8":
         return (1,) * row.inputs + row.shape[row.inputs :]
@@ -76,7 +75,7 @@ def scale_shape(row: Param) -> tuple[int, ...]:
 def make_parameter(
     row: Param, make: Callable[[tuple[int, ...], Any], Any], dtype: Any = None
 ) -> Any:
-    """Build a parameter, stacked as its row says: make(shape, dtype), or a QArray of its codes and
+    """Build a parameter, stacked by its row: make(shape, dtype), or a QArray of its codes and
     scales."""
     if not row.quantised:
         return make(row.full_shape, dtype)
@@ -88,8 +87,8 @@ def make_parameter(
 
 
 def encode(row: Param, weight: jax.Array) -> Any:
-    """Quantise a weight, [*shape] of the row or stacked [L, *shape], of any floating-point type. To
-    be traced."""
+    """Quantise a weight, [*shape] of the row or stacked [L, *shape], of any floating-point type.
+    For tracing."""
     import qwix
 
     before = weight.ndim - len(row.shape)
@@ -108,8 +107,7 @@ def encode(row: Param, weight: jax.Array) -> Any:
 
 
 def decode(weight: Any, dtype: jnp.dtype) -> jax.Array:
-    """Compute the weight that a QArray stands for; code times scale in float32, then in dtype. To
-    be traced."""
+    """Compute the weight of a QArray; code times scale in float32, then in dtype. For tracing."""
     codes, scales = weight.qvalue, weight.scale.astype(jnp.float32)
     values = codes.astype(jnp.float32) if weight.qtype == "int8" else jnp.asarray(_nf4())[codes]
     whole, tiled, spread = codes.shape, [], []
@@ -122,7 +120,7 @@ def decode(weight: Any, dtype: jnp.dtype) -> jax.Array:
 
 @functools.cache
 def _nf4() -> np.ndarray:
-    """Return the sixteen values of NF4 by code, float32 [16], as qwix has them."""
+    """Return the sixteen values of NF4 by code, float32 [16], from qwix."""
     import qwix
 
     with jax.ensure_compile_time_eval():

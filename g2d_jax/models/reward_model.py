@@ -1,15 +1,15 @@
-"""A reward model: the decoder with a scalar head [E] in place of the language model's, and where
-its score is read.
+"""A reward model: the decoder with a scalar head [E] instead of the language model's, and the token
+at which its score is read.
 
-Two layouts of Hugging Face folders are read:
+Two layouts of Hugging Face folders are supported:
 
     score.weight   LlamaForSequenceClassification and Qwen2's and Qwen3's, with one label: the score is read at the
                    last token that is not config.json's padding token, as transformers reads it
     v_head.weight  Athene-RM-8B's (huggingface.co/Nexusflow/Athene-RM-8B): a Llama 3.1 trunk; the score is read at the
                    last CLS token, id 128003, which is appended to the conversation
 
-The trunk is `decoder.Decoder` with its embedding marked as tied: a reward model multiplies with no
-output matrix, so none is loaded.
+The trunk is `decoder.Decoder` with its embedding marked as tied: a reward model has no product with
+an output matrix, so none is loaded.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from g2d_jax.runtime import precision, storage
 
 SCORE, V_HEAD = "score.weight", "v_head.weight"
 CLS_ID = 128_003
-"""The token that Athene's reward models are read at: Llama 3.1's <|reserved_special_token_1|>."""
+"""The token at which Athene's scores are read: Llama 3.1's <|reserved_special_token_1|>."""
 
 _ARCHITECTURES = tuple(
     f"{family}ForSequenceClassification" for family in ("Llama", "Qwen2", "Qwen3")
@@ -58,7 +58,7 @@ class ReadOut:
 
     cls_id: the last token of this id, which is appended to the conversation; None: the last token
     that is not pad_id.
-    pad_id: config.json's padding token, None where it has none: then the last token.
+    pad_id: config.json's padding token; None: the last token is read.
     """
 
     cls_id: int | None = None
@@ -71,7 +71,7 @@ class ReadOut:
         return np.append(ids, np.int32(self.cls_id))
 
     def scored_part(self, ids: np.ndarray) -> np.ndarray:
-        """Cut ids, int32 [T], behind the token that is read (later ones cannot reach it); empty if
+        """Cut ids, int32 [T], after the token that is read (later ones cannot affect it); empty if
         there is none."""
         matches = ids == self.cls_id if self.cls_id is not None else ids != self.pad_id
         places = np.flatnonzero(np.broadcast_to(matches, ids.shape))
@@ -100,9 +100,9 @@ def load(
     """Load a reward-model folder with the trunk's parameters in dtype and the head in float32.
 
     Streams, places and checks as `hf.load` does: safetensors only, and a missing, unexpected,
-    misshapen or truncated tensor raises ValueError by name. Raises it too for several labels, for a
-    folder with neither or both of the two heads, and for an architecture whose read-out is not
-    known. A language model's lm_head.weight in the file is not read, as in transformers.
+    misshapen or truncated tensor raises ValueError by name. Also raises it for several labels, for a
+    folder with neither or both of the two heads, and for an unknown architecture. A language
+    model's lm_head.weight in the file is not read, as in transformers.
     """
     config, headers, head, read_out = read_layout(folder)
     trunk = hf.load_decoder(config, headers, mesh=mesh, dtype=dtype)
@@ -112,7 +112,7 @@ def load(
 
 
 def read_layout(folder: storage.PathLike) -> tuple[ModelConfig, dict[str, Stored], Param, ReadOut]:
-    """Return the trunk's shape, all tensors by name, the head's row and where it is read, from the
+    """Return the trunk's shape, all tensors by name, the head's row and its read-out, from the
     headers alone.
 
     Raises ValueError as `load` does.
@@ -124,7 +124,7 @@ def read_layout(folder: storage.PathLike) -> tuple[ModelConfig, dict[str, Stored
     if len(heads) != 1:
         what = f"both {SCORE} and {V_HEAD}" if heads else f"neither {SCORE} nor {V_HEAD}"
         raise ValueError(
-            f"{folder} holds {what}: a reward model has one scalar head, under one of these names"
+            f"{folder} has {what}: a reward model has one scalar head, under one of these names"
         )
     try:
         read_out = _read_out(read_raw_config(place), heads[0], config)
@@ -146,12 +146,12 @@ def abstract_on(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> ScalarMode
 
 
 def _read_out(raw: Mapping[str, Any], name: str, config: ModelConfig) -> ReadOut:
-    """Return where config.json's model reads its score. Raises ValueError naming the field that
+    """Return the read-out of config.json's model. Raises ValueError naming the field that
     contradicts it."""
     if name == V_HEAD:
         if config.family != "llama" or config.vocab_size <= CLS_ID:
             raise ValueError(
-                f"{V_HEAD} is read at the CLS token {CLS_ID} of Llama 3.1, but config.json says "
+                f"{V_HEAD} is read at the CLS token {CLS_ID} of Llama 3.1, but config.json has "
                 f"model_type {config.family!r} with vocab_size {config.vocab_size}"
             )
         return ReadOut(cls_id=CLS_ID)
@@ -159,7 +159,7 @@ def _read_out(raw: Mapping[str, Any], name: str, config: ModelConfig) -> ReadOut
     labels = raw.get("num_labels", len(names) if isinstance(names, Mapping) else 1)
     if labels != 1:
         raise ValueError(
-            f"config.json: num_labels is {labels!r}; a reward model has 1 ({SCORE} of shape [1, E])"
+            f"config.json: num_labels is {labels!r}, but must be 1 ({SCORE} of shape [1, E])"
         )
     names = raw.get("architectures") or []
     if unknown := [other for other in names if other not in _ARCHITECTURES]:
@@ -185,8 +185,8 @@ def read_scores(
     attention if it can serve.
 
     tokens: int32 [B, T], filled up on the right with any ids: no earlier token sees them. lengths:
-    int32 [B], at least 1. dtype: of activations. The product with the head is a sum in float32,
-    which no device shortens.
+    int32 [B], at least 1. dtype: of activations. The product with the head is a float32 sum, whose
+    precision no device reduces.
     """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     segments = jnp.full_like(tokens, SEGMENT_STRIDE)

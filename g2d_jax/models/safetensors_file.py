@@ -1,9 +1,9 @@
-"""A safetensors file: its header, the rows of its tensors, and writing one; each without holding
-the whole file.
+"""A safetensors file: reading its header and the rows of its tensors, and writing one, without
+holding the whole file.
 
     8 bytes      length of the header, little endian
     the header   JSON: tensor name -> dtype, shape, data_offsets [begin, end) into the rest; "__metadata__": texts
-    the rest     the tensors, row by row, one behind the other
+    the rest     the tensors, row by row, one after another
 
 (https://github.com/safetensors/safetensors, "Format".) Files are local or on an object store, see
 ranges.py.
@@ -27,7 +27,7 @@ from etils import epath
 from g2d_jax.runtime import ranges, storage
 
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(jnp.bfloat16)}
-"""Dtypes that weights may be stored in, by safetensors' code."""
+"""Dtypes of stored weights, by safetensors' code."""
 
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _ALIGN = 8  # the rest begins at a multiple of this
@@ -36,7 +36,7 @@ _ALIGN = 8  # the rest begins at a multiple of this
 @dataclass(frozen=True)
 class Stored:
     """A tensor's place in a file. file, the header's shape (Hugging Face's layout), safetensors'
-    dtype code ("BF16"), and the byte of the file at which it begins."""
+    dtype code ("BF16"), and its first byte in the file."""
 
     file: storage.PathLike
     shape: tuple[int, ...]
@@ -45,11 +45,11 @@ class Stored:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it takes in the file, of one of DTYPES."""
+        """Its bytes in the file, for a dtype in DTYPES."""
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
     def part(self, start: int, stop: int) -> Stored:
-        """Return the place of rows [start, stop) as one of a tensor."""
+        """Return the place of rows [start, stop), as if they were a tensor."""
         row = math.prod(self.shape[1:]) * DTYPES[self.dtype].itemsize
         shape = (stop - start, *self.shape[1:])
         return dataclasses.replace(self, shape=shape, start=self.start + start * row)
@@ -64,19 +64,19 @@ class Stored:
 
 
 def read_header(file: storage.PathLike) -> dict[str, Stored]:
-    """Read every tensor's place in a file, by name; nothing but the header is read.
+    """Read every tensor's place in a file, by name; only the header is read.
 
-    Raises ValueError naming the file, and the tensor if there is one to name, for a header that is
-    longer than the file, no JSON, or describes anything but tensors that fill the file without
-    gaps: a truncated file names the first tensor that is cut. Raises OSError for an object store
-    that does not answer.
+    Raises ValueError naming the file, and the tensor if possible, for a header that is longer than
+    the file, is not JSON, or does not describe tensors that fill the file without gaps: for a
+    truncated file it names the first incomplete tensor. Raises OSError for an object store that
+    does not respond.
     """
     try:
         return _parse(file, ranges.size(file))
     except storage.IsPointer:
         raise
     except (ValueError, RecursionError, OSError) as error:
-        # An object store that does not answer says nothing about the file.
+        # An object store that does not respond means nothing about the file.
         if isinstance(error, OSError) and not storage.is_local(file):
             raise
         raise ValueError(
@@ -88,9 +88,9 @@ def _parse(file: storage.PathLike, size: int) -> dict[str, Stored]:
     if size < 8:
         raise ValueError(f"it has {size} bytes, too few for a header: truncated")
     length = int.from_bytes(ranges.read(file, 0, 8).tobytes(), "little")
-    if length > min(size - 8, _MAX_HEADER_BYTES):  # before room is made for it
-        # A pointer's first letters are such a number; only then is it worth a further request to a
-        # store.
+    if length > min(size - 8, _MAX_HEADER_BYTES):  # checked before memory is allocated
+        # The first letters of a Git LFS pointer are such a number; only then is a further request
+        # worth it.
         start = ranges.read(file, 0, min(size, len(storage.POINTER)))
         storage.refuse_pointer(file, start.tobytes())
         raise ValueError(
@@ -99,7 +99,7 @@ def _parse(file: storage.PathLike, size: int) -> dict[str, Stored]:
         )
     header = json.loads(ranges.read(file, 8, length).tobytes().decode("utf-8"))
     if not isinstance(header, dict):
-        raise ValueError("its header is no JSON object")
+        raise ValueError("its header is not a JSON object")
     header.pop("__metadata__", None)
     places = sorted((_place(name, entry), name) for name, entry in header.items())
     data, at = size - 8 - length, 0
@@ -110,12 +110,12 @@ def _parse(file: storage.PathLike, size: int) -> dict[str, Stored]:
             )
         if end > data:
             raise ValueError(
-                f"truncated: tensor {name:.200} ends after the end of the file; download or copy "
+                f"truncated: tensor {name:.200} extends beyond the end of the file; download or copy "
                 "it again"
             )
         at = end
     if at != data:
-        raise ValueError(f"the tensors take {at} bytes, the file has {data} for them")
+        raise ValueError(f"the tensors need {at} bytes, but the file has {data} for them")
     return {
         name: Stored(file, tuple(header[name]["shape"]), header[name]["dtype"], 8 + length + begin)
         for (begin, _), name in places
@@ -123,15 +123,14 @@ def _parse(file: storage.PathLike, size: int) -> dict[str, Stored]:
 
 
 def _place(name: str, entry: Any) -> tuple[int, int]:
-    """Return a tensor's [begin, end) in the data. Raises ValueError for an entry that cannot be
-    true."""
+    """Return a tensor's [begin, end) in the data. Raises ValueError for an invalid entry."""
     wrong = ValueError(f"tensor {name:.200}: its entry in the header is {entry!r:.200}")
     if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
         raise wrong
     shape, offsets = entry.get("shape"), entry.get("data_offsets")
     if not (_sizes(shape) and _sizes(offsets) and len(offsets) == 2 and offsets[0] <= offsets[1]):
         raise wrong
-    dtype = DTYPES.get(entry["dtype"])  # others are refused by name later, if they are to be loaded
+    dtype = DTYPES.get(entry["dtype"])  # others are refused by name later, if they are loaded
     if dtype is not None and math.prod(shape) * dtype.itemsize != offsets[1] - offsets[0]:
         raise wrong
     return offsets[0], offsets[1]
@@ -149,12 +148,12 @@ def write(
     fetch: Callable[[str], np.ndarray],
     float32: Collection[str] = (),
 ) -> None:
-    """Write a file tensor by tensor, in the order of `shapes`; its folder must be there.
+    """Write a file tensor by tensor, in the order of `shapes`; its folder must exist.
 
-    float32: names of tensors that are of this type and not of dtype. fetch: from a name to the array
-    of that shape and its dtype, one of DTYPES; it is asked for one at a time. Every process must
-    call it, to take part in fetching; the first one writes. The file is as readable as its folder
-    allows (umask). Raises OSError naming it; what was written by then stays, and is not a
+    float32: names of tensors of this type instead of dtype. fetch: from a name to the array of that
+    shape and its dtype, one of DTYPES; called for one tensor at once. Every process must call this
+    function, to take part in fetching; the first one writes. The file's permissions follow the
+    umask. Raises OSError naming the file; the part written until then stays, and is not a
     safetensors file.
     """
     if jax.process_index() > 0:

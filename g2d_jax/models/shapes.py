@@ -1,10 +1,9 @@
-"""The shapes of the models people bring, as tables: planning and random-weight runs need no
-download.
+"""The shapes of common models as tables: planning and random-weight runs need no download.
 
-Sizes, rope_theta, eps and tying are those of each model's published config.json (base model; of
-Qwen3 the chat model, whose max_position_embeddings is 40960). Tuned variants (-Instruct, -Base)
-share the entry: they may state another max_position_embeddings or, rarely, another rms_norm_eps, so
-a run always reads the config beside the weights.
+Sizes, rope_theta, eps and tying come from each model's published config.json (base model; for Qwen3
+the chat model, whose max_position_embeddings is 40960). Tuned variants (-Instruct, -Base) share the
+entry. They may have another max_position_embeddings or, rarely, another rms_norm_eps, so a run
+always reads the config next to the weights.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def _shape(
     **more: Any,
 ) -> ModelConfig:
     """Build a shape of a kind in _FAMILIES. positions: max_position_embeddings; more: other fields,
-    over the kind's own."""
+    which override the kind's own."""
     family, vocab_size, rope_theta, rms_norm_eps = _FAMILIES[kind]
     fields = {
         "family": family,
@@ -73,7 +72,7 @@ _TIED_25 = {**_TIED, "vocab_size": 151_936}
 
 
 def _sliding(layers: int, window: int, every: int) -> dict[str, Any]:
-    """Return the fields of a window in all layers but each so-many-th."""
+    """Return the fields of a window in all layers but each `every`-th."""
     kinds = tuple(SLIDING if number % every else FULL for number in range(1, layers + 1))
     return {"sliding_window": window, "layer_types": kinds}
 
@@ -196,7 +195,7 @@ def shape(name: str) -> ModelConfig:
         near = difflib.get_close_matches(plain, SHAPES, n=3) or list(SHAPES)
         listed = ", ".join(near)
         raise ValueError(
-            f"no shape table for model {name!r}; nearest: {listed}; a folder with its "
-            "config.json will do"
+            f"no shape table for model {name!r}; nearest: {listed}; or give a folder with its "
+            "config.json"
         )
     return SHAPES[plain]

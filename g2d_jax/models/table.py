@@ -20,14 +20,14 @@ PEFT = "base_model.model."
 class Param:
     """One row of the table.
 
-    shape and axes are of one layer. hf_name: Hugging Face's tensor name, {layer} where there is
-    one per layer. inputs: how many dimensions of a linear layer, the first ones, are its inputs; 0:
-    it is no linear layer. adapter: of LoRA; the name is PEFT's then. quantised: the kind of codes
-    that stand for it, see quantise.py; empty: none. layers: the numbers of those that have it, whose
-    arrays are stacked in one that begins with that dimension; empty: it is in no layer. experts: how
-    many a layer has, whose matrices it holds, the first dimension of its shape; Hugging Face has a
-    tensor of each, {expert} in its name; 0: it is of no expert. stored: see `stored_shape`, where it
-    does not follow from the rest. exact: it is float32 whatever the others are.
+    shape and axes are of one layer. hf_name: Hugging Face's tensor name, {layer} if there is one
+    per layer. inputs: how many dimensions of a linear layer, the first ones, are its inputs; 0: it
+    is not a linear layer. adapter: of LoRA; the name is then PEFT's. quantised: the kind of codes
+    that replace it, see quantise.py; empty: none. layers: the numbers of the layers that have it,
+    whose arrays are stacked along the first dimension; empty: it is in no layer. experts: how many
+    a layer has, whose matrices it holds, the first dimension of its shape; Hugging Face has a tensor
+    of each, {expert} in its name; 0: it belongs to no expert. stored: see `stored_shape`, if the
+    other fields do not determine it. exact: it is always float32.
     """
 
     shape: tuple[int, ...]
@@ -44,18 +44,18 @@ class Param:
 
     @property
     def stacked(self) -> tuple[int, ...]:
-        """The dimension of the layers, [L], or none."""
+        """The dimension of the layers, [L], or ()."""
         return (len(self.layers),) if self.layers else ()
 
     @property
     def full_shape(self) -> tuple[int, ...]:
-        """The array's shape, the layers' dimension included."""
+        """The array's shape, including the layers' dimension."""
         return (*self.stacked, *self.shape)
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """The shape in which Hugging Face stores it, of one layer, and one expert: a linear layer
-        as [out, in], and heads and head_dim always as one dimension."""
+        """Its shape in Hugging Face's files, for one layer and one expert: a linear layer as [out,
+        in], and heads and head_dim always as one dimension."""
         if self.stored:
             return self.stored
         if self.inputs:
@@ -95,8 +95,7 @@ def _norms(c: ModelConfig) -> dict[str, Param]:
 
 
 def _feed_forward(c: ModelConfig) -> dict[str, Param]:
-    """Return the rows of a layer's gated feed-forward layer, or of its experts and the router that
-    chooses among them."""
+    """Return the rows of a layer's gated feed-forward layer, or of its experts and their router."""
     module, table = "model.layers.{layer}.mlp", {}
     inner = "expert_mlp" if c.num_experts else "mlp"
     sides = {"gate": ("embed", inner), "up": ("embed", inner), "down": (inner, "embed")}
@@ -124,7 +123,7 @@ def _attention(c: ModelConfig) -> dict[str, Param]:
     for name, axes in of_outputs.items():
         row = _row(c, ("embed", *axes), "normal", f"{module}.{name}_proj.weight", 1)
         table[name] = replace(row, quantised=c.quantise)
-    if c.traits.recurrent:  # beside its query, a head computes its output's gate
+    if c.traits.recurrent:  # in addition to its query, a head computes its output's gate
         gated = c.hidden_size, c.num_attention_heads, 2 * c.head_dim
         table["q"] = replace(table["q"], shape=gated)
     row = _row(c, (*heads, "embed"), "normal", f"{module}.o_proj.weight", 2)
@@ -147,8 +146,8 @@ def _attention(c: ModelConfig) -> dict[str, Param]:
 def _recurrent(c: ModelConfig) -> dict[str, Param]:
     """Return the rows of a recurrent layer: models/delta.py.
 
-    Its heads lie on devices as those of keys do. What Hugging Face stores as one matrix of queries,
-    keys and values, and as one convolution of them, are three rows each: `Family.fused`.
+    Its heads are sharded as those of keys. Hugging Face's single matrix of queries, keys and
+    values, and its single convolution of them, are three rows each: `Family.fused`.
     """
     module = "model.layers.{layer}.linear_attn"
     heads = ("kv_heads", "head_dim")
@@ -168,7 +167,7 @@ def _recurrent(c: ModelConfig) -> dict[str, Param]:
         size, taps = sizes[name], c.linear_conv_kernel_dim
         row = Param((*size, taps), (*heads, "taps"), "taps", f"{module}.conv1d_{name}.weight")
         table[f"conv_{name}"] = replace(row, stored=(math.prod(size), 1, taps))
-    # Rounded to bfloat16, A_log would slow all tokens' decay down alike, or speed it up.
+    # Rounding A_log to bfloat16 would change the decay of all tokens in the same direction.
     table["decay"] = Param(values[:1], heads[:1], "decay", f"{module}.A_log", exact=True)
     table["decay_bias"] = Param(values[:1], heads[:1], "ones", f"{module}.dt_bias")
     name = f"{module}.norm.weight"
@@ -177,7 +176,7 @@ def _recurrent(c: ModelConfig) -> dict[str, Param]:
 
 
 def _row(c: ModelConfig, axes: Sequence[str], init: Init, hf_name: str, inputs: int = 0) -> Param:
-    """Return the row of a parameter with these axes, whose sizes the config states."""
+    """Return the row of a parameter with these axes, whose sizes are in the config."""
     sizes = {
         "vocab": c.vocab_size,
         "embed": c.hidden_size,
@@ -194,7 +193,7 @@ def _row(c: ModelConfig, axes: Sequence[str], init: Init, hf_name: str, inputs: 
 
 
 def _adapter(name: str, row: Param, rank: int) -> dict[str, Param]:
-    """Return NAME_a [*in, rank] and NAME_b [rank, *out], beside a linear layer [*in, *out]."""
+    """Return NAME_a [*in, rank] and NAME_b [rank, *out] for a linear layer [*in, *out]."""
     n = row.inputs
     stem = PEFT + row.hf_name.removesuffix(".weight")
     to_rank = (*row.shape[:n], rank), (*row.axes[:n], "rank")
@@ -210,13 +209,13 @@ def _adapter(name: str, row: Param, rank: int) -> dict[str, Param]:
 
 
 def _unit(c: ModelConfig) -> Init:
-    """Return the weights of a norm that multiplies by 1."""
+    """Return the initialisation of a norm that multiplies by 1."""
     return "zeros" if c.traits.unit_offset else "ones"
 
 
 def outer_params(c: ModelConfig) -> dict[str, Param]:
-    """Return the table of what is not in a layer. A tied model has no "head": it reads the
-    embedding transposed."""
+    """Return the table of the parameters outside the layers. A tied model has no "head": it uses the
+    transposed embedding."""
     table = {
         "embed": _row(c, ("vocab", "embed"), "normal", "model.embed_tokens.weight"),
         "final_norm": _row(c, ("norm",), _unit(c), "model.norm.weight"),
@@ -227,13 +226,13 @@ def outer_params(c: ModelConfig) -> dict[str, Param]:
 
 
 def params(c: ModelConfig) -> dict[str, Param]:
-    """Return the whole table: what is not in a layer, then the layers."""
+    """Return the whole table: parameters outside the layers, then the layers."""
     return outer_params(c) | block_params(c)
 
 
 Place = int | tuple[int, int] | None
-"""Where a tensor is in the stack of layers, of an expert in that of experts too; None: it is no part
-of one."""
+"""A tensor's place in the stack of layers, and for an expert's also in that of experts; None: it is
+in no stack."""
 
 
 def tensors(c: ModelConfig) -> dict[str, tuple[str, Param, Place]]:
@@ -253,8 +252,7 @@ def tensors(c: ModelConfig) -> dict[str, tuple[str, Param, Place]]:
 
 
 def places(rows: Mapping[str, Param], layer: int) -> dict[str, int]:
-    """Map the names of the rows that a layer has to where it is in their stacks. rows: of
-    `block_params`."""
+    """Map the names of a layer's rows to its place in their stacks. rows: from `block_params`."""
     return {name: row.layers.index(layer) for name, row in rows.items() if layer in row.layers}
 
 

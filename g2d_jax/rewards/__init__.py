@@ -1,8 +1,7 @@
-"""Rewards: what a response is worth, and how sure we are.
+"""Rewards: the score of a response and its verdict.
 
     text ─► extract (final answer) ─► verify.quick_verdict (exact, in process) ─► pool ─► worker (math-verify, killable)
 
-functions.py holds another way in: reward functions of the user's own, by import path, with TRL's
-signature. Nothing is imported here, so that a worker process starts without the parts it does not
-need.
+functions.py holds the alternative: your own reward functions, by import path, with TRL's signature.
+This file imports nothing, so that a worker process starts without the parts it does not need.
 """

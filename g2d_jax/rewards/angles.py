@@ -1,7 +1,6 @@
-r"""Angles in degrees as such in radians, and arguments of functions in parentheses, for
-math-verify.
+r"""Degrees in radians, and arguments of functions in parentheses, for math-verify.
 
-It takes `30^\circ` for 30, and `\ln 2 \cdot 3` for the logarithm of 6.
+It reads `30^\circ` as 30, and `\ln 2 \cdot 3` as the logarithm of 6.
 """
 
 from __future__ import annotations
@@ -23,19 +22,18 @@ _UNBRACKETED = re.compile(
 
 
 def with_arguments(text: str) -> str:
-    r"""Put what a function is applied to into parentheses before a product or a quotient:
-    `\ln 2\cdot 3` is `\ln(2)\cdot 3`, `\ln 2/(x+1)` is `\ln(2)/(x+1)`.
+    r"""Put the argument of a function into parentheses before a product or a quotient:
+    `\ln 2\cdot 3` becomes `\ln(2)\cdot 3`, `\ln 2/(x+1)` becomes `\ln(2)/(x+1)`.
 
-    `\cos\pi/(n+1)` is left as the cosine of a fraction of `\pi`."""
+    `\cos\pi/(n+1)` stays the cosine of a fraction of `\pi`."""
     return _UNBRACKETED.sub(r"\1(\2)", text)
 
 
 def readings(gold: str, answer: str) -> Iterator[tuple[str, str]]:
-    r"""Yield the pairs that two answers may be compared as: with degrees as a unit, and as
-    `\pi/180`.
+    r"""Yield the pairs to compare for two answers: with degrees as a unit, and as `\pi/180`.
 
-    As a unit degrees are left out, which an argument of a function does not allow. In radians they
-    are where one side has them alone.
+    As a unit degrees are dropped, except in an argument of a function. They become radians if only
+    one side has them.
     """
     degrees = DEGREE in gold, DEGREE in answer
     if not any(degrees):

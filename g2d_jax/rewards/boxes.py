@@ -1,14 +1,14 @@
-r"""Find the boxed answer of a text: `\boxed{5}`, `\fbox{5}` or the brace-less `\boxed 5`.
+r"""Boxed answers of a text: `\boxed{5}`, `\fbox{5}` or the brace-less `\boxed 5`.
 
-Boxes with nothing between them but separators and names are one answer, a list:
+Boxes with only separators and names between them are one answer, a list:
 
     $x=\boxed{1}$ or $x=\boxed{2}$                ─► 1, 2
     \(a = \boxed{1}\) and \(b = \boxed{2}\)       ─► a = 1, b = 2
-    \boxed{4}. Wait, no: \boxed{5}                ─► 5: words keep boxes apart, and the last ones count
+    \boxed{4}. Wait, no: \boxed{5}                ─► 5: words separate boxes, and the last ones count
 
-Also read are boxes that were escaped twice (`\\boxed{\\frac{1}{2}}`), and those of which JSON took
-`\b` for a backspace (`oxed{5}`). Model text is hostile: every search is linear in its length, none
-recurses.
+Boxes that were escaped twice are read too (`\\boxed{\\frac{1}{2}}`), and those whose `\b` JSON
+turned into a backspace (`oxed{5}`). Model text is untrusted: every search is linear in its length,
+and nothing recurses.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# A line break may stand before a box, so that three backslashes are not one that was escaped twice,
-# but four are.
+# A line break may precede a box: three backslashes are then not a box that was escaped twice, but
+# four are.
 _WRITTEN = r"\\{1,4}(?:boxed|fbox)|oxed(?<![\w\\]oxed)"
 # One token per match, so that `\{` and `\\` are never mistaken for a brace or for the start of a
 # command.
@@ -54,8 +54,7 @@ _NAME_WINDOW = 64  # characters before a box in which its name is looked for
 
 
 class Box(NamedTuple):
-    """A box: where its command starts and where it ends, and between which places its content
-    stands."""
+    """A box: the start and end of its command, and the start and end of its content."""
 
     start: int
     end: int
@@ -63,7 +62,7 @@ class Box(NamedTuple):
 
 
 class Boxed(NamedTuple):
-    """The answer of a run of boxes, "" where there is none, and where the run starts and ends."""
+    """The answer of a run of boxes, "" if there is none, and the start and end of the run."""
 
     start: int
     end: int
@@ -74,10 +73,10 @@ NOT_BOXED = Boxed(-1, -1, "")
 
 
 def braced(text: str) -> list[Box]:
-    """Find the boxes with balanced braces that are not inside another such box, in their order."""
+    """Find the boxes with balanced braces that are not inside another such box, in order."""
     if "oxed" not in text and "fbox" not in text:
         return []
-    # Where the command of each starts, -1 for no box, and where its content does.
+    # The start of each command, -1 for no box, and of its content.
     open_braces: list[tuple[int, int]] = []
     boxes: list[Box] = []
     for token in _TOKEN.finditer(text):
@@ -121,15 +120,14 @@ def answer_of(text: str, boxes: Sequence[Box]) -> Boxed:
 
 
 def _is_joined(text: str, box: Box, after: Box) -> bool:
-    """Tell whether nothing but separators, and the name of the later one, stands between two
-    boxes."""
+    """Return whether only separators, and the name of the later one, are between two boxes."""
     following = _name(text, box.end, after)
     start = following.start() if following else after.start
     return _GAP.fullmatch(text, box.end, start) is not None
 
 
 def _name(text: str, start: int, box: Box) -> re.Match[str] | None:
-    r"""Match the name that a box gives a value to, as in `x = \boxed{1}`, from a place on."""
+    r"""Match the name that a box assigns a value to, as in `x = \boxed{1}`, from a place on."""
     first = max(start, box.start - _NAME_WINDOW)
     if "=" not in text[first : box.start]:
         return None
@@ -137,7 +135,7 @@ def _name(text: str, start: int, box: Box) -> re.Match[str] | None:
 
 
 def _listed(text: str, run: Sequence[tuple[Box, str]]) -> str:
-    """Write the contents of a run as one answer, by name where each box has one and they differ."""
+    """Join the contents of a run to one answer, by name if each box has one and they differ."""
     found: list[tuple[str, str]] = []
     before = 0
     for box, content in run:
@@ -152,17 +150,17 @@ def _listed(text: str, run: Sequence[tuple[Box, str]]) -> str:
 
 
 def _content(text: str, box: Box) -> str:
-    """Return what is in a box, as it was before anything escaped it twice."""
+    """Return the content of a box, without any second escaping."""
     content = text[slice(*box.inside)]
     command = text[box.start : box.inside[0]]
     if command.count("\\") in (2, 4):
         content = _unescaped(content)
-    # A line break, or the half of an escaped space, says nothing at the end.
+    # A line break, or half of an escaped space, means nothing at the end.
     return content.strip().rstrip("\\").rstrip()
 
 
 def _unescaped(content: str) -> str:
-    """Halve the backslashes of a box that was escaped twice: none stands alone in it."""
+    """Halve the backslashes of a box that was escaped twice: they only occur in pairs."""
     if _LONE_BACKSLASH.search(content):
         return content
     return content.replace("\\\\", "\\")

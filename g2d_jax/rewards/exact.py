@@ -1,11 +1,11 @@
-"""Exact comparison of parsed answers, for use inside worker processes: any of this may run for ever
-or fill the memory.
+"""Exact comparison of parsed answers, for worker processes only: it may run forever or fill the
+memory.
 
-math-verify rounds to six places and chops what is below 1e-15, so that 1/2^99 equals 1/2^98. Here
+math-verify rounds to six places and drops values below 1e-15, so that 1/2^99 equals 1/2^98. Here
 numbers are compared by their exact difference: as rationals, otherwise by interval-checked
-evaluation of the difference, which is reliable for telling two numbers apart. Two numbers that
-agree in DIGITS significant digits are called equal. All other expressions are math-verify's, with
-so many digits in place of its few.
+evaluation of the difference, which reliably separates two numbers. Two numbers that agree in DIGITS
+significant digits count as equal. All other expressions are compared by math-verify, with this many
+digits instead of its few.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _IN_PIECES = (Abs, Max, Min, Mod, floor, ceiling, asin, acos, atan, acot)
 
 
 def numbers_equal(gold: Any, answer: Any) -> bool | None:
-    """Tell whether two parsed numbers are equal; None if one is no plain number (free symbols,
+    """Return whether two parsed numbers are equal; None if one is not a plain number (free symbols,
     infinity, percent)."""
     a, b = _number(gold), _number(answer)
     if a is None or b is None:
@@ -67,8 +67,8 @@ def numbers_equal(gold: Any, answer: Any) -> bool | None:
 
 
 def equations_equal(gold: Any, answer: Any) -> bool | None:
-    """Tell whether two polynomial equations are the same but for a factor; None for anything
-    else."""
+    """Return whether two polynomial equations are the same up to a factor; None for any other
+    input."""
     if not (isinstance(gold, Eq) and isinstance(answer, Eq)):
         return None
     if not all(isinstance(side, Expr) for side in (*gold.args, *answer.args)):
@@ -84,10 +84,10 @@ def equations_equal(gold: Any, answer: Any) -> bool | None:
 
 
 def same_function(gold: Any, answer: Any) -> bool:
-    r"""Tell whether two expressions have the same value at random points where both are real.
+    r"""Return whether two expressions have the same value at random points where both are real.
 
-    Symbolic rules hold for complex values, where `\sqrt{1/n}` and `1/\sqrt n` differ. The points are negative too, so
-    that |x| is not x.
+    Symbolic rules hold for complex values, for which `\sqrt{1/n}` and `1/\sqrt n` differ. Some
+    points are negative, so that |x| is not x.
     """
     if not (isinstance(gold, Expr) and isinstance(answer, Expr)):
         return False
@@ -99,7 +99,7 @@ def same_function(gold: Any, answer: Any) -> bool:
     draw = random.Random(0)
     seen = 0
     for number in range(POINTS):
-        # All positive first, then of any signs; small values and large ones.
+        # All positive first, then of any sign; small values and large ones.
         largest = draw.choice((400, 4_000, 100_000))
         point = {symbol: Rational(draw.randint(11, largest), 100) for symbol in symbols}
         if number >= POINTS // 4:
@@ -120,10 +120,10 @@ def _exact(expr: Any) -> Any:
 
 
 def rounds_to(exact: Any, decimal: Fraction, places: int, *, cut: bool = False) -> bool:
-    """Tell whether a number rounded to so many places is the decimal, at a half either way.
+    """Return whether a number rounded to this many places is the decimal; a half may go either way.
 
-    exact: a parsed number or a Fraction. cut: it must be irrational, and may also be cut off in
-    place of rounded.
+    exact: a parsed number or a Fraction. cut: it must be irrational, and may also be truncated
+    instead of rounded.
     """
     number = Rational(exact) if isinstance(exact, Fraction) else _number(exact)
     if number is None or (cut and number.is_Rational):
@@ -140,8 +140,8 @@ def rounds_to(exact: Any, decimal: Fraction, places: int, *, cut: bool = False) 
 
 
 def _number(expr: Any) -> Expr | None:
-    """Return the exact value of an expression without symbols; decimals are rationals, a lone i the
-    imaginary unit."""
+    """Return the exact value of an expression without symbols; decimals become rationals, a lone i
+    the imaginary unit."""
     if not isinstance(expr, Expr) or expr.has(UnevaluatedExpr):
         return None
     symbols = expr.free_symbols
@@ -158,7 +158,7 @@ def _is_zero(difference: Expr) -> bool | None:
     if not value.is_number:
         return None
     for part in value.as_real_imag():
-        if isinstance(part, Float) and private.precision(part) <= 1:  # no digit of it is known
+        if isinstance(part, Float) and private.precision(part) <= 1:  # none of its digits is known
             continue
         if not (isinstance(part, Float) or part.is_Rational):
             return None

@@ -1,9 +1,8 @@
-r"""Evaluate plain LaTeX arithmetic, exactly where it is rational, and tell answers that are far
-apart.
+r"""Evaluation of plain LaTeX arithmetic, exact if rational, to find answers that are far apart.
 
-Most wrong answers are: `15x - 80` beside 17, `2\sqrt{5}` beside `\frac{4}{3}`, `(2,4)` beside 120.
-An expression is rewritten as Python's, whose parser gives the tree; nothing but arithmetic in it is
-computed. Bounded in length and in the size of numbers.
+Most wrong answers are: `15x - 80` against 17, `2\sqrt{5}` against `\frac{4}{3}`, `(2,4)` against
+120. An expression is rewritten as Python's, whose parser builds the tree; only arithmetic in it is
+computed. Length and size of numbers are bounded.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from typing import Any
 from g2d_jax.rewards.normalise import rules
 
 NAME = r"(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?|\([a-z]\))?"
-"""`x`, `x_1`, `f(x)`: what an answer gives a value to, as a pattern."""
+"""`x`, `x_1`, `f(x)`: the name that an answer assigns a value to, as a pattern."""
 
 MAX_CHARS = 300
 _LARGEST_POWER = 3000  # bits
 _FAR = 0.1
-"""Relative difference beyond which no rounding makes one number of two."""
+"""Relative difference beyond which rounding cannot explain two numbers."""
 
 _NAMED = re.compile(rf"\A{NAME}\s*(?:=|\\in(?![A-Za-z]))")
 _THOUSANDS = re.compile(r"\d,\s*\d{3}(?!\d)")
@@ -47,7 +46,7 @@ _TO_PYTHON = rules(
     (r"\\pi(?![A-Za-z])", "\u03c0"),
     (r"(\d+) (\d+)\s*/\s*(\d+)", r"(\1+\2//\3)"),
     (r"(\d)[eE]([-+]?\d+)", r"\1*10^(\2)"),
-    # what stands side by side is multiplied
+    # neighbours are multiplied
     (
         r"(?<=[0-9A-Za-z\u03c0)])\s*(?=[(A-Za-z\u03c0])",
         "@",
@@ -69,10 +68,10 @@ _OPERATORS = {
 
 
 def far_apart(gold: str, answer: str) -> bool:
-    """Tell whether two cleaned answers differ for certain: one has a number that is far from all of
-    the other's.
+    """Return whether two cleaned answers surely differ: one has a number far from all of the
+    other's.
 
-    Unions are not compared, nor degrees with what may be an angle in radians.
+    Unions are not compared, nor degrees with a possible angle in radians.
     """
     a, b = values(gold), values(answer)
     if not (a and b) or "\\cup" in gold + answer or ("^\\circ" in gold) != ("^\\circ" in answer):
@@ -81,20 +80,20 @@ def far_apart(gold: str, answer: str) -> bool:
 
 
 def _is_alone(x: complex, others: list[complex]) -> bool:
-    """Tell whether a number is far from all others."""
+    """Return whether a number is far from all others."""
     return all(abs(x - y) > _FAR * max(abs(x), abs(y)) for y in others)
 
 
 def values(cleaned: str) -> list[complex]:
     """Evaluate the numbers of an answer: elements of a list, a tuple or a matrix, ends of intervals.
 
-    [] for anything that is not read. Variables have the same value in every answer; i is the
+    [] for input that cannot be read. Variables have the same value in every answer; i is the
     imaginary unit.
     """
     if len(cleaned) > MAX_CHARS or _THOUSANDS.search(cleaned):
         return []
     text = _NAMED.sub("", cleaned).removesuffix("^\\circ").strip()
-    if text.rfind("\\begin") > 0:  # what stands before a matrix is no element of a list
+    if text.rfind("\\begin") > 0:  # text before a matrix is not an element of a list
         return []
     try:
         return list(map(complex, evaluate(text)))
@@ -103,10 +102,9 @@ def values(cleaned: str) -> list[complex]:
 
 
 def evaluate(latex: str) -> list[Any]:
-    """Evaluate the numbers that a text consists of: Fractions where they are rational, else floats
-    or complex.
+    """Evaluate the numbers of a text: Fractions if they are rational, else floats or complex.
 
-    Raises ValueError or ArithmeticError for anything but plain arithmetic of them.
+    Raises ValueError or ArithmeticError for input beyond plain arithmetic.
     """
     text, before = _SEPARATOR.sub(",", latex), ""
     if _UNREAD.search(text):
@@ -127,7 +125,7 @@ def evaluate(latex: str) -> list[Any]:
 
 
 def _exact(number: re.Match[str]) -> str:
-    """Write a number as Python does: without leading zeros, decimals as fractions."""
+    """Rewrite a number for Python: without leading zeros, decimals as fractions."""
     value = str(Fraction(number[0]))
     if "." not in number[0]:
         return value
@@ -146,8 +144,8 @@ def _number(node: ast.expr) -> Any:
     match node:
         case ast.Constant(value=int(value)):
             return Fraction(value)
-        # A variable is a number that follows from its name, so that `x + 1` has the same value in
-        # two answers and another one than `y + 1`; between 1.1 and 3.1 powers stay small.
+        # The name determines a variable's number: `x + 1` has the same value in two answers, but
+        # `y + 1` has another. Between 1.1 and 3.1 powers stay small.
         case ast.Name(id=name):
             return _CONSTANTS.get(name, 1.1 + zlib.crc32(name.encode()) % 10_007 / 5_000)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -155,7 +153,7 @@ def _number(node: ast.expr) -> Any:
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
             return _number(operand)
         case ast.BinOp(left=ast.BinOp(op=ast.Div()), op=ast.MatMult()):
-            raise ValueError("1/2x is two things")
+            raise ValueError("1/2x is ambiguous")
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
             return _power(_number(left), _number(right))
         case ast.BinOp(left=left, op=ast.BitAnd(), right=right):
@@ -165,7 +163,7 @@ def _number(node: ast.expr) -> Any:
             return _power(base, 1 / _number(right))
         case ast.BinOp(left=left, op=sign, right=right):
             return _OPERATORS[type(sign)](_number(left), _number(right))
-    raise ValueError("no arithmetic")
+    raise ValueError("not arithmetic")
 
 
 def _power(base: Any, exponent: Any) -> Any:

@@ -1,28 +1,27 @@
-r"""Find the final answer in a response. Model text is hostile: every search is linear in its
-length, none recurses.
+r"""The final answer of a response. Model text is untrusted: every search is linear in its length,
+and nothing recurses.
 
-What counts goes by a rule with a name (`AnswerRule`); a response that does not follow it has no
-answer.
+A named rule (`AnswerRule`) finds the answer; a response that does not follow it has no answer.
 
 "boxed":
 1. the last balanced, non-empty `\boxed{...}` or `\fbox{...}` (or the brace-less `\boxed 5`), or a
-   list of those that end with it and have nothing between them: boxes.py;
-2. without one, whichever comes last of
+   list of those that ends with it and has nothing between them: boxes.py;
+2. without one, the last of
    - "final answer is ..." followed by `$...$`, a number or a choice letter, or by a list of these
-     ("69 or 84"), which is the answer as a whole; with another value or a second thought in the
-     rest of that line, or on the next one, there is none (the same value again, "18 dollars
-     ($18)", and one that is part of the unit, "72 km in 2 hours", are no other),
+     ("69 or 84"), which is the whole answer. There is none if the rest of that line, or the next
+     one, has another value or a second thought. The same value again ("18 dollars ($18)") and a
+     value within the unit ("72 km in 2 hours") do not count as another,
    - GSM8K's `#### N` on a line of its own, where N is a number.
 "last_line":
 1. the box or boxes, as in "boxed";
 2. without one, the rest of the sentence that begins with "Answer:", "The answer is" or the like,
-   the last of these, whatever it is, or of the next line that is not empty where nothing stands
-   behind it (`### Answer`); with another value or a second thought in the rest of the
-   line, or another value on the next line, there is none.
-"hash": what follows the last `####` on its line.
-"tags": what is in the last `<answer>...</answer>`, or the box in it.
+   the last of these; if nothing follows on that line (`### Answer`), the next line that is not
+   empty. There is none if the rest of the line has another value or a second thought, or the next
+   line another value.
+"hash": the text after the last `####` on its line.
+"tags": the text in the last `<answer>...</answer>`, or the box in it.
 
-A number in prose is not an answer: a policy that is paid for it learns to list numbers.
+A number in prose is not an answer: a policy that is rewarded for it learns to list numbers.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ _NUMBER = (
 _FINAL_ANSWER = re.compile(
     r"final\s+answers?\*{0,2}(?:\s+(?:is|are)|\s*[:=])[\s:*=]{0,20}", re.IGNORECASE
 )
-_BOLD_END = r"(?<=\S)\*\*(?:[.,;:!)]|\s*$|\s+[A-Za-z])"  # of "**42** eggs", and not of 2**10
-_FINAL_WINDOW = 4096  # characters after "final answer is" that are looked at
+_BOLD_END = r"(?<=\S)\*\*(?:[.,;:!)]|\s*$|\s+[A-Za-z])"  # of "**42** eggs", but not of 2**10
+_FINAL_WINDOW = 4096  # characters searched after "final answer is"
 _FINAL_VALUE = re.compile(
     r"\$\$(?P<display>[^$]+)\$\$"
     r"|\$(?P<dollar>(?:[^$\\]|\\.)+)\$"
@@ -96,14 +95,14 @@ _ANSWER_CUE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _BLANK = re.compile(rf"[ \t\r*_{_COLON}]*\n\s*")
-_LINE_WINDOW = 10_000  # characters of a line that are read as an answer
+_LINE_WINDOW = 10_000  # characters of a line that may be an answer
 # Not the period of "Dr." and "p.m.", nor one of several.
 _SENTENCE_END = re.compile(r"(?<!\.)(?<!\b[DMS]r)(?<!\bM[sr]s)(?<!\bSt)(?<!\b[ap]\.m)[.?](?=\s)")
 _REASON = re.compile(r",?\s(?:since|because)\b|,\s(?:which|as)\b", re.IGNORECASE)
 _AROUND = ' \t\r*`"\u201c\u201d\u00ab\u00bb'
 _LETTER = re.compile(r"[A-J]")
 _VALUE = re.compile(r"[\d$\\]")
-# Another answer in words, beside a value: "5 or six", "5 or more", "maybe 5".
+# Another answer in words, in addition to a value: "5 or six", "5 or more", "maybe 5".
 _HEDGED = re.compile(
     r"(?<![{\\])\bor\s+[A-Za-z]{2}|\b(?:maybe|perhaps|possibly|probably|either)\b", re.IGNORECASE
 )
@@ -121,16 +120,15 @@ _OR_BEFORE = re.compile(r"\bor\W*$", re.IGNORECASE)
 
 
 Found: TypeAlias = tuple[int, str]
-"""Where an answer stands in a text, and the answer; (-1, "") for none."""
+"""The position of an answer in a text, and the answer; (-1, "") for none."""
 _NOTHING = (-1, "")
 
 
 def answer_text(text: str) -> str | None:
-    """Return the part of a response in which an answer counts: what follows the last `</think>`.
+    """Return the part of a response in which an answer counts: the text after the last `</think>`.
 
-    Text without think tags counts whole. None when a `<think>` was opened and never closed: the
-    response was cut before it answered. Where the template itself ends with `<think>`, hand in
-    `"<think>" + text`.
+    Text without think tags counts whole. None for a `<think>` that was never closed: the response
+    was cut before its answer. If the template itself ends with `<think>`, pass `"<think>" + text`.
     """
     after = text.rpartition("</think>")[2]
     if "<think>" in after:
@@ -139,10 +137,9 @@ def answer_text(text: str) -> str | None:
 
 
 def final_answer(text: str, rule: AnswerRule = "boxed") -> str | None:
-    """Find the final answer of a response by a rule, stripped; None when it gives none.
+    """Find the final answer of a response by a rule, stripped; None if it has none.
 
-    It is as the response has it, but for boxes: without what escaped them twice, several of them as
-    one list.
+    It is verbatim, except that boxes lose any second escaping and several of them become one list.
     """
     counted = answer_text(text)
     if counted is None:
@@ -155,7 +152,7 @@ def final_answer(text: str, rule: AnswerRule = "boxed") -> str | None:
 
 
 def in_form(answer: str, rule: AnswerRule) -> str:
-    """Write an answer as a response gives it that follows a rule."""
+    """Format an answer as a response that follows a rule."""
     return FORMS[rule].format(answer)
 
 
@@ -163,8 +160,8 @@ def solution_answer(solution: str) -> str | None:
     r"""Find the reference answer in a worked solution: GSM8K's last `#### N` line, otherwise MATH's
     last `\boxed{...}`.
 
-    For data loading. Here the rest of the `####` line is taken as it stands, since the text is a
-    data set's and not a model's. Boxes are read as a response's are, also several as one list.
+    For data loading. Here the whole rest of the `####` line counts, since the text comes from a
+    dataset, not from a model. Boxes are read as in a response, several also as one list.
     """
     _, mark, tail = solution.rpartition("####")
     if mark:
@@ -178,16 +175,16 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 
 def _last_box(text: str) -> Found:
-    """Find the last balanced box that is not empty nor inside another balanced one, with those
+    """Find the last balanced box that is not empty nor inside another balanced one, with the boxes
     joined to it."""
     start, _, answer = boxes.answer_of(text, boxes.braced(text))
     return start, answer
 
 
 def _last_bare_box(text: str) -> Found:
-    r"""Find the last `\boxed 5`, with those joined to it, unless it goes on as a list of values."""
+    r"""Find the last `\boxed 5`, with those joined to it, unless it continues as a list of values."""
     bare = boxes.bare(text)
-    # A 0 stands for the box's value: what follows is looked at as the rest of a list.
+    # A 0 replaces the box's value: the text after it is read as the rest of a list.
     if not bare or len(_listed("0" + text[bare[-1].end : bare[-1].end + _FINAL_WINDOW])) > 1:
         return _NOTHING
     start, _, answer = boxes.answer_of(text, bare)
@@ -195,8 +192,8 @@ def _last_bare_box(text: str) -> Found:
 
 
 def _last_final_answer(text: str) -> Found:
-    """Find what the last "final answer is" is followed by, unless the sentence or the next line
-    gives another value."""
+    """Find the answer after the last "final answer is", unless the sentence or the next line has
+    another value."""
     last = _last(_FINAL_ANSWER, text)
     if last is None:
         return _NOTHING
@@ -211,8 +208,8 @@ def _last_final_answer(text: str) -> Found:
 
 
 def _last_answer_line(text: str) -> Found:
-    """Find what the last "Answer:" or "The answer is" is followed by, on its line or else on the
-    next that is not empty, unless another value or a second thought is."""
+    """Find the answer after the last "Answer:" or "The answer is", on its line or the next nonempty
+    one. There is none if another value or a second thought follows."""
     cue = _last(_ANSWER_CUE, text)
     if cue is None:
         return _NOTHING
@@ -224,35 +221,35 @@ def _last_answer_line(text: str) -> Found:
     sentence, *rest = _SENTENCE_END.split(line, maxsplit=1)
     after = "".join(rest)
     has_more = _OTHER_VALUE.search(after) is not None
-    if has_more and _LETTER.fullmatch(sentence.strip(" *")):  # "C. 12": its period ends no sentence
+    if has_more and _LETTER.fullmatch(sentence.strip(" *")):  # the period of "C. 12" ends nothing
         sentence = line
         has_more = False
     if has_more or _SECOND_THOUGHT.search(after):
         return _NOTHING
-    said = _without_marks(_REASON.split(sentence, maxsplit=1)[0])
-    if not said or (_VALUE.search(said) and _HEDGED.search(said)):
+    found = _without_marks(_REASON.split(sentence, maxsplit=1)[0])
+    if not found or (_VALUE.search(found) and _HEDGED.search(found)):
         return _NOTHING
     end = begin + len(line)
     below = text[end : end + _FINAL_WINDOW]
     separator = _SEPARATOR.match(below)
     is_list = separator and _FINAL_VALUE.match(below, separator.end())
-    if is_list or _goes_on(below, {_form(said)}):
+    if is_list or _continues(below, {_form(found)}):
         return _NOTHING
-    return cue.start(), said
+    return cue.start(), found
 
 
-def _without_marks(said: str) -> str:
-    """Strip Markdown's marks, quotation marks and the punctuation that ends a sentence, but not the
-    dots of `0.333...`."""
-    said = said.strip(_AROUND).rstrip(",;")
-    if said.endswith(".."):
-        return said
-    said = said.removesuffix(".").rstrip(_AROUND)
-    return said.removesuffix(")" * (said.count(")") > said.count("(")))
+def _without_marks(text: str) -> str:
+    """Strip Markdown, quotation marks and the punctuation that ends a sentence, but not the dots of
+    `0.333...`."""
+    text = text.strip(_AROUND).rstrip(",;")
+    if text.endswith(".."):
+        return text
+    text = text.removesuffix(".").rstrip(_AROUND)
+    return text.removesuffix(")" * (text.count(")") > text.count("(")))
 
 
 def _on_line(pattern: re.Pattern[str], text: str) -> Found:
-    """Find what the last match of a pattern has as its group."""
+    """Find the group of the last match of a pattern."""
     last = _last(pattern, text)
     if last is None:
         return _NOTHING
@@ -264,8 +261,8 @@ def _without_empty_boxes(answer: str) -> str:
 
 
 def _in_tags(text: str) -> Found:
-    """Find what is in the last tag if it is closed; of a box in it, with no other value beside it,
-    the content."""
+    """Find the content of the last tag if it is closed, or of a box in it that is its only
+    value."""
     start = text.rfind("<answer>")
     inside, closing, _ = text[start + len("<answer>") :].partition("</answer>")
     if start < 0 or not closing:
@@ -286,7 +283,7 @@ RULES: Mapping[AnswerRule, Sequence[Sequence[Callable[[str], Found]]]] = {
     "hash": ((partial(_on_line, _HASHES),),),
     "tags": ((_in_tags,),),
 }
-"""By rule, ways to find an answer by precedence. In a row the last answer wins."""
+"""By rule, the ways to find an answer by precedence. Within a row the last answer wins."""
 FORMS: Mapping[AnswerRule, str] = {
     "boxed": "\\boxed{{{}}}",
     "last_line": "Answer: {}",
@@ -297,7 +294,7 @@ FORMS: Mapping[AnswerRule, str] = {
 
 
 def _listed(tail: str) -> list[re.Match[str]]:
-    """Match the values that a text begins with, separated by commas, semicolons, "and" or "or"."""
+    """Match the values at the start of a text, separated by commas, semicolons, "and" or "or"."""
     values = []
     value = _FINAL_VALUE.match(tail)
     while value:
@@ -312,40 +309,40 @@ def _content(value: re.Match[str]) -> str:
 
 
 def _form(value: str) -> Fraction | str:
-    """Return what a value is compared by, in whatever currency it is."""
+    """Return the form in which a value is compared, without its currency."""
     return form(re.sub(_CURRENCY, "", clean(value)))
 
 
 def _ambiguous(rest: str, values: Sequence[re.Match[str]]) -> bool:
-    """Tell whether another value follows in the sentence, before it explains anything, in the rest
-    of the line, or on the next one.
+    """Return whether another value follows: in the sentence before an explanation, in the rest of
+    the line, or on the next one.
 
-    The same value once more, as in "18 dollars ($18)", is no other.
+    The same value again, as in "18 dollars ($18)", does not count.
     """
     forms = set(map(_form, map(_content, values)))
     sentence, *others = _SENTENCE_BREAK.split(rest.partition("\n")[0], maxsplit=1)
-    said = _MEASURE.sub(" ", _EXPLANATION.split(sentence, maxsplit=1)[0])
+    text = _MEASURE.sub(" ", _EXPLANATION.split(sentence, maxsplit=1)[0])
     pattern = _OTHER_CHOICE if values[-1]["letter"] else _OTHER_VALUE  # "(A) 12" is one answer
     after = "".join(others)
-    if _has_other(pattern, said, forms) or _has_other(_OTHER_VALUE, after, forms):
+    if _has_other(pattern, text, forms) or _has_other(_OTHER_VALUE, after, forms):
         return True
-    return _SECOND_THOUGHT.search(after) is not None or _goes_on(rest, forms)
+    return _SECOND_THOUGHT.search(after) is not None or _continues(rest, forms)
 
 
-def _has_other(pattern: re.Pattern[str], said: str, forms: Collection[Fraction | str]) -> bool:
-    """Tell whether a text has a value with another form."""
-    other = pattern.search(said)
+def _has_other(pattern: re.Pattern[str], text: str, forms: Collection[Fraction | str]) -> bool:
+    """Return whether a text has a value with another form."""
+    other = pattern.search(text)
     while other is not None:
-        value = _FINAL_VALUE.match(said, other.start())
+        value = _FINAL_VALUE.match(text, other.start())
         if value is None or _form(_content(value)) not in forms:
             return True
-        other = pattern.search(said, value.end())
+        other = pattern.search(text, value.end())
     return False
 
 
-def _goes_on(rest: str, forms: Collection[Fraction | str]) -> bool:
-    """Tell whether the next line is another value alone, or a doubt with a value. forms: of those
-    that are no other."""
+def _continues(rest: str, forms: Collection[Fraction | str]) -> bool:
+    """Return whether the next line is another value alone, or a doubt with a value. forms: of the
+    values that do not count as another."""
     line = _NEXT_LINE.match(rest)
     if line is None:
         return False

@@ -1,4 +1,4 @@
-r"""The forms in which prompts ask for an answer: found in a prompt's text and worked examples,
+r"""The forms of answers that prompts request: found in a prompt's text and worked examples, and
 written for a trial.
 
 "… Problem: 3 + 4\n3 + 4 = 7\n#### 7\n\nProblem: …"  ─► asked_for ─► the form "hash" ─► "#### 49"
@@ -18,9 +18,9 @@ from g2d_jax.rewards.extract import FORMS, RULES, final_answer
 class Form:
     """One form of an answer.
 
-    mentioned: what a text has that asks for it or shows it. written: {} is the answer. begun: how a
-    text ends that has begun to write it, so that the response goes on with the bare answer; None:
-    never. in_signs: no label in words.
+    mentioned: a pattern of texts that request or show it. written: {} is the answer. begun: the end
+    of a text that has begun to write it, so that the response continues with the bare answer; None:
+    never. in_signs: it has no label in words.
     """
 
     mentioned: re.Pattern[str]
@@ -28,22 +28,22 @@ class Form:
     begun: re.Pattern[str] | None = None
     in_signs: bool = False
 
-    def is_asked_in(self, text: str) -> bool:
-        """Return whether a prompt asks for this form or shows it, and does not end with its
+    def is_requested_in(self, text: str) -> bool:
+        """Return whether a prompt requests or shows this form, and does not end with its
         beginning."""
         is_begun = self.begun is not None and self.begun.search(text) is not None
         return self.mentioned.search(text) is not None and not is_begun
 
     def write(self, answer: str) -> str:
-        """Write an answer in this form."""
+        """Return an answer in this form."""
         return self.written.format(answer)
 
     def is_read_by(self, rule: AnswerRule, answer: str = "49") -> bool:
-        """Return whether a rule finds an answer that is written in this form."""
+        """Return whether a rule finds an answer in this form."""
         return final_answer(self.write(answer), rule) == answer
 
 
-# What follows "the answer is" where that is a form, and no remark ("check that the answer is
+# The text after "the answer is" if that is a form instead of a remark ("check that the answer is
 # right"): a number, a quotation mark, a formula or bracket, blanks to fill in, or a name in
 # capitals or of one letter.
 _VALUE = (
@@ -54,8 +54,8 @@ _END = r"[\s:*]*\Z"
 
 
 def _words(mentioned: str, written: str, begun: str) -> Form:
-    """Return a form with a label in words. mentioned, begun: patterns, of the label and, at a
-    text's end, of it too."""
+    """Return a form with a label in words. mentioned, begun: patterns of the label, in a text and at
+    its end."""
     return Form(
         re.compile(mentioned, re.IGNORECASE), written, re.compile(begun + _END, re.IGNORECASE)
     )
@@ -77,18 +77,18 @@ ASKED: Sequence[Form] = (
     ),
     _words(r"(?<!final )\banswer\*{0,2}:", FORMS["last_line"], r"(?<!final )\banswer\*{0,2}:"),
 )
-"""All forms that are known, the most particular first."""
+"""All known forms, the most specific first."""
 
 
 def asked_for(text: str) -> list[Form]:
-    """List the forms that a prompt asks for or shows, the most particular first; of those in words
+    """List the forms that a prompt requests or shows, the most specific first; of those in words
     the last alone.
 
-    A label in words that ends the prompt is no form to write, for the response goes on behind it.
-    One stands before a worked solution as often as before its answer ("Answer: 3 + 4 = 7 #### 7"):
-    beside a form in signs it says nothing.
+    A label in words that ends the prompt is not a form to write, since the response continues after
+    it. Next to a form in signs a label does not count, because it precedes worked solutions as
+    often as answers ("Answer: 3 + 4 = 7 #### 7").
     """
-    found = [form for form in ASKED if form.is_asked_in(text)]
+    found = [form for form in ASKED if form.is_requested_in(text)]
     in_signs = [form for form in found if form.in_signs]
     if in_signs:
         return in_signs

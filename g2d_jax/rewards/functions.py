@@ -1,18 +1,18 @@
-"""Rewards as one kind of callable, from the verifier or from a function of the user's own.
+"""Rewards as one kind of callable, from the verifier or from your own function.
 
-A user's function has TRL's signature and is named by import path, "package.module:function":
+Your function has TRL's signature and is named by import path, "package.module:function":
 
     def reward(prompts, completions, completion_ids, **columns) -> list[float | None]
 
-Its module is installed, on PYTHONPATH, or a file beside the config ("my_rewards:exact" of
-my_rewards.py), of which nothing else is imported.
+Its module is installed, on PYTHONPATH, or a file next to the config ("my_rewards:exact" of
+my_rewards.py); nothing else in that folder is imported.
 
-Completions are strings, or [{"role": "assistant", "content": text}] where the prompt is a chat.
-Columns are `answer`, `solution` and the other fields of the data, one list each. Every call gets
-copies of its own. None means: this one cannot be scored.
+Completions are strings, or [{"role": "assistant", "content": text}] if the prompt is a chat.
+Columns are `answer`, `solution` and the other fields of the data, one list each. Every call
+receives its own copies. None means that a completion cannot be scored.
 
-verl's signature is read too, one response a call; what it returns is a number, or a dict with one
-under "score". `data_source` is the problem's subset:
+verl's signature works too, one response a call; it returns a number, or a dict with one under
+"score". `data_source` is the problem's subset:
 
     def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | dict
 """
@@ -55,12 +55,12 @@ each."""
 
 
 _STOPPED = (KeyboardInterrupt, processes.Preempted)
-"""What a user's code raises because the run itself is stopped. All else is the code's failure,
-sys.exit included, which would end the run as if it were done."""
+"""The exceptions of your code that stop the run itself. All others are the code's failure, including
+sys.exit, which would end the run as if it were done."""
 
 
 class RewardFailed(ValueError):
-    """A reward function raised, or gave what is no reward; the message names its place and the
+    """A reward function raised, or returned an invalid reward; the message names its place and the
     exception."""
 
 
@@ -68,8 +68,8 @@ def load_reward(path: str, folder: str | None = None) -> RewardFunction:
     """Import a reward function by "package.module:function", or by "module:function" from the file
     module.py of folder.
 
-    Raises ValueError with what to do, also where the module is both in the folder and another one
-    that is installed.
+    Raises ValueError with the remedy, also if the module is both in the folder and installed under
+    the same name.
     """
     module_name, colon, name = path.partition(":")
     if not (colon and module_name and name):
@@ -85,8 +85,8 @@ def load_reward(path: str, folder: str | None = None) -> RewardFunction:
     except ModuleNotFoundError as error:
         raise ValueError(
             f"reward {path!r}: cannot import {module_name!r} ({error}); install it, or name its "
-            "folder: PYTHONPATH=FOLDER g2d … (g2d run, plan and sweep find a file beside the config "
-            "by themselves; the other commands run no code that a work directory names, and its "
+            "folder: PYTHONPATH=FOLDER g2d … (g2d run, plan and sweep find a file next to the config "
+            "by themselves; other commands run no code from a work directory, whose "
             "config.json has the folder as reward.folder)"
         ) from error
     except _STOPPED:
@@ -107,15 +107,15 @@ def load_reward(path: str, folder: str | None = None) -> RewardFunction:
 
 @contextlib.contextmanager
 def _one_process() -> Iterator[None]:
-    """Run a block of a user's code. A process that it forks, and that leaves the block too, ends
-    there: it would go on as a second run."""
+    """Run a block of user code. A process that the code forks ends if it also leaves the block,
+    because it would continue as a second run."""
     own = os.getpid()
     try:
         yield
     finally:
         if os.getpid() != own:
             processes.say(
-                "a reward function forked, and the new process returned too: it ends here"
+                "a reward function forked, and the new process returned too: ending that process"
             )
             os._exit(1)
 
@@ -143,11 +143,11 @@ def _import_file(name: str, file: Path) -> ModuleType:
 
 
 def _origin(error: BaseException) -> str:
-    """Say where the code raised that this file called, and what: " at FILE, line N, in FUNCTION:
-    KeyError: 'label'"."""
+    """Describe the error and its place in the called code: " at FILE, line N, in FUNCTION: KeyError:
+    'label'"."""
     what = f"{type(error).__name__}: {_text(str, error)}"
     if isinstance(error, SystemExit):
-        what = f"it exits ({what}), where it must return or raise an exception"
+        what = f"it exits ({what}), but must return or raise an exception"
     if isinstance(error, SyntaxError):
         return f" at {error.filename}, line {error.lineno}: {what}"
     place = ""
@@ -155,7 +155,7 @@ def _origin(error: BaseException) -> str:
     for frame in traceback.extract_tb(error.__traceback__):
         if frame.filename == __file__ or frame.filename.startswith("<frozen"):
             continue
-        # The last place in the user's own file, which comes first, and not in a library it calls.
+        # The last place in the user's own file, not in a library that it calls.
         file = file or frame.filename
         if frame.filename == file:
             place = f" at {file}, line {frame.lineno}, in {frame.name}"
@@ -168,12 +168,12 @@ def call_reward(
     texts: Sequence[str],
     token_ids: Sequence[np.ndarray],
 ) -> list[float | None]:
-    """Call a reward function as TRL does and check what it returns.
+    """Call a reward function as TRL does and check its result.
 
-    Columns that the function does not name are left out when it takes no `**columns`. Raises
-    RewardFailed when it raises or exits, naming the place and the first response that it does so
-    for by itself, and for a result of the wrong length or type, or one that is not finite or beyond
-    MOST_REWARD, naming its problem.
+    Columns that the function does not name are left out unless it has `**columns`. Raises
+    RewardFailed if it raises or exits, naming the place and the first response that causes this by
+    itself. Also raises it, naming the problem, for a result of the wrong length or type, or one that
+    is not finite or beyond MOST_REWARD.
     """
     place = ""
     code = getattr(inspect.unwrap(function), "__code__", None)
@@ -197,7 +197,7 @@ def _call(
     texts: Sequence[str],
     token_ids: Sequence[np.ndarray],
 ) -> Any:
-    """Call a function as its signature asks, as TRL or as verl does."""
+    """Call a function by its signature, as TRL or as verl does."""
     parameters = inspect.signature(function).parameters
     if not parameters.keys() >= {"solution_str", "ground_truth"}:
         return function(**_arguments(parameters, problems, texts, token_ids))
@@ -219,7 +219,7 @@ def _call(
 def _taken(
     parameters: Mapping[str, inspect.Parameter], arguments: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments that a function names, or all where it takes `**columns`."""
+    """Return the arguments that a function names, or all if it has `**columns`."""
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return arguments
     return {name: value for name, value in arguments.items() if name in parameters}
@@ -231,11 +231,11 @@ def _arguments(
     texts: Sequence[str],
     token_ids: Sequence[np.ndarray],
 ) -> dict[str, list[Any]]:
-    """Collect what TRL hands to a reward: a list each, of the data's columns too (None where a
-    problem lacks it).
+    """Collect TRL's arguments of a reward: a list each, also of the data's columns (None if a
+    problem lacks one).
 
-    Each response has a copy of its problem's columns: what a function does to one is seen by no
-    other, and by no later call.
+    Each response has a copy of its problem's columns, so that changes by a function reach no other
+    response and no later call.
     """
     names = set().union(*(problem.columns for problem in problems)) - {"prompt", "completion"}
     arguments: dict[str, list[Any]] = {}
@@ -263,7 +263,7 @@ def _first_failing(
     texts: Sequence[str],
     token_ids: Sequence[np.ndarray],
 ) -> str:
-    """Name the first response that the function raises for by itself, "" for none."""
+    """Describe the first response that the function raises for by itself, "" for none."""
     for problem, text, ids in zip(problems, texts, token_ids, strict=True):
         try:
             with _one_process():
@@ -280,9 +280,9 @@ def _first_failing(
 
 @dataclass(frozen=True)
 class VerifierScorer:
-    """Scores against `Problem.answer` with math-verify, also response after response.
+    """Scores against `Problem.answer` with math-verify, also one response after another.
 
-    rule: how answers are read, as of `final_answer`.
+    rule: how answers are found, as in `final_answer`.
     """
 
     pool: VerifierPool
@@ -295,12 +295,12 @@ class VerifierScorer:
         return self.pool.score([problem.answer for problem in problems], texts, self.rule)
 
     def begin(self, problem: Problem, text: str) -> Begun:
-        """Begin to score a response; `VerifierPool.finish` gives the score."""
+        """Begin to score a response; `VerifierPool.finish` returns the score."""
         return self.pool.begin(problem.answer, text, self.rule)
 
 
 def verdict_of(reward: float | None, correct_above: float | None) -> Verdict:
-    """Return the verdict that a reward stands for. correct_above: None where rewards only rank."""
+    """Return the verdict for a reward. correct_above: None if rewards only rank."""
     if reward is None:
         return Verdict.UNSCORABLE
     if correct_above is None:
@@ -311,12 +311,12 @@ def verdict_of(reward: float | None, correct_above: float | None) -> Verdict:
 def function_scorer(
     function: RewardFunction, correct_above: float | None = 0.5, rule: AnswerRule = "boxed"
 ) -> Scorer:
-    """Score with a user's function.
+    """Return a scorer that uses your function.
 
-    The reward is what the function returns; a reward above `correct_above` counts as CORRECT (for
+    The reward is the function's result; a reward above `correct_above` counts as CORRECT (for
     accuracy and pairs), any other as INCORRECT, and None is UNSCORABLE. With correct_above None
     every reward is SCORED.
-    rule: of `final_answer`, for the answers that are kept beside the rewards.
+    rule: of `final_answer`, for the answers stored with the rewards.
     """
     if correct_above is not None and not math.isfinite(correct_above):
         raise ValueError(f"correct_above must be a finite number, got {correct_above}")
@@ -338,8 +338,7 @@ def function_scorer(
 
 
 def _as_rewards(name: str, result: Any, problems: Sequence[Problem]) -> list[float | None]:
-    """Return the rewards of the problems' responses. Raises RewardFailed for a result that is
-    none."""
+    """Return the rewards of the problems' responses. Raises RewardFailed for an invalid result."""
     if inspect.iscoroutine(result):
         result.close()
         raise RewardFailed(f"{name} is an async function; make it a plain one that returns a list")
@@ -374,8 +373,8 @@ def _as_rewards(name: str, result: Any, problems: Sequence[Problem]) -> list[flo
 
 
 def _text(show: Callable[[Any], str], value: Any) -> str:
-    """Return str or repr of a user's object, or its type where that fails: of a number of 5,000
-    digits, say."""
+    """Return str or repr of a user's object, or its type if that fails, as for a number of 5,000
+    digits."""
     try:
         return show(value)
     except _STOPPED:
@@ -385,14 +384,13 @@ def _text(show: Callable[[Any], str], value: Any) -> str:
 
 
 def _number(value: Any) -> float | None:
-    """Return what float makes of a number, or of an array of one without a dimension; None for what
-    is neither.
+    """Return the float of a number, or of an array without dimensions; None for other objects.
 
-    NaN stands for a number that no float can hold.
+    NaN replaces a number that no float can hold.
     """
     if isinstance(value, str) or not hasattr(type(value), "__float__"):
         return None
-    # float drops an imaginary part, a unit
+    # float would drop an imaginary part or a unit
     kind = getattr(getattr(value, "dtype", None), "kind", None)
     if getattr(value, "shape", ()) != () or kind in ("c", "m", "M"):
         return None

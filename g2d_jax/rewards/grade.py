@@ -1,8 +1,8 @@
-r"""Grade an answer with computer algebra, where `verify.quick_verdict` cannot: unbounded in time
-and memory.
+r"""Grading with computer algebra, if `verify.quick_verdict` cannot decide: unbounded in time and
+memory.
 
-For worker processes only (worker.py): sympy is imported, and may run for ever. The reference
-("gold") comes first, and what is exact is decided before anything is rounded.
+For worker processes only (worker.py): it imports sympy, which may run forever. The reference
+("gold") is the first argument. Exact rules decide before anything is rounded.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from g2d_jax.rewards.verify import may_be_rounded, quick_verdict
 T = TypeVar("T")
 
 MAX_PARTS = 10
-"""Parts of a union, a list or a definition by cases, at most, that are compared each with each."""
+"""The most parts of a union, a list or a piecewise definition for comparing each with each."""
 
-_EQUALS = re.compile(r"=(?![^()]{0,200}\))")  # but for P(X=3)
+_EQUALS = re.compile(r"=(?![^()]{0,200}\))")  # except P(X=3)
 _TIMES = r"\cdot "
 _BINOMIAL = re.compile(r"\\binom\s*\{\s*(\d{1,3})\s*\}\s*\{\s*(\d{1,3})\s*\}")
 _ODD_ROOT = re.compile(
@@ -39,7 +39,7 @@ _ODD_ROOT = re.compile(
 _DECIMAL = re.compile(r"(?<![\d.])(\d{1,60})\.(\d{1,60})(?![\d.])")
 
 
-# Units are ours to judge: math-verify would drop the "m" of "5m" and the unit of "5 cm" against
+# Units are judged here: math-verify would drop the "m" of "5m" and the unit of "5 cm" against
 # "5 m".
 _TARGETS = [
     LatexExtractionConfig(
@@ -57,8 +57,8 @@ _TARGETS = [
 
 
 def parses(gold: str) -> bool:
-    """Tell whether math-verify reads a reference answer, in the spelling in which it would be
-    compared. For worker processes, of golds of which `can_be_read` does not tell."""
+    """Return whether math-verify can read a reference answer, in the spelling of the comparison. For
+    worker processes, if `can_be_read` cannot decide."""
     a, _ = paired_up(gold, "")
     readings = angles.readings(units.without_unit(a), "")
     return any(_parse(_spelled(*reading)[0]) for reading in readings)
@@ -69,13 +69,13 @@ def _verdict(is_correct: bool) -> Verdict:
 
 
 def grade(gold: str, answer: str, places: int = APPROXIMATION_PLACES) -> Verdict:
-    r"""Give the verdict of the whole verifier. Unbounded in time and memory: for worker processes.
+    r"""Return the verdict of the whole verifier. Unbounded in time and memory: for worker processes.
 
-    places: with fewer than six, a decimal of at least so many places is right where it is the other
+    places: if fewer than six, a decimal of at least this many places is correct if it is the other
     side, rounded.
 
-    An answer that does not parse is INCORRECT, as is every other text than that of a gold which
-    does not; NO_ANSWER is one with `\approx` that `_approximation` refuses.
+    An answer that cannot be parsed is INCORRECT, as is any answer to an unparsable gold except the
+    same text. NO_ANSWER is one with `\approx` that `_approximation` rejects.
     """
     quick = quick_verdict(gold, answer, places)
     if quick is not None:
@@ -103,7 +103,7 @@ def grade(gold: str, answer: str, places: int = APPROXIMATION_PLACES) -> Verdict
 
 
 def _rounded(gold: str, answer: str, places: int) -> bool:
-    """Tell whether one side is a decimal of at least so many places that the other one rounds
+    """Return whether one side is a decimal of at least this many places that the other one rounds
     to."""
     for other, text in ((gold, answer), (answer, gold)):
         decimal = parse_quantity(text)
@@ -113,7 +113,7 @@ def _rounded(gold: str, answer: str, places: int) -> bool:
 
 
 def _same_by_parts(gold: str, answer: str) -> bool:
-    """Tell whether two unions, tuples or lists have the same parts, each compared by its value."""
+    """Return whether two unions, tuples or lists have the same parts, each compared by its value."""
     expected, given = sets.intervals(gold), sets.intervals(answer)
     if expected and given:
         return _paired(expected, given, _same_interval)
@@ -129,7 +129,7 @@ def _same_by_parts(gold: str, answer: str) -> bool:
 
 
 def _paired(gold: Sequence[T], answer: Sequence[T], same: Callable[[T, T], bool]) -> bool:
-    """Tell whether each of some parts has one of its own that is the same."""
+    """Return whether the parts can be matched one to one."""
     if len(gold) != len(answer) or len(gold) > MAX_PARTS:
         return False
     rest = list(answer)
@@ -142,8 +142,8 @@ def _paired(gold: Sequence[T], answer: Sequence[T], same: Callable[[T, T], bool]
 
 
 def _same_element(gold: str, answer: str) -> bool:
-    """Tell whether two elements are the same; an equation is no value, of which math-verify takes
-    the right side."""
+    """Return whether two elements are the same; an equation is not a value, though math-verify uses
+    its right side."""
     return ("=" in gold) == ("=" in answer) and _same(gold, answer)
 
 
@@ -165,7 +165,7 @@ def _same_ratio(gold: list[str], answer: list[str]) -> bool:
 
 
 def _same_cases(gold: str, answer: str) -> bool | None:
-    """Compare piecewise definitions row by row, in any order; None where neither is one."""
+    """Compare piecewise definitions row by row, in any order; None if neither is one."""
     expected, given = shapes.cases(gold), shapes.cases(answer)
     if expected is None and given is None:
         return None
@@ -181,12 +181,12 @@ def _same_row(gold: tuple[str, str], answer: tuple[str, str]) -> bool:
 
 
 def _same_each(gold: Sequence[str], answer: Sequence[str]) -> bool:
-    """Compare texts one by one; what both leave out is the same."""
+    """Compare texts one by one; two missing ones are the same."""
     return all(_same(x, y) for x, y in zip(gold, answer, strict=True) if x or y)
 
 
 def _same_by_parsing(gold: str, answer: str) -> bool:
-    """Ask math-verify, with all in its own spelling."""
+    """Compare by math-verify, with both in its own spelling."""
     a, b = _spelled(gold, answer)
     given = _parse(b)
     expected = _parse(a) if given else []
@@ -196,12 +196,12 @@ def _same_by_parsing(gold: str, answer: str) -> bool:
 
 
 def _approximation(gold: str, answer: str) -> Verdict:
-    r"""Give the verdict on `a \approx b`, which says two things: an answer only where b is a
+    r"""Return the verdict on `a \approx b`, which has two values: it is an answer only if b is a
     itself, rounded.
 
     CORRECT if a is the gold, or if a has no decimal point and b is the gold; otherwise NO_ANSWER.
-    With no more than a name before it, as in `x \approx b`, b is the answer. With a second
-    `\approx` there is none.
+    With only a name before it, as in `x \approx b`, b is the answer. A second `\approx` means that
+    there is no answer.
     """
     left, _, right = answer.partition("\\approx")
     if "\\approx" in right:
@@ -218,7 +218,7 @@ def _approximation(gold: str, answer: str) -> Verdict:
 
 
 def _rounds(text: str, decimal: Quantity) -> bool:
-    """Tell whether a decimal is the rounding of what stands before it. Both have the same unit, or
+    """Return whether a decimal is the rounding of the text before it. Both have the same unit, or
     one has none."""
     quantity = parse_quantity(text)
     if quantity is None:
@@ -240,23 +240,23 @@ def _without_percent(quantity: Quantity) -> Fraction:
 
 
 def _combinations(found: re.Match[str]) -> str:
-    r"""Compute a binomial coefficient, as a factor of what stands before it."""
+    r"""Compute a binomial coefficient, as a factor of the expression before it."""
     before = found.string[: found.start()].rstrip()[-1:]
     times = _TIMES * (before.isdigit() or before in ("}", ")"))
     return f"{times}({math.comb(int(found[1]), int(found[2]))})"
 
 
 def _spelled(gold: str, answer: str) -> Pair:
-    """Write two answers as math-verify reads them without loss."""
+    """Rewrite two answers so that math-verify reads them without loss."""
     a, b = (angles.with_arguments(names.primed(_exactly(text))) for text in (gold, answer))
     return _keep_case(a, b)
 
 
 def _exactly(text: str) -> str:
-    """Write decimals that are part of an expression as fractions: math-verify makes floats of
-    them."""
+    """Rewrite decimals within an expression as fractions: math-verify would turn them into
+    floats."""
     text = _BINOMIAL.sub(_combinations, text)
-    # the real root of a negative number, where math-verify takes a complex one
+    # the real root of a negative number, for which math-verify uses a complex one
     text = _ODD_ROOT.sub(r"(-\1\2)", text)
     if parse_quantity(text):
         return text
@@ -268,14 +268,14 @@ def _fraction(decimal: re.Match[str]) -> str:
 
 
 def _keep_case(gold: str, answer: str) -> Pair:
-    """Rename capital variables whose small letter occurs too: math-verify reads R and r as one,
+    """Rename capital variables whose small letter occurs too: math-verify reads R and r as one, and
     R^2-r^2 as 0."""
     letters = set(TEXT_OR_COMMAND.sub(" ", f"{gold} {answer}"))
     clashes = "".join(c for c in string.ascii_uppercase if letters.issuperset((c, c.lower())))
     if not clashes:
         return gold, answer
-    # An index makes another variable of it, and 99 is one that no answer has; what has an index
-    # already is told apart by it.
+    # An index turns it into another variable, and no answer has 99. A letter with an index is
+    # already distinct.
     variable = re.compile(
         rf"(?P<command>{TEXT_OR_COMMAND.pattern})|(?P<letter>[{clashes}])(?!\s*_)"
     )
@@ -304,7 +304,7 @@ def _same_expression(gold: object, answer: object) -> bool:
 
 
 def _approximates(gold: object, gold_text: str, answer: object, answer_text: str) -> bool:
-    """Tell whether one side is a decimal of at least six places of the other, an irrational
+    """Return whether one side is a decimal of at least six places of the other, an irrational
     number."""
     for parsed, text in ((gold, answer_text), (answer, gold_text)):
         decimal = parse_quantity(text)

@@ -1,9 +1,8 @@
-r"""Lists of values, `1, 2, 3` or `\{1, 2\}`, compared as sets of exact forms: linear, whatever
-their size.
+r"""Lists of values, `1, 2, 3` or `\{1, 2\}`, compared as sets of exact forms: linear for any size.
 
-The order of the elements does not count, nor how often one stands there, unless they give values to
-different names. A form is a plain number's exact value, a choice's letter, or the canonical string
-of anything else.
+Order and repetition of the elements do not count, unless they assign values to different names. A
+form is a plain number's exact value, a choice's letter, or the canonical string of any other
+element.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ _MOST_SIGNS = 4
 
 
 def elements(cleaned: str) -> list[str] | None:
-    r"""Split the elements of a cleaned answer (see normalise.clean) that is a list, or None.
+    r"""Split the elements of a cleaned answer (see normalise.clean) that is a list, or return None.
 
     A list is two values or more with commas or semicolons between them, or a set in `\{ \}`. A
-    tuple or interval is none, nor a number such as 1,234 with others, of which the commas could be
-    either kind.
+    tuple or interval is not a list. Neither is a number such as 1,234 with others, whose commas are
+    ambiguous.
     """
     braced = _SET.fullmatch(cleaned)
     inside = cleaned[2:-2] if braced else cleaned
@@ -60,11 +59,11 @@ def elements(cleaned: str) -> list[str] | None:
 
 
 def in_order(gold: str, answer: str) -> Pair:
-    r"""Return two cleaned answers, as tuples where one is a list of values with different names, as
-    `x=1, y=2` is.
+    r"""Return two cleaned answers, as tuples if one is a list of values with different names, such
+    as `x=1, y=2`.
 
-    If the other names the same, its values come in the gold's order; a list without names is taken
-    as it stands. An answer such as `x_1=1, x_2=2` gives the values of one unknown: beside a gold
+    If the other has the same names, its values follow the gold's order; a list without names stays
+    the same. An answer such as `x_1=1, x_2=2` has the values of one unknown: compared with a gold
     without names it stays a list.
     """
     if "=" not in gold and "=" not in answer:
@@ -76,17 +75,17 @@ def in_order(gold: str, answer: str) -> Pair:
             return gold, answer
         return _tuple(expected.values()), _tuple(given[name] for name in expected)
     if expected:
-        return _beside(expected, b, answer)
+        return _aligned(expected, b, answer)
     if given:
-        answer, gold = _beside(given, a, gold)
+        answer, gold = _aligned(given, a, gold)
     return gold, answer
 
 
-def _beside(named: Mapping[str, str], parts: Sequence[str] | None, other: str) -> Pair:
-    """Write values by name, and the other answer, which has no names or not as many.
+def _aligned(named: Mapping[str, str], parts: Sequence[str] | None, other: str) -> Pair:
+    """Return values by name, and the other answer, which has no names or not as many.
 
-    Values of one unknown are a list, others a tuple, of x, y and z in that order; the value that
-    all have stands as it is beside a single one."""
+    Values of one unknown become a list, others a tuple, of x, y and z in that order; a value common
+    to all is used alone next to a single one."""
     if _of_one_unknown(named):
         return ", ".join(named.values()), other
     names = list(named)
@@ -114,20 +113,20 @@ def _parts(cleaned: str) -> list[str] | None:
 
 
 def _values(parts: Sequence[str] | None) -> dict[str, str]:
-    """Return the values by name if each part, of two or more, gives one to a name of its own, else
+    """Return the values by name if each part, of two or more, assigns one to its own name, else
     {}."""
     named = dict(filter(None, map(assignment, parts or ())))
     return named if parts and len(named) == len(parts) > 1 else {}
 
 
 def _of_one_unknown(values: Collection[str]) -> bool:
-    """Tell whether names differ in their index alone, as `x_1` and `x_2` do."""
+    """Return whether names differ in their index alone, as `x_1` and `x_2` do."""
     letters = {name.partition("_")[0] for name in values}
     return len(letters) == 1 and all("_" in name for name in values)
 
 
 def signed(cleaned: str) -> str:
-    r"""Write every `\pm` of a list's elements out, as two; of a tuple's coordinates all
+    r"""Write every `\pm` of a list's elements out, as two values; of a tuple's coordinates all
     combinations."""
     count = len(_SIGNS.findall(cleaned))
     if not 0 < count <= _MOST_SIGNS or "\\mp" in cleaned or "mod" in cleaned:
@@ -145,35 +144,35 @@ def signed(cleaned: str) -> str:
 
 
 def mixed(gold: str, answer: str) -> bool:
-    r"""Tell whether one of two cleaned answers is a tuple and the other none: `(1, 2)` is not
-    `\{1, 2\}`. A gold that is a tuple may be written as a mere list."""
+    r"""Return whether exactly one of two cleaned answers is a tuple: `(1, 2)` is not `\{1, 2\}`. A
+    gold that is a tuple may be written as a mere list."""
     in_tuple = _in_tuple(answer) and elements(gold)
     in_set = _SET.fullmatch(answer) and _in_tuple(gold) and elements(answer)
     return len(in_tuple or in_set or ()) > 1
 
 
 def _in_tuple(cleaned: str) -> list[str] | None:
-    """Return the coordinates of a tuple, None for anything else."""
+    """Return the coordinates of a tuple, None for any other text."""
     if not PARENTHESES.fullmatch(cleaned):
         return None
     return elements(cleaned[1:-1])
 
 
 def _tuple(values: Iterable[str] | None) -> str:
-    """Write values as a tuple, "" for None."""
+    """Return values as a tuple, "" for None."""
     return "" if values is None else f"({', '.join(values)})"
 
 
 def same_elements(gold: Sequence[str], answer: Sequence[str]) -> bool | None:
-    """Tell whether two lists have the same elements in any order; None where that takes more than
-    exact forms."""
+    """Return whether two lists have the same elements in any order; None if exact forms cannot
+    decide."""
     a, b = Counter(map(form, gold)), Counter(map(form, answer))
     if a == b:
         return True
     if max((a | b).values()) > 1:  # as sets they may be equal
         return None
-    # What is left over on either side are numbers, which may be roundings of each other: in rising
-    # order each is compared with one alone.
+    # The remaining elements on both sides are numbers, which may be roundings of each other: in
+    # rising order each is compared with one alone.
     by_value = operator.attrgetter("value")
     rest = [sorted(_numbers(gold, b), key=by_value), sorted(_numbers(answer, a), key=by_value)]
     if [len(a - b), len(b - a)] != list(map(len, rest)):
@@ -182,8 +181,8 @@ def same_elements(gold: Sequence[str], answer: Sequence[str]) -> bool | None:
 
 
 def says_only(value: str, elements: Sequence[str]) -> bool | None:
-    r"""Tell whether a list repeats one value alone, as `\frac{1}{2} or 0.5`; None where exact forms
-    do not tell.
+    r"""Return whether a list repeats one value alone, as `\frac{1}{2} or 0.5`; None if exact forms
+    cannot decide.
 
     It does not repeat a number if another number is in it.
     """
@@ -199,7 +198,7 @@ def says_only(value: str, elements: Sequence[str]) -> bool | None:
 
 
 def form(element: str) -> Fraction | str:
-    """Return what a cleaned element is compared by."""
+    """Return the form in which a cleaned element is compared."""
     number = _plain_number(element)
     if number:
         return number.value

@@ -1,6 +1,6 @@
-"""Units by their names and symbols, and words that oppose each other: which of them differ.
+"""Units by their names and symbols, and pairs of opposite words.
 
-No unit is converted; two names of one unit are the same, two units are not.
+No unit is converted; two names of one unit are the same, two units are different.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _NAMES = """
     mHz; cl cL; dl dL; hPa; kA; keV; MN; MWh; MV; MeV; Mb; GN; GJ; GW; GWh; GPa; GV; GeV; Gb; TJ;
     TW; TWh; THz; TeV; Tb; ng; mmol; kmol
 """
-"""Units, each before its other names, in which case counts where one has a capital: mW, MW."""
+"""Units, each before its other names; case counts where a name has a capital: mW, MW."""
 POUND_STERLING = "pound sterling"
 _EITHER = [{POUND_STERLING, "lb"}, {POUND_STERLING, "gbp"}, {"yen", "yuan"}]
-"""Units of which one may stand for the other: a pound is of either kind, and ¥ too."""
+"""Units that may be confused: a pound is money or weight, and ¥ is ambiguous too."""
 _OPPOSITES = """
     north south east west northeast northwest southeast southwest; left right; up down; bc ad;
     profit loss; increase decrease; clockwise counterclockwise; clockwise anticlockwise;
@@ -39,15 +39,15 @@ _OPPOSITES = """
     monday tuesday wednesday thursday friday saturday sunday;
     january february march april may june july august september october november december
 """
-"""Groups of words of which two answers say the same ones, if both say any."""
+"""Groups of words; two answers with words of a group must have the same ones."""
 
 _POWER = re.compile(r"\^?([23])$")
 _WORD = re.compile(r"(?<![\\a-z])[a-z]+")
 
 
 def _read_units() -> tuple[dict[str, str], dict[str, str]]:
-    """Return the unit by each of its names, and by each symbol that is read with its case; by their
-    plurals too, but for those of one letter."""
+    """Return the unit by each of its names, and by each case-sensitive symbol; also by their
+    plurals, except those of one letter."""
     names: dict[str, str] = {}
     symbols: dict[str, str] = {}
     for written in _NAMES.split(";"):
@@ -65,16 +65,16 @@ _GROUPS = [set(words.split()) for words in _OPPOSITES.split(";")]
 
 
 def is_word(word: str) -> bool:
-    """Tell whether a word, or each side of a `/`, is letters; of a unit with a power too:
+    """Return whether a word, or each side of a `/`, is letters; also a unit with a power,
     `m/s^2`."""
     return all(part.isalpha() or _unit(part, marked=True) for part in word.split("/"))
 
 
 def unit_of(words: list[str], *, marked: bool) -> str:
-    """Return the canonical name of the unit that words begin with, "" for one that is not known.
+    """Return the canonical name of the unit at the start of words, "" if unknown.
 
-    The words behind it ("5 km north") are no other units, but for degrees ("degrees Celsius").
-    marked: symbols such as "GB" count too, which are products where they stand bare.
+    Later words ("5 km north") are not units, except after degrees ("degrees Celsius"). marked:
+    symbols such as "GB" count too, which are products without a mark.
     """
     units = [_unit(word, marked=marked) for word in words]
     if len(units) > 1 and units[0] == "degree" and units[1].startswith("degree "):
@@ -85,7 +85,7 @@ def unit_of(words: list[str], *, marked: bool) -> str:
 
 
 def _unit(word: str, *, marked: bool) -> str:
-    """Return the canonical name of a unit such as "km" or "km/h", "" for one that is not known."""
+    """Return the canonical name of a unit such as "km" or "km/h", "" if unknown."""
     names = []
     for part in word.split("/"):
         power = _POWER.search(part)
@@ -98,14 +98,14 @@ def _unit(word: str, *, marked: bool) -> str:
 
 
 def agree(unit: str, other: str) -> bool:
-    """Tell whether two units may be the same: one is not known, or degrees are of any kind."""
+    """Return whether two units may be the same: one is unknown, or degrees are of any kind."""
     if not unit or not other or unit == other or {unit, other} in _EITHER:
         return True
     return min(unit, other) == "degree" and max(unit, other).startswith("degree ")
 
 
 def opposed(text: str, other: str) -> bool:
-    """Tell whether two texts say opposite words, as "5 km north" and "5 km south" do."""
-    words, others = (set(_WORD.findall(said.lower())) for said in (text, other))
+    """Return whether two texts have opposite words, as "5 km north" and "5 km south" do."""
+    words, others = (set(_WORD.findall(each.lower())) for each in (text, other))
     both = [(words & group, others & group) for group in _GROUPS]
     return any(mine and theirs and mine.isdisjoint(theirs) for mine, theirs in both)

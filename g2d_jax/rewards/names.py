@@ -1,7 +1,7 @@
-r"""Take names off answers: `x = 5` and `P(0 < \xi < 6) = 0.6` give values,
-`f(n) = n^2 \quad \forall n` a function.
+r"""Removal of names from answers: `x = 5` and `P(0 < \xi < 6) = 0.6` become values,
+`f(n) = n^2 \quad \forall n` becomes a function.
 
-All of it works on cleaned answers (normalise.clean), is linear, and changes no value.
+All functions expect cleaned answers (normalise.clean), are linear, and change no value.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ _COMMAND_OR_LETTER = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 
 
 def primed(text: str) -> str:
-    """Write `y'` and `f''` with an index, since math-verify drops primes."""
+    """Replace the primes of `y'` and `f''` by an index, since math-verify drops primes."""
     return _PRIMES.sub(_indexed, text)
 
 
 def _indexed(found: re.Match[str]) -> str:
     name, primes = found.groups()
-    # 97 and so on: indices that no answer has, and other ones than those of grade._keep_case.
+    # Indices from 97 on: no answer has them, and grade._keep_case uses others.
     if name.isdigit():  # minutes of arc, feet
         name = f" {name}x"
     return f"{name}_{{97{len(primes)}}}"
 
 
 def same(one: str, other: str) -> bool:
-    """Tell whether two names are spelled alike, but for spaces, braces and backslashes."""
+    """Return whether two names are the same except for spaces, braces and backslashes."""
     a, b = (re.sub(r"[{}\\\s]", "", name.replace(r"\mid", "|")) for name in (one, other))
     return a == b
 
 
 def is_name(text: str) -> bool:
-    r"""Tell whether a text names a quantity, a function or a set: `x_1`, `m_{\max}`, `f(x)`, `M \cap N`, `|AB|`."""
+    r"""Return whether a text names a quantity, a function or a set: `x_1`, `m_{\max}`, `f(x)`, `M \cap N`, `|AB|`."""
     if len(text) > 100 or not text.strip():
         return False
     bare = _BARS.sub(lambda found: found[1] or found[2] or found[3], _INDEX.sub("", text))
@@ -73,7 +73,7 @@ def is_name(text: str) -> bool:
 
 
 def assignment(text: str) -> tuple[str, str] | None:
-    """Split `name = value`; None for anything else, such as an equation."""
+    """Split `name = value`; None for any other text, such as an equation."""
     left, sign, value = text.rpartition("=")
     name, value = left.strip(), value.strip()
     if not sign or not value or ORDER.search(value) or not is_name(name):
@@ -82,8 +82,8 @@ def assignment(text: str) -> tuple[str, str] | None:
 
 
 def alike(gold: str, answer: str) -> Pair:
-    r"""Return two answers with the names of bound variables alike, of `f(t) = t`, and without
-    `for all x \in R` behind them."""
+    r"""Return two answers with the same names for bound variables, of `f(t) = t`, and without a
+    final `for all x \in R`."""
     gold, answer = _FOR_ALL.sub("", gold), _FOR_ALL.sub("", answer)
     a, b = _FUNCTION.match(gold), _FUNCTION.match(answer)
     if a and b and a[1] == b[1] and _varies(gold, a[2]) and _varies(answer, b[2]):
@@ -94,7 +94,7 @@ def alike(gold: str, answer: str) -> Pair:
 
 
 def parameter(text: str) -> tuple[str, str] | None:
-    r"""Split `k \in \mathbb{Z}` behind values that depend on k: the set, and the values."""
+    r"""Split a final `k \in \mathbb{Z}` from values that depend on k: the set, and the values."""
     found = _PARAMETER.fullmatch(text)
     if found is None or ORDER.search(found[1]):
         return None
@@ -104,7 +104,7 @@ def parameter(text: str) -> tuple[str, str] | None:
 
 
 def _as_function(text: str, other: str) -> str:
-    """Write `y = x^2` as `f(x) = x^2` beside a function that is written so."""
+    """Rewrite `y = x^2` as `f(x) = x^2` if the other answer has that form."""
     found = _FUNCTION.match(other)
     if found and text[:1] == "y" and text[1:].lstrip().startswith("=") and _varies(text, found[2]):
         return found[0] + text[1:].lstrip()
@@ -112,6 +112,6 @@ def _as_function(text: str, other: str) -> str:
 
 
 def _varies(text: str, name: str) -> bool:
-    """Tell whether a definition's value has its variable in it, which is no event and no
+    """Return whether a definition's value contains its variable: then it is no event and no
     constant."""
     return name not in "ei" and name in _COMMAND_OR_LETTER.findall(text.partition("=")[2])

@@ -1,6 +1,6 @@
-r"""Bring LaTeX answers into one spelling, without changing what they mean.
+r"""Normalisation of LaTeX answers to one spelling, without a change of meaning.
 
-`clean` keeps valid LaTeX (it is what math-verify parses); `canonical` goes on to a key for string
+`clean` returns valid LaTeX, which math-verify parses; `canonical` continues to a key for string
 comparison. Every pattern is linear in the length of its input; nothing recurses.
 """
 
@@ -36,7 +36,7 @@ _VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e\u2189]")
 _ROOT = re.compile("\u221a\\s*(?:(\\d+(?:\\.\\d+)?|[A-Za-z])|\\(([^()]*)\\))?")
 
 Pair: TypeAlias = tuple[str, str]
-"""A reference answer and an answer, each written with a view to the other."""
+"""A reference answer and an answer, each rewritten in view of the other."""
 
 Replacement: TypeAlias = str | Callable[[re.Match[str]], str]
 
@@ -45,13 +45,13 @@ Marked: TypeAlias = tuple[str, re.Pattern[str], Replacement]
 
 
 def rules(*rules: tuple[str, Replacement]) -> tuple[tuple[re.Pattern[str], Replacement], ...]:
-    """Compile patterns, each with what replaces it."""
+    """Compile patterns, each with its replacement."""
     return tuple((re.compile(pattern), replacement) for pattern, replacement in rules)
 
 
 def marked(*rules: tuple[str, str, Replacement]) -> Sequence[Marked]:
-    """Compile patterns, each behind a text without which it matches nothing: most answers have
-    none of these, and to look for them costs a tenth of the pattern."""
+    """Compile patterns, each with a text that any match contains: most answers lack these texts, and
+    looking for one costs a tenth of the pattern."""
     return [(mark, re.compile(pattern), replacement) for mark, pattern, replacement in rules]
 
 
@@ -97,16 +97,16 @@ _SPACES = marked(
         r"\\(?:(?:display|text)style|limits|rm|bf|it|small|[lL]arge|LARGE|[hH]uge|underline)(?![A-Za-z])",
         "",
     ),
-    ("\\", r"\\text\s*\{\s*([einxyz]?)\s*\}", r"\1"),  # nothing, or what is no unit
+    ("\\", r"\\text\s*\{\s*([einxyz]?)\s*\}", r"\1"),  # nothing, or not a unit
     # exponents of units: \text{cm^2}
     ("\\", r"(\\text ?\{[^{}^]*[A-Za-z]) ?\^ ?(?:\{ ?([23]|-1) ?\}|([23])) ?\}", r"\1}^{\2\3}"),
     ("\\", r"(\\text ?\{[^{}/]*)\} ?/ ?\\text ?\{", r"\1/"),  # units: km / h
-    ("  ", r" {2,}", " "),  # from here on no rule can meet a long run of spaces
+    ("  ", r" {2,}", " "),  # from here on no rule meets a long run of spaces
 )
 
 
 _RARE = marked(
-    ("phantom", r"\\[hv]?phantom(?![A-Za-z])\s*\{(?:[^{}]|\{[^{}]*\})*\}", ""),  # what nobody sees
+    ("phantom", r"\\[hv]?phantom(?![A-Za-z])\s*\{(?:[^{}]|\{[^{}]*\})*\}", ""),  # invisible text
     ("color", r"\\(?:text)?color(?:box)?\s*\{[^{}]*\}", ""),
     ("space", r"\\[hv]space\*?\s*\{[^{}]*\}", " "),
     ("vert", r"\\[lr]?vert(?![A-Za-z])", "|"),
@@ -168,7 +168,7 @@ _SPELLINGS = rules(
     (r"(?<![\d.])\.(?=\d|\\(?:overline|bar|dot)\s*\{?\s*\d)", "0."),
     (r" {2,}", " "),
 )
-# "and" and "or" between values, and not beside other words in \text.
+# "and" and "or" between values, but not next to other words in \text.
 _JOINED = re.compile(
     r",? ?\\text ?\{ ?(?:and|or) ?\} ?|(?P<words>\\text ?\{[^{}]*\})|,? (?:and|or) "
 )
@@ -189,11 +189,11 @@ _SHORT_SCRIPT = re.compile(r"([\^_])\{(\w)\}")
 
 
 def clean(latex: str, *, joined: bool = True) -> str:
-    """Give one spelling of an answer that is still LaTeX: unicode, spaces, delimiters, shorthand,
+    """Return one spelling of an answer that is still LaTeX: unicode, spaces, delimiters, shorthand,
     trailing period.
 
-    The meaning is kept: units, signs, brackets and the order of elements stay. Repeating decimals
-    become fractions.
+    The meaning stays the same: units, signs, brackets and the order of elements are kept. Repeating
+    decimals become fractions.
     joined: "and" and "or" between values become commas.
     """
     text = latex if latex.isascii() else _from_unicode(latex)
@@ -214,25 +214,25 @@ def without_text(cleaned: str) -> str:
 
 
 def canonical(cleaned: str) -> str:
-    r"""Return the key by which two cleaned answers are the same string: no spaces, `\text`,
+    r"""Return the key that identifies cleaned answers with the same string: no spaces, `\text`,
     degrees, currency."""
     text = without_text(cleaned).replace(r"\$", "").replace(r"\%", "%")
     if "^\\circ" in text and not _OF_ANGLES.search(
         text
-    ):  # a degree is a unit, but not of an argument
+    ):  # a degree is a unit, except in an argument
         text = text.replace(r"^\circ", "")
     text = _DIGIT_GAP.sub("\x1f", text.strip())  # "1 2" is not "12"
     return _SHORT_SCRIPT.sub(r"\1\2", text.replace(" ", "")).rstrip(".")
 
 
 def plain_text(cleaned: str) -> str | None:
-    r"""Return the words of an answer that is text, casefolded: `\text{Evelyn}` gives "evelyn". None
-    for mathematics."""
+    r"""Return the words of a text answer, casefolded: `\text{Evelyn}` becomes "evelyn". None for
+    mathematics."""
     words = _APOSTROPHE.sub("", without_text(cleaned)).strip(" .,;:!?").replace("-", " ").split()
     if not words or not all(word.isalpha() for word in words):
         return None
-    said = " ".join(words).casefold()
-    return _SYNONYMS.get(said) or _ARTICLE.sub("", said)
+    phrase = " ".join(words).casefold()
+    return _SYNONYMS.get(phrase) or _ARTICLE.sub("", phrase)
 
 
 def _from_unicode(text: str) -> str:
@@ -248,7 +248,7 @@ _compatible = partial(unicodedata.normalize, "NFKC")
 
 
 def _ascii_digit(char: str) -> str:
-    """Return the ASCII digit of a decimal digit of any script, another character as it stands."""
+    """Return the ASCII digit of a decimal digit of any script, other characters unchanged."""
     return str(unicodedata.decimal(char, char))
 
 
@@ -263,14 +263,14 @@ def _square_root(match: re.Match[str]) -> str:
 
 
 def _degrees(match: re.Match[str]) -> str:
-    """Write degrees, minutes and seconds as a fraction of degrees."""
+    """Rewrite degrees, minutes and seconds as a fraction of degrees."""
     degrees, minutes, seconds = map(int, match.groups("0"))
     seconds += 3600 * degrees + 60 * minutes
     return rf"\frac{{{seconds}}}{{3600}}^\circ "
 
 
 def _interval(match: re.Match[str]) -> str:
-    """Write an interval with reversed brackets, `]0, 1[`, with parentheses."""
+    """Rewrite an interval with reversed brackets, `]0, 1[`, with parentheses."""
     outer, low, high, last = match.groups()
     opening = "(" if outer == "]" else "["
     closing = ")" if last == "[" else "]"
@@ -286,17 +286,17 @@ def _repeating_fraction(match: re.Match[str]) -> str:
 
 
 def _before_its_unit(found: re.Match[str]) -> str:
-    r"""Write `\text{12 cm}` as `12\text{ cm}`."""
+    r"""Rewrite `\text{12 cm}` as `12\text{ cm}`."""
     number = found["before"] + found["number"].rstrip()
     if found["percent"]:
         return rf"{number}\%"
     return rf"{number}\text{{ {found['unit']}}}"
 
 
-# Numbers and brackets that several characters make up; each rule finds what those before it wrote.
+# Numbers and brackets of several characters; each rule relies on the output of the previous ones.
 _WHOLE = marked(
-    # A number and its unit in one \text, where that is a whole value: the number comes before it. What
-    # stands behind one is no unit if it is a single letter that may be a variable.
+    # A number and its unit in one \text, if that is a whole value: the number moves out of it. A
+    # single letter after it is not a unit if it may be a variable.
     (
         "\\text",
         r"(?P<before>^ ?|[=,;] ?)\\text ?\{ ?(?P<number>[-+]?(?:\\?\$ ?)?(?:\d[\d.,/ ]{0,60}|\.\d{1,60}))"
@@ -304,7 +304,7 @@ _WHOLE = marked(
         _before_its_unit,
     ),
     ("'", r"(\d{1,4})\^\\circ\s*(\d{1,2})'\s*(?:(\d{1,2})\s*'')?", _degrees),
-    # 0.(3), and 0.1(6) where that is all: elsewhere it may be a product
+    # 0.(3), and 0.1(6) if that is the whole value: elsewhere it may be a product
     (
         "(",
         r"(?<![\d.])(\d{1,60}\.)\((\d{1,60})\)(?![\d(])|^(\d{1,60}\.\d{1,60})\((\d{1,60})\)$",
@@ -316,8 +316,8 @@ _WHOLE = marked(
         r"\(\s*\\begin\s*\{array\}\s*\{[clr| ]*\}((?s:.{1,500}?))\\end\s*\{array\}\s*\)",
         r"\\begin{pmatrix}\1\\end{pmatrix}",
     ),
-    # 0.333..., 0.1232323...: digits three times before the dots say what goes on; where nothing
-    # stands before them several digits do so twice, as in 0.2727... (but not in 2.718281828...)
+    # 0.333..., 0.1232323...: digits repeated three times before the dots continue; without other
+    # digits before them, two repetitions are enough, as in 0.2727... (but not in 2.718281828...)
     (
         ".",
         rf"(?<![\d.])(\d{{1,60}})\.(?=\d{{3,}}\s*{_ELLIPSIS})"
@@ -334,8 +334,8 @@ _WHOLE = marked(
 
 
 def _trim(text: str) -> str:
-    r"""Strip spaces, a trailing period or comma, and braces, boxes or the `\text` of a number
-    around it all (a few)."""
+    r"""Strip spaces, a trailing period or comma, and outer braces, boxes or the `\text` of a number
+    (a few)."""
     for _ in range(8):
         before = text
         text = text.strip()
@@ -354,7 +354,7 @@ def _trim(text: str) -> str:
 
 
 def _wraps(text: str, start: int) -> bool:
-    """Tell whether the brace opened just before `start` is the one closed by the last character."""
+    """Return whether the last character closes the brace opened just before `start`."""
     depth = 1
     for token in re.finditer(r"\\.|[{}]", text[start:-1]):
         depth += (token[0] == "{") - (token[0] == "}")

@@ -1,8 +1,8 @@
-r"""Write a reference answer and an answer in forms that can be compared, each beside the other.
+r"""A reference answer and an answer, rewritten in forms that can be compared.
 
-`x \in (1, 3)` beside `\{x \mid 1 < x < 3\}`: what one side says in another way, or does not say (a
-name, the letter of a choice), is written as the other one does. Pure, linear in its input, safe on
-hostile text.
+`x \in (1, 3)` and `\{x \mid 1 < x < 3\}`: a part that only one side has (a name, the letter of a
+choice), or that both write differently, is rewritten as on the other side. Pure, linear in its
+input, safe on untrusted text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from g2d_jax.rewards.normalise import TEXT_OR_COMMAND, Pair, clean
 from g2d_jax.rewards.quantity import HEDGES
 
 Split: TypeAlias = Callable[[str], tuple[str, str] | None]
-"""Splits what stands before a value from the value; None where there is nothing."""
+"""Splits the text before a value from the value; None if there is none."""
 
 _LABEL = re.compile(
     r"(\\text ?\{ ?|(?=[A-Z]))(?!\w+ \(?[A-J]\)? ?:)([A-Za-z][A-Za-z ]{2,40}): ?(\} ?)?(?!\\text)(\S.*)",
@@ -27,11 +27,11 @@ _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|approx|equiv)(?![A-Za-z])")
 
 
 def paired_up(gold: str, answer: str) -> Pair:
-    """Clean both, and write them alike: sets as intervals, systems as lists, values without a name
-    that one side lacks.
+    """Clean both answers, and rewrite them alike: sets as intervals, systems as lists, values
+    without a name that one side lacks.
 
-    Of a computation such as `2+3 = 5, 5+5 = 10` only the last result is the answer, where no letter
-    is involved and the gold is no equation: in `x=2, y=3` nothing is a last result.
+    For a computation such as `2+3 = 5, 5+5 = 10` only the last result is the answer, unless a
+    letter is involved or the gold is an equation: `x=2, y=3` has no last result.
     """
     a, b = clean(gold), clean(answer)
     if a == b and not _differ_in_and(a, gold, answer):
@@ -44,8 +44,8 @@ def paired_up(gold: str, answer: str) -> Pair:
     a, b = shapes.by_units(a, b), shapes.by_units(b, a)
     if a.startswith("(") or b.startswith("("):
         a, b = shapes.vector(a), shapes.vector(b)
-    # A choice loses its letter before lists are read, and signs are written out before names come
-    # off: each step finds what the ones before it have laid bare.
+    # A choice loses its letter before lists are read, and signs are written out before names are
+    # removed: each step depends on the previous ones.
     a, b = _without(names.parameter, *names.alike(a, b))
     a, b = _without(shapes.choice, a, b)
     a, b = lists.in_order(a, b)
@@ -60,7 +60,7 @@ def paired_up(gold: str, answer: str) -> Pair:
 
 
 def _differ_in_and(cleaned: str, gold: str, answer: str) -> bool:
-    """Tell whether two answers are cleaned to the same inequalities, which one joins by "and" and
+    """Return whether two answers are cleaned to the same inequalities, which one joins by "and" and
     the other by "or"."""
     return bool(_RELATION.search(cleaned)) and clean(gold, joined=False) != clean(
         answer, joined=False
@@ -68,7 +68,7 @@ def _differ_in_and(cleaned: str, gold: str, answer: str) -> bool:
 
 
 def _as_list(text: str) -> str:
-    r"""Write a system, `\begin{cases} x=1 \\ y=2 \end{cases}`, as a list."""
+    r"""Rewrite a system, `\begin{cases} x=1 \\ y=2 \end{cases}`, as a list."""
     rows = "\\begin" in text and shapes.cases(text)
     if not rows:
         return text
@@ -79,8 +79,8 @@ def _as_list(text: str) -> str:
 
 
 def _without(split: Split, gold: str, answer: str) -> Pair:
-    """Take off what both say before a value, as a name, or one of them alone; not what differs,
-    and not the letter of a choice that has no text."""
+    """Remove the text before a value, such as a name, if both have the same or only one has it;
+    but not the letter of a choice without text."""
     mark, value = split(gold) or ("", gold)
     its_mark, its_value = split(answer) or ("", answer)
     is_bare = (mark and not value) or (its_mark and not its_value)
@@ -90,7 +90,7 @@ def _without(split: Split, gold: str, answer: str) -> Pair:
 
 
 def _label(text: str) -> tuple[str, str] | None:
-    r"""Split `\text{Total: } 18` into the label and the value; a choice is no label, nor a doubt."""
+    r"""Split `\text{Total: } 18` into the label and the value; a choice or a doubt is no label."""
     found = _LABEL.fullmatch(text)
     if found is None or not HEDGES.isdisjoint(found[2].lower().split()):
         return None
@@ -99,7 +99,7 @@ def _label(text: str) -> tuple[str, str] | None:
 
 
 def _relates_another(gold: str, answer: str) -> bool:
-    """Tell whether beside a name with its value stands no mere value, but an equation or such."""
+    """Return whether only one side is a name with its value, and the other an equation or such."""
     is_named = names.assignment(gold) is not None
     if is_named == (names.assignment(answer) is not None):
         return False

@@ -1,16 +1,16 @@
-"""Score responses: cheap and exact here, the rest in killable worker processes (worker.py says how
-they are limited).
+"""Scoring of responses: cheap and exact here, the rest in killable worker processes (worker.py
+describes their limits).
 
     with VerifierPool(workers=2) as pool:
         scores = pool.score(golds, texts)
 
-Rewards: CORRECT 1.0; INCORRECT, NO_ANSWER and TIMEOUT 0.0; UNSCORABLE None. A timeout is the
-answer's doing: it made the grader exceed its CPU time or memory, or crash (see `Verdict`). A worker
-that dies or does not reply is the machine's, and leaves the response UNSCORABLE. An answer far
-longer than the reference is INCORRECT.
+Rewards: CORRECT 1.0; INCORRECT, NO_ANSWER and TIMEOUT 0.0; UNSCORABLE None. The answer causes a
+timeout: the grader exceeded its CPU time or memory, or crashed (see `Verdict`). The machine causes
+the death or silence of a worker, which leaves the response UNSCORABLE. An answer far longer than the
+reference is INCORRECT.
 
-Whether the verifier can read a reference answer ("gold") is found out once, from the gold alone.
-One that it cannot read makes every response UNSCORABLE, the same text too.
+The verifier determines once, from the reference answer ("gold") alone, whether it can read it. A
+gold that it cannot read makes every response UNSCORABLE, even the same text.
 """
 
 from __future__ import annotations
@@ -42,22 +42,21 @@ REWARDS: Mapping[Verdict, float | None] = {
     Verdict.UNSCORABLE: None,
 }
 START_SECONDS = 300.0
-"""Seconds that a worker may take to import math-verify, on a machine that is busy compiling."""
+"""Seconds for a worker to import math-verify, on a machine that is busy compiling."""
 MAX_ANSWER_CHARS = 10_000
 READ_AT_ONCE = 128
-"""Golds that a worker is asked about at a time."""
+"""Golds in one request to a worker."""
 
 Begun = tuple[str | None, Verdict | Future[Verdict]]
-"""A response's final answer, and its verdict or where that will be."""
+"""A response's final answer, and its verdict or the future of it."""
 
 
 class WorkerDied(Exception):
-    """The worker process ended, or was ended since it did not reply in time."""
+    """The worker process ended, or was ended because it did not reply in time."""
 
 
 class Worker:
-    """A running worker process, for one thread at a time. Raises RuntimeError if it cannot
-    start."""
+    """A running worker process, for one thread at once. Raises RuntimeError if it cannot start."""
 
     def __init__(self, cpu_seconds: float, memory_mb: int) -> None:
         module = ["-P", "-m", "g2d_jax.rewards.worker"]
@@ -69,11 +68,11 @@ class Worker:
                 stderr=errors,
                 env=_environment(),
                 cwd=os.sep,
-                # Ctrl-C is the parent's business, and one kill ends worker and grader
+                # the parent handles Ctrl-C, and one kill ends worker and grader
                 start_new_session=True,
             )
             try:
-                self.ask(None, START_SECONDS)
+                self.send(None, START_SECONDS)
             except WorkerDied as error:
                 errors.seek(0)
                 raise RuntimeError(
@@ -81,11 +80,11 @@ class Worker:
                     "math-verify)?\n" + errors.read()[-2000:].decode(errors="replace").strip()
                 ) from error
 
-    def ask(self, request: Sequence[Any] | None, wall_seconds: float) -> list[Any]:
-        """Return the reply to a request, and its CPU seconds; both as worker.py has them. None: wait
+    def send(self, request: Sequence[Any] | None, wall_seconds: float) -> list[Any]:
+        """Return the reply to a request, and its CPU seconds, both defined in worker.py. None: wait
         for the first reply.
 
-        Raises WorkerDied, after which the worker is of no more use.
+        Raises WorkerDied; the worker is then unusable.
         """
         line = json.dumps(request).encode() + b"\n" if request else b""
         requests, replies = self.process.stdin, self.process.stdout
@@ -104,7 +103,7 @@ class Worker:
         return list(json.loads(reply))
 
     def kill(self) -> None:
-        """End the worker and what it is grading at once, from any thread; its owner then sees
+        """End the worker and its grader at once, from any thread; its owner then sees
         WorkerDied."""
         if self.process.returncode is None:
             with contextlib.suppress(
@@ -119,28 +118,28 @@ class Worker:
 
 
 def _environment() -> dict[str, str]:
-    """List what a worker needs and no more: no credentials, no JAX or TPU settings, one thread."""
+    """Return a worker's minimal environment: no credentials, no JAX or TPU settings, one thread."""
     root = str(Path(__file__).resolve().parents[2])
     parts = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     inherited = list(map(os.path.abspath, filter(None, parts)))
-    if "site-packages" not in root and "dist-packages" not in root:  # these are found without help
+    if "site-packages" not in root and "dist-packages" not in root:  # Python finds these itself
         inherited.append(root)
     return {
         "PATH": os.defpath,
         "LANG": "C.UTF-8",
-        "PYTHONHASHSEED": "0",  # sympy's order of terms, and so its CPU time, must not vary
+        "PYTHONHASHSEED": "0",  # keeps sympy's order of terms, and so its CPU time, the same
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPATH": os.pathsep.join(inherited),
         "OMP_NUM_THREADS": "1",
     }
 
 
-_CLOSED = "the verifier pool is closed; make a new one"
+_CLOSED = "the verifier pool is closed; create a new one"
 
 
 @contextlib.contextmanager
 def _open_pool() -> Iterator[None]:
-    """Raise RuntimeError in place of the CancelledError of a pool that was closed meanwhile."""
+    """Raise RuntimeError instead of the CancelledError of a pool that another thread closed."""
     try:
         yield
     except CancelledError as error:
@@ -151,14 +150,14 @@ class VerifierPool:
     """Worker processes that verify answers. Thread-safe; a context manager; workers start when
     first needed.
 
-    workers: processes, at most so many answers are graded at a time. cpu_seconds, memory_mb: limits
-    per answer.
-    wall_seconds: after which a worker that neither works nor answers is ended, far above
-    cpu_seconds since the machine may be busy. Answers of more than MAX_ANSWER_CHARS are INCORRECT
-    unless short against four times the gold.
+    workers: the most processes, and so answers graded at once. cpu_seconds, memory_mb: limits per
+    answer.
+    wall_seconds: a worker without a reply for this long is ended, far above cpu_seconds since the
+    machine may be busy. Answers of more than MAX_ANSWER_CHARS are INCORRECT unless shorter than
+    four times the gold.
     decimal_places: see `grade.grade`.
-    cpu_seconds: of workers on answers and golds since it was made. Verdicts are a function of
-    (gold, answer) but for answers near the CPU limit: journal them before use.
+    cpu_seconds: used by workers on answers and golds so far. Verdicts are a function of (gold,
+    answer) except for answers near the CPU limit: journal them before use.
     """
 
     def __init__(
@@ -172,7 +171,7 @@ class VerifierPool:
         if workers < 1 or cpu_seconds <= 0 or memory_mb < 512:
             raise ValueError(
                 "a verifier pool needs workers >= 1, cpu_seconds > 0 and memory_mb >= 512 (sympy "
-                f"takes about 300), got {workers}, {cpu_seconds}, {memory_mb}"
+                f"needs about 300), got {workers}, {cpu_seconds}, {memory_mb}"
             )
         self._limits = (float(cpu_seconds), int(memory_mb))
         self.wall_seconds = max(60.0, 20.0 * cpu_seconds)
@@ -185,7 +184,7 @@ class VerifierPool:
         self._closed = False
         self._verdicts: dict[tuple[str, str | None], Future[Verdict]] = {}
         self._decimal_places = decimal_places
-        self._readable: dict[str, bool] = {}  # by gold; as many as a data set has
+        self._readable: dict[str, bool] = {}  # by gold; at most one per problem
         self.cpu_seconds = 0.0
 
     def __enter__(self) -> VerifierPool:
@@ -199,7 +198,7 @@ class VerifierPool:
     ) -> list[Score]:
         """Score responses against reference answers, in order; blocks until all are done.
 
-        golds, texts: equally long; a gold of None or "" is UNSCORABLE. rule: as of `final_answer`.
+        golds, texts: equally long; a gold of None or "" is UNSCORABLE. rule: as in `final_answer`.
         Raises ValueError for unequal lengths and RuntimeError when the pool is closed, a worker
         cannot start, or the machine ends it twice while it reads golds.
         """
@@ -213,13 +212,13 @@ class VerifierPool:
         )
 
     def begin(self, gold: str | None, text: str, rule: AnswerRule = "boxed") -> Begun:
-        """Decide about a response here if that is quick, else let a worker do it meanwhile; see
+        """Score a response here if that is quick, else let a worker do it in the background; see
         `finish`."""
         answer = final_answer(text, rule)
         return answer, self._decide(gold, answer)
 
     def finish(self, begun: Sequence[Begun]) -> list[Score]:
-        """Give the scores of what was begun, in order; blocks until all are there, and raises as
+        """Return the scores of begun responses, in order; blocks until all are done. Raises as
         `score`."""
         scores = []
         for answer, item in begun:
@@ -229,10 +228,10 @@ class VerifierPool:
         return scores
 
     def read(self, golds: Iterable[str]) -> dict[str, bool]:
-        """Tell of each gold whether the verifier can read it; blocks until all are told.
+        """Return for each gold whether the verifier can read it; blocks until all are known.
 
-        One that makes the verifier exceed its limits cannot be read. Raises as `score`; what was
-        told by then is remembered.
+        One that makes the verifier exceed its limits cannot be read. Raises as `score`; results
+        until then are kept.
         """
         wanted = list(dict.fromkeys(golds))
         unknown = [gold for gold in wanted if gold not in self._readable]
@@ -252,18 +251,17 @@ class VerifierPool:
         return {gold: self._readable[gold] for gold in wanted}
 
     def know(self, golds: Mapping[str, bool]) -> None:
-        """Take over whether golds can be read, as it was found out before, maybe by another process
-        or version."""
+        """Add known results of `read`, perhaps from another process or version."""
         self._readable |= golds
 
     def start(self) -> None:
-        """Let the workers start in the background, which takes them seconds, before the first
-        answer needs one."""
+        """Start the workers in the background, which takes seconds, before the first answer needs
+        one."""
         for _ in range(self._count):
             self._executor.submit(self._worker)
 
     def close(self) -> None:
-        """End all workers, also those at work. Waits until they are gone; safe to call twice."""
+        """End all workers, including busy ones. Waits until they are gone; safe to call twice."""
         with self._lock:
             self._closed = True
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -274,7 +272,7 @@ class VerifierPool:
             worker.stop()
 
     def _decide(self, gold: str | None, answer: str | None) -> Verdict | Future[Verdict]:
-        """Give a verdict where none needs a worker, otherwise the (shared) future of one."""
+        """Return a verdict if it needs no worker, otherwise the (shared) future of one."""
         if gold is None or not gold.strip():
             return Verdict.UNSCORABLE
         verdict = self._decide_here(gold, answer)
@@ -291,7 +289,7 @@ class VerifierPool:
             return future
 
     def _decide_here(self, gold: str, answer: str | None) -> Verdict | None:
-        """Give the verdict; None where a worker is needed, be it to tell whether the gold can be
+        """Return the verdict; None if it needs a worker, perhaps only to check that the gold can be
         read."""
         read = self._can_be_read(gold)
         if read is None:
@@ -308,7 +306,7 @@ class VerifierPool:
         return Verdict.CORRECT if is_correct else Verdict.INCORRECT
 
     def _can_be_read(self, gold: str) -> bool | None:
-        """Tell whether a gold can be read, None if a worker has to be asked."""
+        """Return whether a gold can be read, None if that needs a worker."""
         if gold in self._readable:
             return self._readable[gold]
         read = can_be_read(gold)
@@ -317,48 +315,48 @@ class VerifierPool:
         return read
 
     def _find_out(self, golds: Sequence[str]) -> None:
-        """Find out whether golds can be read, in a thread of the executor. Raises RuntimeError
-        where workers end."""
+        """Determine whether golds can be read, in a thread of the executor. Raises RuntimeError if
+        workers end."""
         left = [gold for gold in golds if self._can_be_read(gold) is None]
         while left:
-            told = self._ask([left])
-            if told is None:
+            readable = self._send([left])
+            if readable is None:
                 raise RuntimeError(
                     "the machine ended a verifier worker twice, or got no reply from it for "
                     f"{self.wall_seconds:.0f} s, while it read reference answers such as "
-                    f"{left[0]!r:.80}. Is there too little memory? Lower reward.workers, or "
-                    "take a larger machine"
+                    f"{left[0]!r:.80}. If there is too little memory, lower reward.workers, or "
+                    "use a larger machine"
                 )
-            # Not told of at all is only a gold that had the limits for itself: it exceeds them.
-            for gold, read in zip(left, told or [False], strict=False):
+            # A gold without a result had the limits to itself and exceeded them.
+            for gold, read in zip(left, readable or [False], strict=False):
                 self._readable.setdefault(gold, read)
-            left = left[len(told) or 1 :]
+            left = left[len(readable) or 1 :]
 
     def _grade(self, gold: str, answer: str | None) -> Verdict:
-        """Ask a worker for a verdict, in a thread of the executor; UNSCORABLE where the machine
-        ends workers.
+        """Return a worker's verdict, in a thread of the executor; UNSCORABLE if the machine ends
+        workers.
 
-        The limits of an answer end no worker, so that the end of one says nothing of the answer.
+        An answer that exceeds its limits ends no worker, so a worker's end does not reflect on it.
         """
         verdict = None
         try:
             self._find_out([gold])
             verdict = self._decide_here(gold, answer)
             if verdict is None:
-                verdict = self._ask([gold, answer, self._decimal_places])
+                verdict = self._send([gold, answer, self._decimal_places])
         finally:
             if verdict is None:
-                with self._lock:  # not to be remembered
+                with self._lock:  # a verdict to forget
                     self._verdicts.pop((gold, answer), None)
         return Verdict(verdict or Verdict.UNSCORABLE)
 
-    def _ask(self, request: Sequence[Any]) -> Any:
-        """Return a worker's reply. One that is dead or does not answer is replaced, once; None
-        where the second one fails too."""
+    def _send(self, request: Sequence[Any]) -> Any:
+        """Return a worker's reply. A dead or silent worker is replaced once; None if the second one
+        fails too."""
         for _ in range(2):
             worker = self._worker()
             try:
-                reply, seconds = worker.ask(request, self.wall_seconds)
+                reply, seconds = worker.send(request, self.wall_seconds)
             except WorkerDied:
                 self.workers.discard(worker)
                 continue
@@ -372,7 +370,7 @@ class VerifierPool:
         pool is closed."""
         worker: Worker | None = getattr(self._thread, "worker", None)
         if not self._closed and worker not in self.workers:
-            worker = Worker(*self._limits)  # seconds: not under the lock
+            worker = Worker(*self._limits)  # needs seconds, so not under the lock
             with self._lock:
                 self._thread.worker = worker
                 self.workers.add(worker)

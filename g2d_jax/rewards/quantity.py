@@ -1,8 +1,8 @@
 r"""Plain numbers with their units, read exactly: `-\frac{3}{4}`, `1,234.50`, `137 \frac{1}{2}`,
 `3\times10^{4}`.
 
-Values are Fractions of bounded size, so that comparison is exact and cheap; whatever is more than a
-number is None.
+Values are Fractions of bounded size, so that comparison is exact and cheap; text beyond a number is
+None.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MAX_CHARS = 700
 """Longer numbers are left to the worker."""
 
 APPROXIMATION_PLACES = 6
-"""A decimal of at least so many places may stand for a number that has no finite decimal, such as
-1/3 or sqrt(2)."""
+"""A decimal of at least this many places may be an approximation of a number without a finite
+decimal, such as 1/3 or sqrt(2)."""
 
 _NUMBER = re.compile(
     r"(?P<sign>[-+]?)\s*(?P<currency>\\?\$|\\pounds?(?![A-Za-z])|[£€¥₹¢])?\s*(?P<number>[-+]?\s*(?:\\frac(?![A-Za-z])|\\times(?![A-Za-z])|\\cdot(?![A-Za-z])"
@@ -56,7 +56,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _numbers(text: str) -> dict[str, int]:
-    """Read a table of words, each before its number."""
+    """Parse a table of words, each before its number."""
     return {word: int(number) for word, number in re.findall(r"(\w+) (\d+)", text)}
 
 
@@ -73,7 +73,7 @@ SCALES = _numbers(
 _FOREIGN = _words("厘米 千米 小时 分钟 公里 公斤 千克 平方米 平方厘米 руб см км").union(
     "个只本元米人岁年天次条张件度块名位棵页题步台双辆间座层周月日颗支個円개명원м"
 )
-# What may stand for a unit without being a word; "" is no unit.
+# Symbols that count as a unit; "" is no unit.
 _SIGNS = {
     "": "",
     "%": "",
@@ -101,8 +101,8 @@ _PARTS = _numbers(
     """
 )
 _BASES |= {str(base): base for base in range(2, 37)}
-# Words after a number that change it, doubt it or add another, and words that are mathematics where
-# they stand bare.
+# Words after a number that change it, doubt it or add another, and words that are mathematics
+# outside \text.
 HEDGES = _words(
     f"""{NUMBER_WORDS}
     and or not no never is isn't was are aren't be but if unless than more less fewer least
@@ -116,8 +116,8 @@ HEDGES = _words(
     february march april may june july august september october november december
     """
 )
-# Of these words, what counts or compares without changing the number: "3 times a day", "2 more",
-# "9 other people", "120 feet above sea level".
+# The exceptions: words that count or compare without changing the number: "3 times a day",
+# "2 more", "9 other people", "120 feet above sea level".
 _COUNTED = re.compile(
     r"\Atimes(?: as (?:many|much)| an? (?:second|minute|hour|day|week|month|year)| each| daily"
     r"| larger| greater| bigger| longer| faster)?\Z"
@@ -134,7 +134,7 @@ _NOT_UNITS = _words(
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Holds an exact value and how it was written.
+    """An exact value and its notation.
 
     unit: canonical name, "" if none or unknown; percent: written with a percent sign; places:
     digits after the point when it was written as a plain decimal, 0 otherwise.
@@ -148,7 +148,7 @@ class Quantity:
 
 def parse_quantity(cleaned: str) -> Quantity | None:
     """Read a cleaned answer (see normalise.clean) that is one number with at most a harmless unit,
-    or None."""
+    or return None."""
     if len(cleaned) > MAX_CHARS:
         return None
     match = _NUMBER.match(cleaned)
@@ -177,7 +177,7 @@ def parse_quantity(cleaned: str) -> Quantity | None:
 
 
 def _in_words(cleaned: str) -> Quantity | None:
-    """Read a number in words, "negative twenty-five" or "two thirds"; None for anything else."""
+    """Read a number in words, "negative twenty-five" or "two thirds"; None for any other text."""
     words = (plain_text(cleaned) or "").split()
     sign = 1
     if words[:1] in (["negative"], ["minus"]):
@@ -193,7 +193,7 @@ def _in_words(cleaned: str) -> Quantity | None:
 
 
 def _cardinal(words: Sequence[str]) -> int | None:
-    """Read "two hundred and five"; None for what is no number, or two of them."""
+    """Read "two hundred and five"; None for text that is not one number."""
     if not words or words[0] not in _CARDINALS:
         return None
     total = part = 0
@@ -214,7 +214,7 @@ def _cardinal(words: Sequence[str]) -> int | None:
 
 
 def _places(number: str) -> int:
-    """Count the places of a plain decimal, and of one with a power of ten that is long by
+    """Count the places of a plain decimal, or of one with a power of ten that is long enough by
     itself."""
     decimal = _DECIMAL.fullmatch(number)
     if decimal:
@@ -226,11 +226,11 @@ def _places(number: str) -> int:
 
 
 def same_quantity(gold: Quantity, answer: Quantity) -> bool:
-    """Tell whether two quantities agree: exactly, up to a missing unit or percent sign, or as a
+    """Return whether two quantities agree: exactly, up to a missing unit or percent sign, or as a
     long decimal.
 
     Two different known units disagree (no conversion). With a percent sign on one side only, 50% is
-    0.5, and also 50 (the question asked "what percent"), but 0.5% is not 0.5.
+    0.5, and also 50 (the question was "what percent"), but 0.5% is not 0.5.
     """
     if not measures.agree(gold.unit, answer.unit):
         return False
@@ -249,7 +249,7 @@ def same_quantity(gold: Quantity, answer: Quantity) -> bool:
 
 
 def based_number(cleaned: str) -> tuple[str, int] | None:
-    r"""Read the digits (sign kept, leading zeros dropped) and base of `1011_2`, `52_{\text{eight}}`
+    r"""Return the digits (sign kept, leading zeros dropped) and base of `1011_2`, `52_{\text{eight}}`
     or `52 \text{ base } 8`, or None."""
     may_be = "_" in cleaned or "base" in cleaned
     match = may_be and _BASED.fullmatch(without_text(cleaned))
@@ -263,20 +263,19 @@ def based_number(cleaned: str) -> tuple[str, int] | None:
 
 
 def terminates(value: Fraction) -> bool:
-    """Tell whether a fraction has a finite decimal expansion."""
-    # A power of ten with as many twos and fives as the denominator can have is a multiple of it.
+    """Return whether a fraction has a finite decimal expansion."""
+    # A large enough power of ten is a multiple of any denominator of twos and fives.
     return pow(10, value.denominator.bit_length(), value.denominator) == 0
 
 
 def unit_of(tail: str) -> str:
-    r"""Return the canonical name of a unit in `\text{ }` behind a value, "" for one that is not
-    known."""
+    r"""Return the canonical name of a unit in `\text{ }` after a value, "" if unknown."""
     read = _tail(tail, spaced=True)
     return read[1] if read else ""
 
 
 def _tail(tail: str, *, spaced: bool) -> tuple[int, str, bool] | None:
-    """Read what follows the number: (scale, canonical unit, percent), or None when it is no
+    """Read the text after the number: (scale, canonical unit, percent), or None if it is not a
     harmless unit."""
     sign = tail.lstrip("\\") or tail
     if sign in _SIGNS:
@@ -300,10 +299,10 @@ def _tail(tail: str, *, spaced: bool) -> tuple[int, str, bool] | None:
         del parts[0], words[0]
     if not all(map(measures.is_word, parts)) or not SCALES.keys().isdisjoint(words):
         return None
-    said = " ".join(words)
+    phrase = " ".join(words)
     if match["text"]:
-        said = _COUNTED.sub("", said)
-    if not HEDGES.isdisjoint(said.split()):
+        phrase = _COUNTED.sub("", phrase)
+    if not HEDGES.isdisjoint(phrase.split()):
         return None
     if match["foreign"] and match["foreign"].strip() not in _FOREIGN:  # words of other scripts
         return None
@@ -320,8 +319,8 @@ def _tail(tail: str, *, spaced: bool) -> tuple[int, str, bool] | None:
 
 
 def _is_unit(words: Sequence[str], unit: str, *, spaced: bool) -> bool:
-    """Tell whether bare words behind a number are its unit: "3ab" and "5m" are products, "5 m" and
-    "18 eggs" not."""
+    """Return whether bare words after a number are its unit: "3ab" and "5m" are products, "5 m" and
+    "18 eggs" are not."""
     if not _NOT_UNITS.isdisjoint(words):
         return False
     if unit:

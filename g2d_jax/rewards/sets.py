@@ -1,8 +1,8 @@
-r"""Write inequalities and set-builders as intervals: `x < -1 \text{ or } x > 1` is
+r"""Inequalities and set-builders as intervals: `x < -1 \text{ or } x > 1` becomes
 `(-\infty,-1)\cup(1,\infty)`.
 
-Text in, text out: bounds stay as they stand, and are compared in size only where they are plain
-numbers. Linear, safe on hostile text.
+Text in, text out: bounds stay the same, and only plain numbers are compared in size. Linear, safe on
+untrusted text.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ _Set: TypeAlias = tuple[str, bool, str]
 _Bound: TypeAlias = tuple[str, bool]
 """An end of an interval, and whether it belongs to the set."""
 _Statement: TypeAlias = tuple[str, str]
-"""A relation and what stands behind it, of the variable before it."""
+"""A relation and the text after it, of the variable before it."""
 
 
 @dataclass
 class _Range:
-    """Holds what clauses leave of the line together: bounds, points that are left out, and a single
+    """The part of the line that several clauses leave: bounds, excluded points, and a single
     point."""
 
     low: _Bound | None = None
@@ -78,22 +78,22 @@ class _Range:
 
 
 class _Unread(Exception):
-    """The text is no set of this kind."""
+    """The text is not a set of this kind."""
 
 
 def as_sets(gold: str, answer: str) -> tuple[str | None, str | None]:
-    r"""Return two answers, where they state inequalities or build sets, as intervals united by
-    `\cup`; else None.
+    r"""Return two answers as intervals united by `\cup` if they state inequalities or build sets;
+    else None.
 
-    A bare inequality counts as the set of its solutions beside a set, or another inequality of the
-    same variable.
+    A bare inequality counts as the set of its solutions if the other side is a set, or an
+    inequality of the same variable.
     """
     mine, theirs = _read(gold), _read(answer)
-    return _beside(mine, theirs, answer), _beside(theirs, mine, gold)
+    return _compared_with(mine, theirs, answer), _compared_with(theirs, mine, gold)
 
 
-def _beside(mine: _Set | None, theirs: _Set | None, other: str) -> str | None:
-    """Return the intervals of one side if they count beside the other, whose text is given too."""
+def _compared_with(mine: _Set | None, theirs: _Set | None, other: str) -> str | None:
+    """Return the intervals of one side if they count with the other side, whose text is `other`."""
     if mine is None:
         return None
     name, built, written = mine
@@ -105,8 +105,8 @@ def _beside(mine: _Set | None, theirs: _Set | None, other: str) -> str | None:
 
 
 def differ(gold: str, answer: str) -> bool:
-    """Tell whether one of two cleaned answers is an inequality and the other a mere value, or one
-    an interval and the other one with other brackets."""
+    """Return whether one of two cleaned answers is an inequality and the other a mere value, or
+    both are intervals with different brackets."""
     for one, other in ((gold, answer), (answer, gold)):
         states = names.ORDER.search(one) and not re.search(r"=|\\approx", one)
         if states and not (_RELATION.search(other) or is_set(other)):
@@ -116,7 +116,7 @@ def differ(gold: str, answer: str) -> bool:
 
 
 def is_set(text: str) -> bool:
-    """Tell whether an answer is written as a set, an interval or a union of them."""
+    """Return whether an answer is written as a set, an interval or a union of them."""
     cleaned = clean(text)
     cleaned = re.sub(rf"\A{expression.NAME}\s*(?:=|\\in(?![A-Za-z]))\s*", "", cleaned)
     if cleaned in (r"\emptyset", r"\mathbb{R}"):
@@ -126,8 +126,8 @@ def is_set(text: str) -> bool:
 
 
 def from_words(text: str, other: str) -> str:
-    r"""Return a cleaned answer, `\text{no solution}` as `\emptyset` beside a set or its name in
-    words."""
+    r"""Return a cleaned answer, `\text{no solution}` as `\emptyset` if the other is a set or its
+    name in words."""
     written = _in_words(text)
     return written if written and (_in_words(other) or is_set(other)) else text
 
@@ -139,18 +139,18 @@ def _in_words(cleaned: str) -> str:
 
 
 def can_be_read(text: str) -> bool:
-    """Tell whether a text is a set-builder or inequalities that `as_sets` reads."""
+    """Return whether a text is a set-builder or inequalities that `as_sets` reads."""
     return _read(text) is not None
 
 
 def _read(text: str) -> _Set | None:
-    """Read inequalities or a set-builder; None for anything else."""
+    """Read inequalities or a set-builder; None for any other text."""
     # Most answers have no relation and end here; other scripts may have one as a single character.
     if len(text) > MAX_CHARS or (text.isascii() and not (_RELATION.search(text) or "|" in text)):
         return None
     cleaned = clean(text, joined=False)
     if _RELATION.match(cleaned) and not cleaned.startswith("="):
-        cleaned = f"x {cleaned}"  # "> 3", of whatever it is
+        cleaned = f"x {cleaned}"  # "> 3", of any variable
     builder = _BUILDER.fullmatch(cleaned)
     try:
         if builder is None:
@@ -176,7 +176,7 @@ def intervals(text: str) -> list[tuple[str, str, str]] | None:
     r"""Split a union of intervals and finite sets into (brackets, low, high); sets have their
     elements as low.
 
-    None for anything else, a set alone too.
+    None for any other text, including a set alone.
     """
     parts = []
     for part in _CUP.split(text.strip()):
@@ -193,8 +193,8 @@ def intervals(text: str) -> list[tuple[str, str, str]] | None:
 
 
 def _conditions(text: str, bound: str) -> tuple[str, str]:
-    """Read alternatives; bound: the variable, "" where the first clause tells it. Return the
-    variable and the set."""
+    """Read alternatives; bound: the variable, "" if the first clause names it. Return the variable
+    and the set."""
     name = bound
     ranges = []
     text = _without_bars(text)
@@ -219,7 +219,7 @@ def _conditions(text: str, bound: str) -> tuple[str, str]:
 
 
 def _without_bars(text: str) -> str:
-    """Write `|x| < c` and `|x| > c` without bars."""
+    """Rewrite `|x| < c` and `|x| > c` without bars."""
     found = _BARS.fullmatch(text)
     if found is None:
         return text
@@ -230,8 +230,8 @@ def _without_bars(text: str) -> str:
 
 
 def _clause(text: str, name: str) -> tuple[str, list[_Statement]]:
-    r"""Read one clause such as `1 < x \le 2`, `x \ne 3`; return its variable and what it states of
-    it."""
+    r"""Read one clause such as `1 < x \le 2`, `x \ne 3`; return its variable and the statements
+    about it."""
     parts = list(map(str.strip, _RELATION.split(text)))
     terms = parts[0::2]
     signs = [_SPELLED.get(sign, sign) for sign in parts[1::2]]
@@ -239,7 +239,7 @@ def _clause(text: str, name: str) -> tuple[str, list[_Statement]]:
         raise _Unread
     places = []
     for i, term in enumerate(terms):
-        # of a < x < b no other term counts as the variable than the middle one
+        # only the middle term of a < x < b counts as the variable
         may_be = len(signs) == 1 or i == 1
         if may_be and (term == name or (not name and _VARIABLE.fullmatch(term))):
             places.append(i)
@@ -251,7 +251,7 @@ def _clause(text: str, name: str) -> tuple[str, list[_Statement]]:
         raise _Unread
     statements = []
     for i, (sign, value) in enumerate(zip(signs, terms, strict=True)):
-        is_after = i == place  # the variable stands before this sign
+        is_after = i == place  # the variable is before this sign
         if sign == "in" and is_after and _REALS.fullmatch(value):
             continue
         statements.append((sign if is_after else sign.translate(_MIRROR), value))
@@ -259,7 +259,7 @@ def _clause(text: str, name: str) -> tuple[str, list[_Statement]]:
 
 
 def _narrowed(statements: Sequence[_Statement]) -> _Range:
-    """Return what statements leave that hold at once."""
+    """Return the range in which all statements hold."""
     found = _Range()
     for sign, value in statements:
         if sign in (">", ">=") and found.low is None:
@@ -276,7 +276,7 @@ def _narrowed(statements: Sequence[_Statement]) -> _Range:
 
 
 def _outward(found: Sequence[_Range]) -> bool:
-    """Tell whether statements side by side, `x<-1, x>1`, exclude each other: then they are
+    """Return whether adjacent statements, `x<-1, x>1`, exclude each other: then they are
     alternatives."""
     if len(found) < 2 or any(part.point for part in found):
         return len(found) > 1
@@ -289,7 +289,7 @@ def _outward(found: Sequence[_Range]) -> bool:
 
 
 def _written(part: _Range) -> str:
-    """Write what is left as intervals."""
+    """Return a range as intervals."""
     if part.point:
         return f"\\{{{part.point}\\}}"
     low, closed_low = part.low or _BELOW
@@ -313,7 +313,7 @@ def _number(text: str) -> float | None:
 
 
 def _mentions(term: str, variable: str) -> bool:
-    """Tell whether a term has the variable in it."""
+    """Return whether a term contains the variable."""
     if variable.startswith("\\"):
         return re.search(re.escape(variable) + r"(?![A-Za-z])", term) is not None
     bare = COMMAND.sub(" ", term)

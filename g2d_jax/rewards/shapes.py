@@ -1,7 +1,6 @@
-r"""Read answers that are no mathematical expression: choices with their text, times of day,
-congruences, cases.
+r"""Answers that are not expressions: choices with their text, times of day, congruences, cases.
 
-All of it works on cleaned answers (normalise.clean) and is linear.
+All functions expect cleaned answers (normalise.clean) and are linear.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from g2d_jax.rewards.names import is_name
 from g2d_jax.rewards.normalise import without_text
 
 MAX_CHARS = 200
-"""Longer answers are no sums of unit vectors."""
+"""Longer answers are not sums of unit vectors."""
 
 _CHOICE = re.compile(r"\(([A-J])\)\s*[.:]?\s*(.*)|([A-J])(?:[.:)]|\s*\\[);])\s*(.*)", re.DOTALL)
 _LABEL = re.compile(r"(?:choice|option|answer)\s*:?\s*(?=\(?[A-J](?![A-Za-z]))", re.IGNORECASE)
@@ -60,7 +59,7 @@ _CONDITION = re.compile(
 
 def choice(cleaned: str) -> tuple[str, str] | None:
     r"""Read the letter and the text of `(D)\ 18`, `C. 12`, `\textbf{(D)}`, `\text{Option D}`; None
-    for anything else."""
+    for any other text."""
     text = without_text(cleaned)
     label = _LABEL.match(text)
     text = text[label.end() :] if label else text
@@ -77,9 +76,10 @@ def choice(cleaned: str) -> tuple[str, str] | None:
 
 
 def time_of_day(cleaned: str) -> tuple[set[int], bool] | None:
-    """Read the minutes since midnight that a time may be, and whether it names the half of the day.
+    """Return the possible times in minutes since midnight, and whether the text names the half of
+    the day.
 
-    Without a half it has minutes, and is one of two times unless its hour tells which.
+    Without a half it has minutes, and is one of two times unless its hour is unambiguous.
     """
     found = _TIME.fullmatch(without_text(cleaned).replace(" .", "."))
     if found is None:
@@ -97,10 +97,10 @@ def time_of_day(cleaned: str) -> tuple[set[int], bool] | None:
 
 
 def same_moment(gold: str, answer: str) -> bool | None:
-    """Compare times of day, dates, and durations of which one has two units; None for anything
-    else.
+    """Compare times of day, dates, and durations of which one has two units; None for any other
+    texts.
 
-    Two times without a half of the day may be ratios. A time with one is no mere number.
+    Two times without a half of the day may be ratios. A time with one is not a mere number.
     """
     a, b = time_of_day(gold), time_of_day(answer)
     if a and b and min(len(a[0]), len(b[0])) == 1:
@@ -127,7 +127,7 @@ def _date(cleaned: str) -> tuple[str, int, str] | None:
 
 
 def _duration(cleaned: str) -> tuple[Fraction, int] | None:
-    """Read the seconds of `2 hours and 30 minutes`, and how many units it has."""
+    """Read the seconds of `2 hours and 30 minutes`, and its number of units."""
     text = without_text(cleaned).lower()
     parts = _DURATION.findall(text)
     if not parts or _DURATION.sub("", text):
@@ -159,7 +159,7 @@ def congruence(cleaned: str) -> tuple[frozenset[int], int] | None:
 
 
 def ratio(cleaned: str) -> list[str]:
-    """Split `1 : 2 : 3`; [] for anything else."""
+    """Split `1 : 2 : 3`; [] for any other text."""
     parts = [part.strip() for part in cleaned.split(":")]
     if not 2 <= len(parts) <= 10 or re.search(r"[=<>]|\\(?:mid|text)", cleaned):
         return []
@@ -189,7 +189,7 @@ def cases(cleaned: str) -> list[tuple[str, str]] | None:
 
 
 def vector(cleaned: str) -> str:
-    r"""Write a matrix of one column or one row as a tuple; another text as it stands."""
+    r"""Rewrite a matrix of one column or one row as a tuple; other text stays the same."""
     found = _MATRIX.fullmatch(cleaned)
     if found is None or ("&" in found[1] and "\\\\" in found[1]):
         return cleaned
@@ -198,7 +198,7 @@ def vector(cleaned: str) -> str:
 
 
 def by_units(cleaned: str, other: str) -> str:
-    r"""Write `3\mathbf{i} - \mathbf{k}` beside a vector as a tuple; another text as it stands."""
+    r"""Rewrite `3\mathbf{i} - \mathbf{k}` as a tuple if the other is a vector; else unchanged."""
     if len(cleaned) > MAX_CHARS or not other.startswith(("(", "\\begin")):
         return cleaned
     factors = {}

@@ -1,5 +1,5 @@
-"""Words and units in `\\text{ }` behind a value: which ones a comparison may leave out, and which
-say more."""
+"""Words and units in `\\text{ }` after a value: harmless ones, which a comparison ignores, and
+ones that change the answer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from g2d_jax.rewards.quantity import HEDGES, POWER_WORDS, SCALES, unit_of
 
 _SAYING_MORE = HEDGES.union(SCALES)
 _WORD = re.compile(r"[a-z']+")
-# Also "cm" behind a root or pi, where it is no product.
+# Also "cm" after a root or pi, where it is not a product.
 _AT_END = re.compile(
     r"(?:\s*\\text\s*\{([^{}0-9]*)\}|(?:(?<=\} )|(?<=\\pi ))[cm]m)\s*(?:\^\s*\{?\d\}?)?$"
 )
 
 
 def says_more(text: str) -> bool:
-    r"""Tell whether words in `\text` doubt an answer, change it or add another:
+    r"""Return whether words in `\text` doubt an answer, change it or add another:
     `5 \text{ or more}`."""
     for marked in TEXT.findall(text):
         words = {*_WORD.findall(marked.lower()), marked.strip()}  # also K and M, which are scales
@@ -28,8 +28,8 @@ def says_more(text: str) -> bool:
 
 
 def without_unit(cleaned: str) -> str:
-    """Drop a `\\text{...}` at the end, unless it is all there is or says more than a unit does
-    ("or", "not")."""
+    """Drop a `\\text{...}` at the end, unless it is the whole answer or more than a unit ("or",
+    "not")."""
     match = _AT_END.search(cleaned)
     if match is None or says_more(match[0]):
         return cleaned
@@ -37,7 +37,7 @@ def without_unit(cleaned: str) -> str:
 
 
 def differ(gold: str, answer: str) -> bool:
-    """Tell whether both have units that are known, and differ."""
+    """Return whether both have known units that differ."""
     return not measures.agree(_known_unit(gold), _known_unit(answer))
 
 

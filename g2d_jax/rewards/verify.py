@@ -1,8 +1,7 @@
-r"""Decide whether an answer is the reference answer ("gold") where that takes strings and exact
-arithmetic alone.
+r"""Verification of an answer against the reference answer ("gold") by strings and exact arithmetic.
 
-All of it is pure, linear in its input and safe on hostile text; it decides most answers. The others
-are left to computer algebra in a worker (grade.py).
+All of it is pure, linear in its input and safe on untrusted text; it decides most answers. Computer
+algebra in a worker (grade.py) decides the others.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from g2d_jax.rewards.quantity import (
 from g2d_jax.rewards.units import without_unit
 
 MAX_GOLD_CHARS = 10_000
-"""No response but the same text is taken to equal a longer reference answer."""
+"""Only the same text equals a longer reference answer."""
 
 MAX_WORDS = 4
 """An answer of more words, not marked as text, is a sentence, which no response is expected to
 repeat word by word."""
 
 MOST_TIMES = 10
-"""A list with more than so many times the elements of another is wrong."""
+"""A list with more than this many times the elements of another is wrong."""
 
 _SEPARATOR = re.compile(r"[,;&]|\\\\|\\cup")
 _CHOICE = re.compile(r"\(?([A-J])\)?")
-# What is no prose for all its letters: commands with a name in braces, other commands, indices.
+# Letters that are not prose: commands with a name in braces, other commands, indices.
 _NAMES = re.compile(r"\\[A-Za-z]+\*?\s*\{[A-Za-z]*\}|\\text\s*\{[^{}]*\}|\\[A-Za-z]+|_\s*\{\w*\}")
 _LETTERS = re.compile(r"[A-Za-z,()]+")
 _LETTER_WORD = re.compile(r"[A-Za-z]{3,}|[A-Z]{2}|no|on")  # two small letters are a product
@@ -42,7 +41,7 @@ _INDEXED = re.compile(r"-?\d+\s*_")
 _UNIT = re.compile(r"\\(?:text|circ)|[$£€¥₹¢]|(?<![A-Za-z\\])[A-Za-z]")
 _TWO_WORDS = re.compile(r"(?<![A-Za-z])[A-Za-z]{2,} +[A-Za-z]{2,}")
 _LONG_WORD = re.compile(r"[A-Za-z]{4,}")
-# Mathematics where they stand without a backslash, and no words of a sentence.
+# Mathematics even without a backslash, and not words of a sentence.
 _FUNCTION = re.compile(
     r"sqrt|arc(?:sin|cos|tan)|(?:sin|cos|tan)h|alpha|beta|gamma|delta|theta|lambda|sigma|omega",
     re.I,
@@ -50,8 +49,8 @@ _FUNCTION = re.compile(
 
 
 def quick_verdict(gold: str, answer: str, places: int = APPROXIMATION_PLACES) -> bool | None:
-    """Return true or False where strings or exact rational arithmetic decide; None means "ask
-    math-verify".
+    """Return True or False if strings or exact rational arithmetic decide; None means that
+    math-verify must decide.
 
     places: see `grade.grade`. An empty gold is never matched.
     """
@@ -68,13 +67,13 @@ def quick_verdict(gold: str, answer: str, places: int = APPROXIMATION_PLACES) ->
             return None
         if verdict is not None:
             return verdict
-    # A long list would keep computer algebra busy, and is no other answer than a short one.
+    # A long list would keep computer algebra busy, and cannot equal a short one.
     counts = [len(_SEPARATOR.findall(text)) + 1 for text in (a, b)]
     return False if max(counts) > MOST_TIMES * min(counts) else None
 
 
 def may_be_rounded(gold: str, answer: str, places: int) -> bool:
-    """Tell whether one side is a decimal that may be the other one, rounded."""
+    """Return whether one side is a decimal that may be the other one, rounded."""
     if places >= APPROXIMATION_PLACES or "." not in gold + answer:
         return False
     decimals = parse_quantity(gold), parse_quantity(answer)
@@ -82,10 +81,10 @@ def may_be_rounded(gold: str, answer: str, places: int) -> bool:
 
 
 def can_be_read(gold: str) -> bool | None:
-    """Tell whether a response can equal a reference answer in any other way than by the same text.
+    """Return whether a response other than the same text can equal a reference answer.
 
-    True for numbers, choices, few words and lists of these, False for what is empty or prose
-    ("about 72, I think"); None means "ask math-verify" (`grade.parses`).
+    True for numbers, choices, few words and lists of these, False for empty text or prose ("about
+    72, I think"); None means that math-verify must decide (`grade.parses`).
     """
     if len(gold) > MAX_GOLD_CHARS:
         return False
@@ -101,7 +100,7 @@ def can_be_read(gold: str) -> bool | None:
 
 
 def _value_can_be_read(text: str) -> bool | None:
-    """Tell of a cleaned answer that is no list what `can_be_read` tells of any answer."""
+    """Return the result of `can_be_read` for a cleaned answer that is not a list."""
     readers = (_number, shapes.choice, shapes.time_of_day, shapes.congruence, based_number)
     if any(read(text) for read in readers):
         return True
@@ -115,7 +114,7 @@ def _value_can_be_read(text: str) -> bool | None:
 
 
 def _number(text: str) -> Quantity | None:
-    """Read the number that an answer is, or that it gives to a name."""
+    """Read the number that an answer is, or that it assigns to a name."""
     _, value = names.assignment(text) or ("", text)
     return parse_quantity(value)
 
@@ -129,13 +128,13 @@ def _words(text: str) -> str | None:
 
 
 def reading(gold: str) -> str:
-    """Say how a reference answer is read, in words for people: "the number 1080", "2 values: -2,
-    2", "the choice C"."""
+    """Describe the meaning of a reference answer for people: "the number 1080", "2 values: -2, 2",
+    "the choice C"."""
     text = clean(gold)
     if not text:
         return "nothing: no answer can match it"
     if can_be_read(gold) is False:
-        return "prose: no answer but the same text can match it"
+        return "prose: only the same text can match it"
     if choice := shapes.choice(text):
         return f"the choice {choice[0]}"
     if numeral := based_number(text):
@@ -167,7 +166,7 @@ def _same_choice(gold: str, answer: str) -> bool | None:
 
 def _same_shape(gold: str, answer: str) -> bool | None:
     r"""Compare times, dates, durations and congruences. A tuple is no set, an inequality no value,
-    north not south; and nothing but the same text says as much as one with `\ldots`."""
+    north not south; only the same text equals one with `\ldots`."""
     if _DOTS in gold + answer or measures.opposed(gold, answer):
         return False
     if lists.mixed(gold, answer) or sets.differ(gold, answer):
@@ -183,7 +182,7 @@ def _same_shape(gold: str, answer: str) -> bool | None:
 
 def _same_based(gold: str, answer: str) -> bool | None:
     """Compare numerals with a base by value, also with a gold that has none; digits without a base
-    stand for the gold's base."""
+    have the gold's base."""
     a, b = based_number(gold), based_number(answer)
     if (_INDEXED.match(gold) and not a) or (_INDEXED.match(answer) and not b):
         return False
@@ -209,8 +208,8 @@ def _same_number(gold: str, answer: str) -> bool | None:
 
 
 def _same_list(gold: str, answer: str) -> bool | None:
-    """Compare lists of values in any order: complete or wrong. A list agrees with a single value if
-    it says no more."""
+    """Compare lists of values in any order: complete or wrong. A list equals a single value if it
+    only repeats it."""
     expected, given = lists.elements(gold), lists.elements(answer)
     if expected and given:
         return lists.same_elements(expected, given)
@@ -222,8 +221,8 @@ def _same_list(gold: str, answer: str) -> bool | None:
 
 
 def _same_words(gold: str, answer: str) -> bool | None:
-    """Compare text. Only a gold that is marked as text can tell that another word is wrong: `ab`
-    may be a product. Words are no number."""
+    """Compare text. Another word is wrong only if the gold is marked as text: `ab` may be a product.
+    Words are not a number."""
     a, b = plain_text(gold), plain_text(answer)
     if a and len(a) > 1 and a == b:
         return True
@@ -234,7 +233,7 @@ def _same_words(gold: str, answer: str) -> bool | None:
 
 def _same_letters(gold: str, answer: str) -> bool | None:
     r"""Return False for words of the same letters in another order, alone or as elements: `HTH` is
-    not `HHT`, of which computer algebra would make two products that are equal."""
+    not `HHT`, though computer algebra would build two equal products."""
     a, b = (without_text(text).replace("\\angle", "").replace(" ", "") for text in (gold, answer))
     if not _LETTERS.fullmatch(a + b):
         return None

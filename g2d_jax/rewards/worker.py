@@ -1,18 +1,18 @@
 """A verifier worker: `python -m g2d_jax.rewards.worker CPU_SECONDS MEMORY_MB`, started by pool.py.
 
-The worker imports math-verify once and then forks one grader per answer, so that nothing an answer
-does to the interpreter (caches, memory, crashes) reaches the next one, and a killed grader costs
+The worker imports math-verify once and then forks one grader per answer. No effect of an answer on
+the interpreter (caches, memory, crashes) reaches the next one, and a killed grader costs
 milliseconds. The kernel limits a grader: CPU seconds by ITIMER_PROF with the default action, memory
-by RLIMIT_AS. A verdict therefore depends on the work an answer makes and not on how busy the
-machine is. A grader says nothing but its exit status, and cannot write into files.
+by RLIMIT_AS. A verdict therefore depends on the work for an answer, not on the machine's load. A
+grader's only output is its exit status; it cannot write to files.
 
-Reference answers are the user's and not a policy's, so one grader reads many: it marks each in
-memory that it shares with the worker, under the limits of one answer for all of them. One that
-exceeds these has marked those before.
+Reference answers come from the user, not from a policy, so one grader reads many. It marks each in
+memory shared with the worker; the limits of one answer apply to all of them together. A grader that
+exceeds these has marked the previous ones.
 
 Lines of JSON on stdin and stdout. The first reply is []: the worker is ready.
 
-    [gold, answer, places] ─► [verdict, CPU seconds]; TIMEOUT is the verdict of every grader that leaves without one
+    [gold, answer, places] ─► [verdict, CPU seconds]; a grader that leaves without a verdict means TIMEOUT
     [[gold, gold, …]]      ─► [[can it be read, …], CPU seconds] of the first golds, up to the one that ended the grader
 
 End of file on stdin ends the worker, so it does not outlive its parent. JAX is never imported.
@@ -37,7 +37,7 @@ from g2d_jax.rewards.grade import grade, parses
 _STATUSES = {Verdict.CORRECT: 10, Verdict.INCORRECT: 11, Verdict.NO_ANSWER: 13}
 """The exit status of a grader by its verdict."""
 
-# Graded once before the first fork: imports, parser tables and caches that every grader then
+# Graded once before the first fork: imports, parser tables and caches, which every grader then
 # inherits.
 _WARM_UP = (
     (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"),
@@ -56,16 +56,16 @@ def main() -> None:
     cpu_seconds, memory_mb = float(sys.argv[1]), int(sys.argv[2])
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
     null = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1):  # whatever is printed from here on goes nowhere
+    for stream in (0, 1):  # later output is discarded
         os.dup2(null, stream)
     logging.disable(logging.CRITICAL)  # math-verify warns that its alarms are off
     sys.set_int_max_str_digits(0)  # sympy prints and reads long integers; the CPU limit bounds them
     for gold, answer in _WARM_UP:
         grade(gold, answer)
-    # Collections in a grader would write to, and so copy, the memory it shares with the worker.
+    # A garbage collection in a grader would write to, and so copy, memory shared with the worker.
     gc.freeze()
     replies.write(b"[]\n")
-    os.dup2(null, 2)  # what went wrong before this point is shown
+    os.dup2(null, 2)  # errors until here are shown
     for line in requests:
         request = json.loads(line)
         is_of_golds = isinstance(request[0], list)
@@ -77,7 +77,7 @@ def main() -> None:
 def _grade_apart(
     gold: str, answer: str, places: int, cpu_seconds: float, memory_mb: int
 ) -> tuple[str, float]:
-    """Grade one answer in a process of its own; return the reply."""
+    """Grade one answer in its own process; return the reply."""
     status, seconds = _apart(lambda: _graded(gold, answer, places), cpu_seconds, memory_mb)
     verdicts = {its: verdict for verdict, its in _STATUSES.items()}
     return verdicts.get(status, Verdict.TIMEOUT).value, seconds
@@ -95,28 +95,28 @@ def _graded(gold: str, answer: str, places: int) -> int:
 def _read_apart(
     golds: Sequence[str], cpu_seconds: float, memory_mb: int
 ) -> tuple[list[bool], float]:
-    """Read reference answers in a process of their own; return the reply."""
+    """Read reference answers in their own process; return the reply."""
     marks = mmap.mmap(-1, len(golds))  # shared with the grader, and of no file
     status, seconds = _apart(lambda: _mark(golds, marks), cpu_seconds, memory_mb)
     if (
         status == -signal.SIGKILL
-    ):  # none of its limits does that, but a machine without memory: no gold is at fault
+    ):  # the machine is out of memory, since no limit kills it so: no gold is at fault
         raise SystemExit(f"a grader was killed after {seconds:.1f} s")
-    told = marks[:].rstrip(b"\0")
-    return [mark == 2 for mark in told], seconds
+    read = marks[:].rstrip(b"\0")
+    return [mark == 2 for mark in read], seconds
 
 
 def _mark(golds: Sequence[str], marks: mmap.mmap) -> int:
-    """Mark each reference answer, in order: 2 for one that is read, 1 for another, where 0 is of one
-    that the grader did not come to. Return an exit status."""
+    """Mark each reference answer, in order: 2 for a readable one, 1 for another; 0 means that the
+    grader did not reach it. Return an exit status."""
     for place, gold in enumerate(golds):
         marks[place] = 1 + parses(gold)
     return 0
 
 
 def _apart(job: Callable[[], int], cpu_seconds: float, memory_mb: int) -> tuple[int, float]:
-    """Do a job in a process of its own, under limits; return its exit status, minus a signal, and
-    CPU seconds."""
+    """Do a job in its own process, under limits; return its exit status, minus a signal, and CPU
+    seconds."""
     grader = os.fork()
     if grader == 0:
         _run_grader(job, cpu_seconds, memory_mb)

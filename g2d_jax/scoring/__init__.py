@@ -1,2 +1,2 @@
-"""Scalar rewards from models: conversations rendered in the reward model's own form, and scored in
+"""Scalar rewards from models: conversations in the reward model's own template, scored in
 batches."""

@@ -1,5 +1,5 @@
-"""Scoring of ragged conversations by a reward model: batches of few shapes, rows split over the
-mesh, one program."""
+"""Batched scoring of ragged conversations by a reward model: few batch shapes, one program, rows
+split over the mesh."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS = 64
 
 
 def columns(length: int) -> int:
-    """Return the columns of a row for so many tokens: few sizes to compile, at most half of each
+    """Return a row's columns for a number of tokens: few sizes to compile, at most half of each
     unused."""
     step = COLUMNS
     while step < length:
@@ -37,8 +37,8 @@ def columns(length: int) -> int:
 
 @dataclass(slots=True)
 class Usage:
-    """The cost of scoring so far, padding left out. conversations and tokens: those that were run
-    through the model."""
+    """The cost of scoring so far, without padding. conversations and tokens: those that the model
+    scored."""
 
     conversations: int = 0
     tokens: int = 0
@@ -46,7 +46,7 @@ class Usage:
 
 
 def program_of(model: ScalarModel, mesh: Mesh, run: Wrapped, rows: int, length: int) -> Program:
-    """Return the program that scores a batch. model: of arrays or shapes. run: of `make_program`."""
+    """Return the program that scores a batch. model: arrays or shapes. run: from `make_program`."""
     tokens = meshes.abstract_rows(mesh, (rows, length))
     return Program("reward", run, (model, tokens, meshes.abstract_rows(mesh, (rows,))))
 
@@ -67,9 +67,9 @@ def full_rows(mesh: Mesh, length: int, batch_tokens: int) -> int:
 class BatchScorer:
     """A scorer of token ids in batches.
 
-    batch_tokens: of one forward pass over all devices, padding included, but at least one row for
-    every part of the mesh. dtype: of activations. Compiled shapes: columns by `columns`; rows a
-    full batch, or a power of two for each part of the mesh.
+    batch_tokens: per forward pass over all devices, padding included; at least one row for every
+    part of the mesh. dtype: of activations. Compiled shapes: columns by `columns`; rows are a full
+    batch, or a power of two for each part of the mesh.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class BatchScorer:
         self._run = make_program(mesh, dtype)
 
     def score(self, sequences: Sequence[Ids]) -> np.ndarray:
-        """Compute scores, float32 [N], each read at the last token of its sequence, int32 [T], T at
+        """Compute scores, float32 [N], each at the last token of its sequence, int32 [T], T at
         least 1."""
         scores = np.zeros(len(sequences), np.float32)
         waiting = [
@@ -94,12 +94,12 @@ class BatchScorer:
         return scores
 
     def _batches(self, sequences: Sequence[Ids]) -> Iterator[list[int]]:
-        """Yield the numbers of sequences that go together: of one size class, and no more than a
-        batch holds."""
+        """Yield the indices of sequences that share a batch: one size class, at most a full
+        batch."""
         classes: defaultdict[int, list[int]] = defaultdict(list)
         for row, ids in enumerate(sequences):
             classes[columns(len(ids))].append(row)
-        # The largest first, where memory would run out.
+        # The largest first: if memory runs out, it does so at once.
         for size, rows in sorted(classes.items(), reverse=True):
             full = full_rows(self.mesh, size, self.batch_tokens)
             yield from (rows[start : start + full] for start in range(0, len(rows), full))

@@ -1,12 +1,11 @@
 """A prompt and its response as one conversation in a reward model's own chat template, and as token
 ids.
 
-Prompts and responses are hostile: what they spell is never a special token. Text without the name
-of one is tokenised in one piece with the template's text around it, as every other library does it.
-Elsewhere the names are hidden from the template behind characters of Unicode's private use area,
-the template's own special tokens are told apart from the text between them, and that text is
-tokenised with special tokens switched off. Whatever comes out, the special tokens in the ids are
-those that the template wrote, in its order, or there are no ids.
+Prompts and responses are untrusted: text that spells a special token never becomes one. Text
+without such a name is tokenised in one piece with the template, as other libraries do it. Otherwise
+characters of Unicode's private use area hide the names from the template. The template's own
+special tokens are encoded as such, and the text between them with special tokens switched off. The
+ids hold exactly the special tokens that the template wrote, in its order, or there are no ids.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ class Conversations:
     def __init__(self, tokenizer: PromptTokenizer) -> None:
         if not tokenizer.template.is_chat:
             raise ValueError(
-                "the reward model's tokenizer has no chat template, so a conversation cannot be "
-                "written as the model was trained: put its chat_template.jinja into a copy of "
+                "the reward model's tokenizer has no chat template, so conversations cannot be "
+                "formatted as in its training: put its chat_template.jinja into a copy of "
                 "the model's folder, and set reward.model.path to that"
             )
         self.tokenizer = tokenizer
@@ -44,14 +43,13 @@ class Conversations:
         self._names = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._counted = {*self._special.values()} - {tokenizer.pretrained.unk_token_id}
         self._plain: Any = Tokenizer.from_str(tokenizer.backend.to_str())
-        self._plain.encode_special_tokens = True  # their names are text like any other
+        self._plain.encode_special_tokens = True  # treats their names as ordinary text
 
     def encode(self, prompt: Prompt, response: str) -> Ids | None:
-        """Return the conversation's ids, [T] int32, beginning with one BOS where the tokenizer has
-        one.
+        """Return the conversation's ids, [T] int32, with one BOS first if the tokenizer has one.
 
-        None when the text cannot be encoded, or not without a special token that the template did
-        not write. Raises ValueError when the chat template fails, which is a matter of settings.
+        None if the text cannot be encoded, or only with a special token that the template did not
+        write. Raises ValueError when the chat template fails, which a setting must fix.
         """
         template = self.tokenizer.template
         answer = {"role": "assistant", "content": response}
@@ -70,14 +68,14 @@ class Conversations:
         return np.asarray(self._with_one_bos(ids), np.int32)
 
     def _hide(self, messages: Conversation) -> dict[str, str]:
-        """Map names of special tokens in the messages to characters that occur nowhere in them."""
+        """Map names of special tokens in the messages to characters that the messages lack."""
         text = "\n".join(message["content"] for message in messages)
         names = sorted(set(self._names.findall(text)), key=len, reverse=True)
         free = (chr(code) for code in _PRIVATE if chr(code) not in text)
         return dict(zip(names, free, strict=False))
 
     def _encode_apart(self, text: str, hidden: Mapping[str, str]) -> list[int]:
-        """Encode the template's special tokens as such, and the text between them without any."""
+        """Encode the template's special tokens as such, and the text between them as plain text."""
         ids: list[int] = []
         start = 0
         for match in [*self._names.finditer(text), None]:
@@ -91,13 +89,13 @@ class Conversations:
         return ids
 
     def _if_framed(self, ids: list[int], frame: list[int]) -> list[int] | None:
-        """Return ids if its special tokens are those of the frame, else None."""
+        """Return ids if its special tokens equal the frame's, else None."""
         found = [i for i in ids if i in self._counted]
         expected = [i for i in frame if i in self._counted]
         return ids if found == expected else None
 
     def _with_one_bos(self, ids: list[int]) -> list[int]:
-        """Begin with one BOS: as the template wrote it, or else by the tokenizer's own rule."""
+        """Begin with one BOS: the template's, or else by the tokenizer's own rule."""
         bos, ids = self.tokenizer.bos_id, self.tokenizer.without_second_bos(ids)
         if self.tokenizer.adds_bos and bos is not None and ids[0] != bos:
             return [bos, *ids]

@@ -23,14 +23,13 @@ _UNSCORABLE = Score(None, Verdict.UNSCORABLE)
 
 
 class RewardModel:
-    """The reward model of a config's reward.model section, on the mesh; it scores responses to
-    prompts.
+    """The reward model of a config's reward.model section, on the mesh.
 
-    Raises ValueError for what is wrong with the settings or the folder (see
-    models/reward_model.py), such as the tokenizer of another model, and a max_length beyond the
-    model's positions. max_length: most tokens of a conversation; a longer one has no score, since
-    the token at which the score is read would be cut. batch_tokens, dtype: see BatchScorer. usage:
-    the work of the model so far; read it before and after a call.
+    Raises ValueError for wrong settings or a wrong folder (see models/reward_model.py), such as
+    another model's tokenizer, or a max_length beyond the model's positions. max_length: most tokens
+    of a conversation. A longer one has no score, since the token that carries the score would be
+    cut. batch_tokens, dtype: see BatchScorer. usage: the model's work so far; compare it around a
+    call.
     """
 
     def __init__(self, settings: Settings, mesh: Mesh, dtype: Dtype) -> None:
@@ -48,8 +47,8 @@ class RewardModel:
         """Score every response to its prompt: SCORED, or UNSCORABLE with reward None.
 
         Unscorable are conversations of more than max_length tokens, those that cannot be encoded or
-        have no token to read at, and scores that are not finite or beyond MOST_REWARD. Raises
-        ValueError when the numbers of prompts and responses differ, and when the chat template
+        lack the scored token, and scores that are not finite or beyond MOST_REWARD. Raises
+        ValueError when the counts of prompts and responses differ, and when the chat template
         fails.
         """
         encoded = [self._encode(*pair) for pair in zip(prompts, responses, strict=True)]
@@ -62,7 +61,7 @@ class RewardModel:
         return scores
 
     def _encode(self, prompt: Prompt, response: str) -> Ids | None:
-        """Return the tokens to run, the last of which is read; None where there is no score."""
+        """Return the tokens to run, scored at the last one; None if there is no score."""
         ids = self.conversations.encode(prompt, response)
         if ids is None:
             return None
@@ -72,8 +71,7 @@ class RewardModel:
 
 
 def conversations_of(settings: Settings) -> Conversations:
-    """Return the conversations of a reward model, read from its tokenizer and its weights' headers
-    alone.
+    """Return a reward model's conversations, from its tokenizer and its weights' headers alone.
 
     Raises ValueError as `RewardModel` does.
     """
@@ -82,19 +80,19 @@ def conversations_of(settings: Settings) -> Conversations:
     tokenizer = open_tokenizer(settings)
     if tokenizer.vocab_size > config.vocab_size:
         raise ValueError(
-            f"the reward model has {config.vocab_size} words, its tokenizer "
-            f"{tokenizer.vocab_size}: not of one model"
+            f"the reward model has {config.vocab_size} words, but its tokenizer has "
+            f"{tokenizer.vocab_size}: use both from the same model"
         )
     if read_out.cls_id is not None and tokenizer.pretrained.cls_token_id != read_out.cls_id:
         raise ValueError(
-            f"the reward model is read at the CLS token {read_out.cls_id}, but its tokenizer's "
-            f"cls_token has the id {tokenizer.pretrained.cls_token_id}: set reward.model.path to a "
-            "copy of its folder with the tokenizer that it was trained with"
+            f"the reward model reads its score at the CLS token {read_out.cls_id}, but its "
+            f"tokenizer's cls_token has the id {tokenizer.pretrained.cls_token_id}: set reward.model.path to a "
+            "copy of its folder with its original tokenizer"
         )
     if not 1 <= settings.max_length <= config.positions:
         raise ValueError(
             f"reward.model.max_length is {settings.max_length}, but the reward model has "
-            f"{config.positions} positions: set it to that or less"
+            f"{config.positions} positions: lower it to at most that"
         )
     return Conversations(tokenizer)
 
@@ -103,7 +101,7 @@ def open_tokenizer(settings: Settings) -> PromptTokenizer:
     """Load the tokenizer of a reward model, without its weights. Raises ValueError as
     `load_tokenizer`.
 
-    The template is taken as it is, its own system block included: the model was trained with it.
+    The template is used as it is, its own system block included: the model was trained with it.
     """
     template = TemplateSettings(system=DEFAULT_SYSTEM)
     return load_tokenizer(settings.path, template, revision=settings.revision, generates=False)

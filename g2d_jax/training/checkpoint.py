@@ -1,11 +1,11 @@
-"""Checkpoints of a stage through Orbax: FOLDER/STEP/, written in the background, each one whole or
-not there at all.
+"""Checkpoints of a stage through Orbax: FOLDER/STEP/, written in the background, each complete or
+absent.
 
     FOLDER/STEP/NAME/     one folder a named tree: params, opt_state; an array is called by its path
     FOLDER/STEP/host/     JSON: counters, data position, statistics; and a checksum of every array's values
 
-The files do not depend on the mesh, on the number of devices or on the Python classes of the trees.
-There is no pickle.
+The files do not depend on the mesh, the number of devices or the Python classes of the trees. They
+contain no pickle.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _FILES_GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 class _Changed(ValueError):
-    """Content that is not what was saved; the message says which."""
+    """Content that differs from the saved one; the message names it."""
 
 
 class DamagedCheckpoint(ValueError):
-    """A finished checkpoint whose files are missing, cut off or changed. reason: what is wrong with
-    them, without what to do about it."""
+    """A finished checkpoint whose files are missing, cut off or changed. reason: the fault, without
+    the remedy."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -55,14 +55,14 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     """The checkpoints of one stage, by step. Reading never writes: another stage may read a folder
     still in use.
 
-    keep: how many of the newest stay; pinned: steps that stay for ever. Old ones go when a newer
-    one is complete. With several processes all of them make the same calls.
+    keep: how many of the newest stay; pinned: steps that always stay. Old ones are deleted when a
+    newer one is complete. All processes make the same calls.
     """
 
     def __init__(
         self, folder: storage.PathLike, *, keep: int = 2, pinned: Collection[int] = ()
     ) -> None:
-        """Touches no file."""
+        """Prepare without touching a file."""
         self.folder = epath.Path(folder)
         policies = [
             checkpoint_managers.LatestN(keep),
@@ -70,23 +70,22 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         ]
         self._options = ocp.CheckpointManagerOptions(
             preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
-            cleanup_tmp_directories=True,  # what a killed run left half written
+            cleanup_tmp_directories=True,  # left by a killed run
         )
-        # Made by the first save: it creates and cleans the folder, and reading writes nothing.
+        # The first save creates the manager, which creates and cleans the folder: reading must not.
         self._manager: ocp.CheckpointManager | None = None
 
     def save(self, step: int, state: Mapping[str, Any], host: Mapping[str, Any]) -> None:
-        """Begin to write a checkpoint; returns when the arrays are copied, so that the caller may
-        donate them, or, on a CPU, when all is written.
+        """Begin to write a checkpoint; return when the arrays are copied, so that you may donate
+        them, or, on a CPU, when all is written.
 
-        state: name -> tree of arrays. host: anything `storage.plain` takes; it comes back in JSON's
-        types, floats exactly. Waits for the save before this one. Raises ValueError if the step is
-        there already, and whatever made the save before this one fail (OSError for a full disk).
+        state: name -> tree of arrays. host: anything `storage.plain` accepts; it returns as JSON
+        types, floats exactly. Waits for the previous save. Raises ValueError if the step exists
+        already, and the error of the previous save (OSError for a full disk).
         """
         trees = {name: flatten(tree) for name, tree in state.items()}
-        # What was written is told by what is written with it: arrays by checksums in the host's
-        # JSON, which therefore need not be read to be compared (`Checkpoints.checksums`), and that
-        # JSON by a fingerprint of itself.
+        # Checksums in the host's JSON identify the arrays, so that `Checkpoints.checksums` compares
+        # without reading them. The JSON carries a fingerprint of itself.
         record = {
             "content": storage.plain(host, spell=False),
             "checksums": {name: checksums(tree) for name, tree in trees.items()},
@@ -95,17 +94,17 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         items[HOST] = ocp.args.JsonSave(record | {"fingerprint": storage.fingerprint(record)})
         with self._naming_full_disks():
             if self._manager is None:
-                # A copy of the state lies in memory until it is written. A CPU's is the memory that
-                # the next step needs: for a model of 135M parameters 1.6 of 6.5 GB.
+                # A copy of the state is in memory until it is written. A CPU needs that memory for
+                # the next step: for a model of 135M parameters 1.6 of 6.5 GB.
                 in_background = jax.default_backend() != "cpu"
                 options = replace(self._options, enable_async_checkpointing=in_background)
                 self._manager = ocp.CheckpointManager(self.folder, options=options)
-            # force: Orbax leaves a step out without a word where it is not above the newest one.
+            # force: Orbax silently skips a step that is not above the newest one.
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
     def steps(self) -> list[int]:
-        """List the steps of all complete checkpoints on disk, ascending; a save still under way is
-        not among them."""
+        """List the steps of all complete checkpoints on disk, ascending, without a running
+        save."""
         if not self.folder.exists():
             return []
         return sorted(ocp.utils.checkpoint_steps(self.folder))
@@ -115,13 +114,13 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return max(self.steps(), default=None)
 
     def wait(self) -> None:
-        """Return when the save under way, if any, is complete. Raises what made it fail."""
+        """Wait for the running save, if any. Raises its error."""
         with self._naming_full_disks():
             if self._manager is not None:
                 self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Wait, and end the background threads. Raises what made the last save fail."""
+        """Wait, and end the background threads. Raises the last save's error."""
         manager = self._manager
         self._manager = None
         with self._naming_full_disks():
@@ -130,8 +129,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     @contextmanager
     def _naming_full_disks(self) -> Iterator[None]:
-        """Make an OSError with the folder of what Orbax and Tensorstore raise of a full disk or
-        another limit for files, which may be any kind."""
+        """Turn any error of Orbax and Tensorstore from a full disk, or another limit for files, into
+        an OSError that names the folder."""
         try:
             yield
         except Exception as error:
@@ -145,18 +144,17 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self.close()
 
     def restore(self, step: int, like: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read the trees named in `like`, and the host's JSON. Trees that are not named are not
-        read.
+        """Read the trees named in `like`, and the host's JSON. Other trees are not read.
 
-        like: name -> tree with a jax.ShapeDtypeStruct that has a sharding (see `mesh.placed`), or
-        an array, for every array; the mesh may differ from the one that saved. The result has the
-        same tree types. Raises FileNotFoundError for a step that is not there; ValueError when
-        names, shapes or dtypes differ from `like`; DamagedCheckpoint when files are missing, cut
-        off or changed; OSError when they cannot be read now.
+        like: name -> tree. Each leaf is an array, or a jax.ShapeDtypeStruct with a sharding (see
+        `mesh.placed`); the mesh may differ from the one that saved. The result has the same tree
+        types. Raises FileNotFoundError for a missing step; ValueError when names, shapes or dtypes
+        differ from `like`; DamagedCheckpoint when files are missing, cut off or changed; OSError
+        when they cannot be read now.
         """
         if step not in self.steps():
             raise FileNotFoundError(
-                f"no checkpoint of step {step} in {self.folder}; there are {self.steps()}"
+                f"no checkpoint of step {step} in {self.folder}; it has {self.steps()}"
             )
         wanted = {name: flatten(tree) for name, tree in like.items()}
         folder = self.folder / str(step)
@@ -170,23 +168,23 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return trees, record["content"]
 
     def restore_params(self, step: int, like: Tree) -> Tree:
-        """Read the tree "params" alone, for the next stage, without the optimiser's. See
+        """Read the tree "params" alone, without the optimiser's, for the next stage. See
         `restore`."""
         return self.restore(step, {"params": like})[0]["params"]
 
     def checksums(self, step: int) -> dict[str, int]:
-        """Return the checksum of every array of "params", by name, as it was saved. For one
-        process; reads no array."""
+        """Return the saved checksum of every array of "params", by name. For one process; reads no
+        array."""
         folder = self.folder / str(step)
         record = self._reading(folder, lambda: _read_host(folder), alone=True)
         return dict(record["checksums"]["params"])
 
     def find_damage(self, step: int, part: int = 0, parts: int = 1) -> str:
-        """Find what is wrong with the files of a checkpoint, the reason of `damaged`; "" if
-        nothing. For a process alone, without any device.
+        """Check a checkpoint's files; return the reason for `damaged`, or "". For a process alone,
+        without any device.
 
-        Arrays are read whole, one after the other, into host memory: of `parts` shares this
-        process's. Raises OSError when files cannot be read now.
+        Arrays are read whole, one by one, into host memory: this process's share of `parts`. Raises
+        OSError when files cannot be read now.
         """
         folder = self.folder / str(step)
         try:
@@ -196,7 +194,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return ""
 
     def damaged(self, step: int, reason: str) -> DamagedCheckpoint:
-        """Return the error that a checkpoint is damaged, with what to do about it."""
+        """Return the error for a damaged checkpoint, with the remedy."""
         folder = self.folder / str(step)
         older = [other for other in self.steps() if other < step]
         then = "start the stage again"
@@ -211,22 +209,22 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         )
 
     def set_aside(self, step: int) -> str:
-        """Move a damaged checkpoint beside the folder, to damaged/step-N; returns where it is now.
-        For one process.
+        """Move a damaged checkpoint next to the folder, to damaged/step-N; return its new path. For
+        one process.
 
-        Nothing is deleted: what cannot be read may be a fault of what reads it. Raises OSError, and
-        ValueError on an object store, where a move is a copy of every file: there the user decides.
+        Nothing is deleted, since the reader may be at fault. Raises OSError, and ValueError on an
+        object store, where a move copies every file: there you decide.
         """
         folder = self.folder / str(step)
         if not storage.is_local(folder):
             raise ValueError(
-                f"checkpoint {folder} is damaged, and nothing is deleted on an object store: if "
-                "an older one is to be used, delete that folder and start again"
+                f"checkpoint {folder} is damaged, and this program deletes nothing on an object "
+                "store: to use an older one, delete that folder and start again"
             )
         aside = self.folder.parent / "damaged"
         target = aside / f"step-{step:06d}"
         again = 0
-        while target.exists():  # the same step was damaged before
+        while target.exists():  # an earlier checkpoint of this step was damaged too
             again += 1
             target = aside / f"step-{step:06d}-{again}"
         with storage.naming("move", folder):
@@ -235,18 +233,18 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return str(target)
 
     def _reading(self, folder: epath.Path, read: Callable[[], T], *, alone: bool = False) -> T:
-        """Return what `read` gives of a step in this folder. alone: without other processes; a
+        """Return the result of `read` on a step in this folder. alone: without other processes; a
         second try would confuse them.
 
-        Raises DamagedCheckpoint, from the error, where a file is gone, or where reading fails again
-        though every file can be read. Raises OSError where a file cannot be read now, MemoryError,
-        and what the devices raise.
+        Raises DamagedCheckpoint, from the error, if a file is missing, or if reading fails twice
+        though every file is readable. Raises OSError if a file cannot be read now, MemoryError, and
+        the devices' errors.
         """
-        # Orbax and Tensorstore raise anything for a file that is cut off, and the same for one that
-        # could not be read at that moment. `_read_files` tells them apart: it raises OSError for a
-        # file that cannot be read now. Where it can, the fault may still have been a passing one,
-        # so that a checkpoint counts as damaged when a second try fails too. With several processes
-        # there is none: they read together, and the others would not take part.
+        # Orbax and Tensorstore raise any error both for a file that is cut off and for one that
+        # cannot be read at that moment. `_read_files` separates the two: it raises OSError for the
+        # second. Since a readable file may still have had a passing fault, a checkpoint counts as
+        # damaged only when a second try fails too. Several processes read together, so they have
+        # no second try.
         is_last = jax.process_count() > 1 and not alone
         while True:
             try:
@@ -256,8 +254,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             except (OSError, MemoryError):
                 raise
             except Exception as error:
-                # Of the devices: they say nothing about the file. Not isinstance: what a damaged file
-                # raises may be a subclass of RuntimeError.
+                # Errors of the devices do not concern the file. Not isinstance: a damaged file may
+                # raise a subclass of RuntimeError.
                 if type(error) in (RuntimeError, jax.errors.JaxRuntimeError):
                     raise
                 _read_files(folder)
@@ -266,8 +264,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             is_last = True
 
     def _as_damaged(self, folder: epath.Path, error: Exception) -> DamagedCheckpoint:
-        """Return the error that a step's folder is damaged. What libraries say of it stays its
-        cause: it describes their readers."""
+        """Return the error for a step's damaged folder. The libraries' error stays its cause: it
+        describes their readers."""
         reason = "a file in it is cut off or changed"
         if isinstance(error, (_Changed, *_FILES_GONE)):
             reason = f"{str(error).splitlines()[0]:.300}"
@@ -276,8 +274,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     def _compare(
         self, folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Checksums
     ) -> None:
-        """Raise ValueError for the first array that is not saved as wanted. saved: the checksums of
-        what was."""
+        """Raise ValueError for the first array that is not saved as wanted. saved: its
+        checksums."""
         for name, arrays in wanted.items():
             if name not in saved:
                 raise ValueError(f"checkpoint {folder} has no {name!r}")
@@ -298,38 +296,38 @@ def _read_files(folder: epath.Path) -> None:
 
 
 def _listed(folder: epath.Path, saved: Mapping[str, int]) -> dict[str, Any]:
-    """Read shape and dtype of a tree's arrays by name, those that were saved. Raises anything."""
+    """Read shape and dtype of a tree's saved arrays by name. Raises any error."""
     tree: dict[str, Any] = ocp.StandardCheckpointHandler().metadata(folder).tree
     if tree.keys() != saved.keys():
-        raise _Changed(f"{folder.name} does not list the arrays it was saved with")
+        raise _Changed(f"{folder.name} does not list the arrays that were saved")
     return tree
 
 
 def _check_arrays(folder: epath.Path, part: int, parts: int) -> None:
-    """Compare the arrays of one share with their checksums, each read alone. Raises anything."""
+    """Compare one share's arrays with their checksums, reading each alone. Raises any error."""
     saved = _read_host(folder)["checksums"]
     keys = []
     for name in sorted(saved):
         keys += [(name, key) for key in sorted(saved[name])]
     for name, key in keys[part::parts]:
         if host_checksum(_read_alone(folder / name, key)) != saved[name][key]:
-            raise _Changed(f"{name}.{key} does not have the checksum it was saved with")
+            raise _Changed(f"{name}.{key} does not match its saved checksum")
 
 
 def _read_host(folder: epath.Path) -> dict[str, Any]:
     """Read the host's JSON "content" and the "checksums" of the arrays by tree and name, checked.
-    Raises anything."""
+    Raises any error."""
     restored = ocp.JsonCheckpointHandler().restore(folder / HOST)
     record = {key: restored[key] for key in ("content", "checksums")}
     if storage.fingerprint(record) != restored["fingerprint"]:
-        raise _Changed(f"{HOST} does not have the fingerprint it was saved with")
+        raise _Changed(f"{HOST} does not match its saved fingerprint")
     return record
 
 
 def _read(
     folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Checksums
 ) -> dict[str, dict[str, Any]]:
-    """Read arrays by tree and name, checked against the checksums in `saved`. Raises anything."""
+    """Read arrays by tree and name, checked against the checksums in `saved`. Raises any error."""
     items: dict[str, Any] = {
         name: ocp.args.StandardRestore(arrays) for name, arrays in wanted.items()
     }
@@ -342,13 +340,13 @@ def _read(
         values[name] = {key: restored[name][key] for key in arrays}
         for key, number in checksums(values[name]).items():
             if number != saved[name][key]:
-                raise _Changed(f"{name}.{key} does not have the checksum it was saved with")
+                raise _Changed(f"{name}.{key} does not match its saved checksum")
     return values
 
 
 def _read_alone(folder: epath.Path, key: str) -> np.ndarray:
-    """Read one array of a tree, whole, without the other processes. Raises anything."""
-    # Not by a manager, which creates and cleans the folder. The key counts, not the 0.
+    """Read one array of a tree, whole, without the other processes. Raises any error."""
+    # A manager would create and clean the folder. The key counts, not the 0.
     how = {key: ocp.RestoreArgs(restore_type=np.ndarray)}
     args = ocp.args.PyTreeRestore(item={key: 0}, restore_args=how, partial_restore=True)
     array: np.ndarray = ocp.PyTreeCheckpointHandler().restore(folder, args=args)[key]
@@ -376,25 +374,25 @@ def flatten(tree: Any) -> dict[str, Any]:
 
 
 def checksums(arrays: Mapping[str, jax.Array]) -> dict[str, int]:
-    """Compute a 32-bit number from all bits of every array, equal on every mesh. Waits for the
+    """Compute a 32-bit checksum of all bits of every array, equal on every mesh. Waits for the
     arrays.
 
     sum of bits_i * (2 i + 1) mod 2**32 over the elements i: integer sums do not depend on their
-    order, and the weight is odd, so that a change of one element is always seen.
+    order, and the weight is odd, so every change of one element changes the sum.
     """
     numbers = {}
     for key, array in arrays.items():
-        # One program at a time: simulated CPU devices may deadlock with two in flight.
+        # One program at once: simulated CPU devices may deadlock with two in flight.
         jax.block_until_ready(array)
         numbers[key] = int(_checksum(meshes.fetched(array)))
     return numbers
 
 
 def host_checksum(array: np.ndarray) -> int:
-    """Return the number that `checksums` gives an array, of one in host memory."""
+    """Return the checksum, as by `checksums`, of one array in host memory."""
     bits = np.ascontiguousarray(array).reshape(-1).view(f"uint{8 * array.dtype.itemsize}")
     total = 0
-    for first in range(0, bits.size, 1 << 22):  # in pieces: beside the array there is little memory
+    for first in range(0, bits.size, 1 << 22):  # in pieces: the array leaves little memory free
         part = bits[first : first + (1 << 22)].astype(np.uint32)
         weights = 2 * np.arange(first, first + part.size).astype(np.uint32) + np.uint32(1)
         total += int(np.sum(part * weights, dtype=np.uint32))

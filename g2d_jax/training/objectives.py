@@ -4,10 +4,10 @@ log-probabilities.
 An objective is a function (params, micro) -> (loss, sums). micro: the arrays of data/packing.py
 without their first dimension: [R, T] per token, [R, M] per response.
 
-Equal settings give the same function, by which jitted programs are known again. The losses of this
-module are a function and numbers (`Loss`), which are arguments of the train step: a study over
-betas compiles once. A number that is 0 and so leaves a term out is no argument, for the program
-without the term is another one.
+Equal settings return the same function, which identifies jitted programs. The losses of this module
+consist of a function and numbers (`Loss`), and the numbers are arguments of the train step: a study
+over betas compiles once. A number that is 0 removes its term, so it is no argument: the program
+without the term is a different one.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ none."""
 
 @dataclass(frozen=True)
 class Loss:
-    """An objective in two parts: a function, which a program is made for, and its numbers by name,
-    which are arguments of the program. Any other objective is a constant of its program, with all
-    that it holds."""
+    """An objective in two parts: a function, which is compiled to a program, and its numbers by
+    name, which are arguments of the program. Any other objective is a constant of its program."""
 
     structure: Structure
     numbers: LossNumbers = field(hash=False)
@@ -53,7 +52,7 @@ class Loss:
 
 
 def split(objective: Objective) -> tuple[Structure, LossNumbers]:
-    """Split an objective into what a program is made for and the numbers that it takes; {} for one
+    """Split an objective into the function to compile and the numbers that it requires; {} for one
     without."""
     if isinstance(objective, Loss) and objective.numbers:
         return objective.structure, objective.numbers
@@ -61,7 +60,7 @@ def split(objective: Objective) -> tuple[Structure, LossNumbers]:
 
 
 def join(structure: Structure, numbers: LossNumbers) -> Objective:
-    """Join what `split` has split, with other numbers of these names perhaps, such as traced
+    """Join the parts from `split`, perhaps with other numbers of the same names, such as traced
     ones."""
     if numbers:
         return Loss(structure, numbers)
@@ -70,7 +69,7 @@ def join(structure: Structure, numbers: LossNumbers) -> Objective:
 
 @dataclass(frozen=True)
 class Compute:
-    """The settings of a forward pass; nothing here changes what is computed, beyond rounding."""
+    """The settings of a forward pass; they change the result by rounding only."""
 
     mesh: Mesh
     dtype: jnp.dtype = jnp.float32  # type: ignore[assignment]
@@ -239,8 +238,8 @@ def group_dpo(
     """Return the objective GroupDPO + grpo_coef * GRPO, in one forward pass, at temperature 1.
 
     micro, [R, M]: pair_weight, side, prompt (a number of its own within the row) and, unless the
-    loss has none, reference. A prompt's responses must share a row. With grpo_coef also those of
-    `grpo`, whose beta is kl_beta here; its metrics then carry their own count, "|tokens". With
+    loss has none, reference. A prompt's responses must share a row. With grpo_coef also the arrays
+    of `grpo`, whose beta is kl_beta here; its metrics then carry their own count, "|tokens". With
     entropy_coef also entropy_weight [R, T]. Raises ValueError for a negative number.
     """
     structure, numbers = _split_dpo(settings)
@@ -271,7 +270,7 @@ def _group_dpo(
             other, more = _policy_term(logprobs, micro, level, cispo, numbers)
             loss = loss + numbers["grpo_coef"] * other
             sums["tokens"] = more.pop("tokens")
-            # GroupDPO's own sums are over pairs; these name what they are over.
+            # GroupDPO's own sums are over pairs; the suffix names what GRPO's are over.
             sums |= {f"{name}|tokens": value for name, value in more.items()}
         return _with_entropy((loss, sums), entropies, micro, numbers)
 
@@ -284,8 +283,7 @@ def _loss(structure: Structure, numbers: dict[str, float]) -> Loss:
 
 
 def _on(**coefficients: float) -> dict[str, float]:
-    """Return the coefficients that are not 0, so that the term that each multiplies is in the
-    program."""
+    """Return the coefficients that are not 0: the program contains the terms that they multiply."""
     return {name: number for name, number in coefficients.items() if number}
 
 
@@ -307,7 +305,7 @@ def _split_dpo(settings: OnlineDPO) -> tuple[OnlineDPO, dict[str, float]]:
     """Split DPO's settings into those that decide the program, with the numbers at their defaults,
     and the numbers."""
     defaults = OnlineDPO()
-    # The weights that come in hold the normaliser: of one and the other the program is the same.
+    # The incoming weights contain the normaliser, so the program does not depend on it.
     others = {name: getattr(defaults, name) for name in (*NUMBERS, "normalizer")}
     structure = replace(settings, **others)
     coefficients = _on(nll_coef=settings.nll_coef)
@@ -323,7 +321,7 @@ def sum_per_response(values: Array, micro: MicroBatch) -> Array:
 
 
 def _global_response_ids(response_index: Array, places: int) -> Array:
-    """Map places of a row, in [0, places), to numbers that no two rows share: [R, T]; negative ones
+    """Map places of a row, in [0, places), to numbers unique across rows: [R, T]; negative ones
     stay."""
     first = places * jnp.arange(response_index.shape[0])[:, None]
     return jnp.where(response_index >= 0, response_index + first, -1)

@@ -1,5 +1,5 @@
-"""AdamW or Adafactor with a schedule, global-norm clipping and a decay mask; and where their state
-lies on a mesh."""
+"""AdamW or Adafactor with a schedule, global-norm clipping and a decay mask; and the sharding of
+their state."""
 
 from __future__ import annotations
 
@@ -19,29 +19,28 @@ from g2d_jax.runtime import mesh as meshes
 from g2d_jax.training.moments import scale_by_adam_bfloat16
 
 OptimizerNumbers = Mapping[str, Any]
-"""The numbers of an optimiser that are arguments of its programs: float32 scalars by the names of
-their settings."""
+"""The numbers of an optimiser that are arguments of its programs: float32 scalars by setting
+name."""
 
-_OTHERS = ("eps", "max_grad_norm", "weight_decay")  # beside those of the schedule
+_OTHERS = ("eps", "max_grad_norm", "weight_decay")  # in addition to the schedule's
 
 
 def make_schedule(settings: Optimizer, total_steps: int) -> Callable[[int | jax.Array], Any]:
     """Return the learning rate of update number `step` (the first is 0): a float32 scalar, of NumPy
     for an int.
 
-    An int is computed on the host: a device would answer only after the updates before.
+    An int is computed on the host: a device would answer only after the queued updates.
 
-    Warm-up rises by learning_rate / (warmup_steps + 1) an update and reaches the full rate at step
+    Warm-up rises by learning_rate / (warmup_steps + 1) per update and reaches the full rate at step
     warmup_steps, so that no update has rate 0. From there "linear" and "cosine" fall to
     min_lr_ratio * learning_rate at total_steps: the last update, number total_steps - 1, still
-    moves. Raises ValueError for steps that leave no update after warm-up.
+    changes the parameters. Raises ValueError if no update follows warm-up.
     """
     return partial(_rate, settings.schedule, _schedule_numbers(settings, total_steps))
 
 
 def _schedule_numbers(settings: Optimizer, total_steps: int) -> dict[str, np.float32]:
-    """Return the numbers of a schedule. Raises ValueError for steps that leave no update after
-    warm-up."""
+    """Return the numbers of a schedule. Raises ValueError if no update follows warm-up."""
     if total_steps <= settings.warmup_steps:
         raise ValueError(
             f"optimizer.warmup_steps ({settings.warmup_steps}) must be less than the number of "
@@ -70,8 +69,7 @@ def _rate(schedule: str, numbers: OptimizerNumbers, step: int | jax.Array) -> An
 def make_optimizer(
     settings: Optimizer, total_steps: int
 ) -> tuple[optax.GradientTransformationExtraArgs, dict[str, np.float32]]:
-    """Return an optimiser, and the numbers that its updates take: update(grads, state, params,
-    numbers=numbers).
+    """Return an optimiser, and the numbers for its update(grads, state, params, numbers=numbers).
 
         g ← g * min(1, max_grad_norm / |g|)            |g|: L2 norm over all parameters; max_grad_norm <= 0: off
         p ← p - rate(t) * (u + weight_decay * p)       no decay on norms and biases
@@ -79,18 +77,17 @@ def make_optimizer(
     kind: "adamw" (Loshchilov and Hutter 2019, algorithm 2) has u = m̂ / (√v̂ + eps), with m and v
     in moment_dtype (see moments.py for "bfloat16"). "adafactor" (Shazeer and Stern 2018, algorithm
     4 without its relative step size, in the steps of optax) has u = g / √v with the decay 1 -
-    t^-0.8, v of a matrix factored where both sides are at least 128, and u at most 1 in root mean
-    square over each array, all layers together; b2 and eps are AdamW's alone.
-    total_steps: updates of the whole stage, not of what is left after a resume: the count lives in
-    the state, and from it an update has its rate. State in float32 has the parameters' dtype: keep
-    them so.
+    t^-0.8. v of a matrix is factored if both sides are at least 128. The root mean square of u over
+    each array, all layers together, is at most 1. b2 and eps are AdamW's alone.
+    total_steps: updates of the whole stage, not those left after a resume: the state holds the
+    count, which determines the rate. State in float32 has the parameters' dtype: keep them so.
     numbers: of `make_schedule`, eps, max_grad_norm and weight_decay, as float32. Settings that
-    differ in these alone give the same optimiser, by which programs are known again; whether it
-    clips and decays is not a number. Raises as `make_schedule`.
+    differ in these alone return the same optimiser, and so share compiled programs. Switching
+    clipping or decay off changes the program. Raises as `make_schedule`.
     """
     numbers = _schedule_numbers(settings, total_steps)
     numbers |= {name: np.float32(getattr(settings, name)) for name in _OTHERS}
-    # b2 stays a constant of the program: in float32 1 - b2 is off by 1e-5 of itself for the
+    # b2 stays a constant of the program: in float32, 1 - b2 has a relative error of 1e-5 for the
     # usual 0.999.
     structure = (settings.kind, settings.moment_dtype, settings.b2, settings.schedule)
     return _optimizer(*structure, settings.max_grad_norm > 0, settings.weight_decay != 0), numbers
@@ -117,8 +114,8 @@ def _optimizer(
         return optax.chain(clip, _promoting(scaled), decay, optax.scale_by_learning_rate(rate))
 
     def init(params: Any) -> Any:
-        # No number is in the state: its tree, by which checkpoints are restored, is that of
-        # constants.
+        # The state holds no number, so its tree matches that of constants when a checkpoint is
+        # restored.
         return chain(dict.fromkeys(_OTHERS, 0.0)).init(params)
 
     def update(
@@ -130,7 +127,7 @@ def _optimizer(
 
 
 def state_bytes(kind: str, moment_dtype: str) -> int:
-    """Count the bytes of state a trained parameter: AdamW's two moments; Adafactor's factors are
+    """Return the bytes of state per trained parameter: AdamW's two moments; Adafactor's factors are
     too small to count."""
     if kind != "adamw":
         return 0
@@ -149,8 +146,8 @@ def _promoting(transform: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 def decay_mask(params: Any) -> Any:
-    """Return a tree with True for arrays that weight decay applies to: all but norms (`*norm`),
-    biases (`*bias`) and how fast recurrent layers forget (`decay`)."""
+    """Return a tree with True for arrays with weight decay: all but norms (`*norm`), biases
+    (`*bias`) and the forgetting rates of recurrent layers (`decay`)."""
 
     def decays(path: Any, _: Any) -> bool:
         return not leaf_name(path).endswith(("norm", "bias", "decay"))
@@ -167,9 +164,9 @@ def abstract_opt_state(optimizer: optax.GradientTransformation, params: Any, mes
     """Return the optimiser state's tree with a ShapeDtypeStruct and its sharding in place of every
     array.
 
-    What has a parameter's shape lies like it, what has one dimension less, as Adafactor's factors,
-    like the rest of it; counts and the like are on every device. params: the parameters' tree of
-    ShapeDtypeStructs with shardings.
+    An array of a parameter's shape is sharded like it. One with a dimension less, as Adafactor's
+    factors, is sharded like the remaining dimensions; counts and the like are replicated. params:
+    the parameters' tree of ShapeDtypeStructs with shardings.
     """
 
     def describe(x: Any, parameter: Any = None) -> Any:

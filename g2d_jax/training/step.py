@@ -1,8 +1,7 @@
 """The jitted train step: micro-batches accumulated in a loop, one optimiser update, state donated.
 
-Losses carry global normalisers in their weights, so gradients of micro-batches and devices are
-simply added. The numbers of optimiser and loss are arguments: with other ones the same program
-runs.
+Losses carry global normalisers in their weights, so the gradients of micro-batches and devices are
+simply added. The numbers of optimiser and loss are arguments: changing them does not recompile.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Totals = tuple[Decoder, Array, dict[str, Array]]
 @partial(jax.tree_util.register_dataclass, data_fields=("params", "opt_state"), meta_fields=())
 @dataclass(frozen=True)
 class TrainState:
-    """The state of training. params: float32 master weights; of a policy with adapters these alone.
+    """The state of training. params: float32 master weights; with adapters, the adapters alone.
     opt_state: optax's, with the count of updates."""
 
     params: Decoder
@@ -52,10 +51,10 @@ def abstract_state(
     config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, offload: bool = False
 ) -> TrainState:
     """Return the TrainState tree with a ShapeDtypeStruct and its sharding in place of every array;
-    moments lie like their parameters.
+    moments are sharded like their parameters.
 
-    offload: the optimiser's arrays lie in pinned memory of the host, each device's part with its
-    own host.
+    offload: keep the optimiser's arrays in pinned host memory, each device's part on its own
+    host.
     """
     params, _ = lora.partition(abstract_on(config, mesh))
 
@@ -77,9 +76,9 @@ def state_shardings(
 def make_fresh_state(
     config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, offload: bool = False
 ) -> Wrapped:
-    """Return begin(params) -> the first state of what is trained of a policy.
+    """Return begin(params) -> the first state of a policy's trained part.
 
-    It is copied, since the step donates its state.
+    It is a copy, since the step donates its state.
     """
 
     def optimizer_state(params: Decoder) -> TrainState:
@@ -94,7 +93,7 @@ def make_cast(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Wrapped:
 
 
 def put_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, Array], Array]:
-    """Put packed rows on the mesh, split over data and fsdp, and the number of micro-batches."""
+    """Put packed rows on the mesh, split over data and fsdp; also return the micro-batch count."""
     batch: tuple[dict[str, Array], Array] = put_like(
         (packed.arrays, packed.count), abstract_batch(packed, mesh)
     )
@@ -113,8 +112,7 @@ def abstract_batch(
 
 
 def put_numbers(numbers: Any, mesh: Mesh) -> Any:
-    """Put the numbers that are arguments of a program, one or a tree of them, on every device, as
-    float32 scalars."""
+    """Put program arguments, one number or a tree of them, on every device as float32 scalars."""
     return put_like(numbers, abstract_numbers(numbers, mesh))
 
 
@@ -134,16 +132,15 @@ def make_train_step(
     """Return step(state, arrays [N, R, …], count, numbers, rest=None) -> (state, metrics); state is
     donated.
 
-    objective: without its numbers, as `objectives.split` gives it. numbers: as `put_numbers` puts
-    them; with another set of names under "loss" another program is compiled.
-    rest: what is not trained of a policy with adapters, see `lora.partition`. Only the first
-    `count` micro-batches are run. metrics: the objective's sums, loss, grad_norm (before clipping)
-    and skipped, float32 scalars on the device; fetch them a step late so that the device never
-    waits.
-    skipped: 1 where loss or grad_norm is not finite. The state then stays as it was, bit for bit;
-    the count of updates too, so that the schedule does not move on.
-    offload: as in `abstract_state`; the optimiser's arrays are on the devices only while they are
-    used.
+    objective: without its numbers, from `objectives.split`. numbers: from `put_numbers`; another
+    set of names under "loss" compiles another program.
+    rest: a policy's untrained part with adapters, see `lora.partition`. Only the first `count`
+    micro-batches are run. metrics: the objective's sums, loss, grad_norm (before clipping) and
+    skipped, float32 scalars on the device; fetch them a step late so that the device never waits.
+    skipped: 1 if loss or grad_norm is not finite. The state then stays the same, bit for bit,
+    including the count of updates, so that the schedule does not advance.
+    offload: as in `abstract_state`; the optimiser's arrays are on the devices only during their
+    use.
     """
     where = state_shardings(config, optimizer, mesh, offload)
     near = state_shardings(config, optimizer, mesh)
@@ -161,13 +158,13 @@ def make_train_step(
         norm = optax.tree.norm(grads)
         sound = jnp.isfinite(loss) & jnp.isfinite(norm)
         if offload:
-            # A branch, which begins when its condition is known: without it XLA for TPU copies the
-            # arrays to the devices at the start of the step, where they lie beside the activations.
+            # A branch begins when its condition is known. Without it XLA for TPU copies the arrays
+            # to the devices at the start of the step, in addition to the activations.
             arguments = state, grads, numbers["optimizer"]
             state = jax.lax.cond(sound, updated, lambda state, *_: state, *arguments)
         else:
-            # Chosen element by element, in the loops that write the new state anyway: no second
-            # copy of the state.
+            # Chosen element by element, in the loops that write the new state anyway: this needs no
+            # second copy of the state.
             moved = updated(state, grads, numbers["optimizer"])
             state = jax.tree.map(lambda new, old: jnp.where(sound, new, old), moved, state)
         skipped = (~sound).astype(jnp.float32)
@@ -201,7 +198,7 @@ def accumulate(
         (more_loss, more_sums), more_grads = value_and_grad(params, _micro_batch(arrays, index))
         return jax.tree.map(jnp.add, grads, more_grads), loss + more_loss, add_sums(sums, more_sums)
 
-    # Traced once, without gradients.
+    # Traced once here, without gradients.
     loss, sums = jax.eval_shape(
         lambda: objective(lora.combine(params, rest), _micro_batch(arrays, 0))
     )
@@ -210,7 +207,7 @@ def accumulate(
 
 
 def _micro_batch(arrays: Arrays, index: Array | int) -> dict[str, Array]:
-    """Take one micro-batch of a batch."""
+    """Select one micro-batch of a batch."""
     return {
         name: jax.lax.dynamic_index_in_dim(x, index, keepdims=False) for name, x in arrays.items()
     }
@@ -218,8 +215,7 @@ def _micro_batch(arrays: Arrays, index: Array | int) -> dict[str, Array]:
 
 def make_scorer(compute: Compute) -> Wrapped:
     """Return score(params, arrays, count, temperature=1.0) -> (logprobs, entropies), float32 [N, R,
-    T]. It has no gradient. temperature: positive; as `put_numbers` puts it one program serves
-    all."""
+    T], without gradient. temperature: positive; with `put_numbers` one program serves all."""
 
     def score_logprobs(
         params: Decoder, arrays: Arrays, count: Array, temperature: Number = 1.0

@@ -67,9 +67,9 @@ REFUSED: list[tuple[Says, str]] = [
     ({"images": ["a.png"]}, "'images' is for the chat template"),
     ({"audio": {"data": "AA=="}}, "'audio' is for the chat template"),
     ({"thinking": [{"type": "thinking", "thinking": THOUGHT}]}, "thinking' must be a text"),
-    ({"thinking": THOUGHT, "reasoning": "five"}, "that has another thought"),
-    ({"thinking": THOUGHT, "content": "<think>four</think>4"}, "that has another thought"),
-    ({"reasoning": THOUGHT, "role": "user"}, "a message that is no assistant's"),
+    ({"thinking": THOUGHT, "reasoning": "five"}, "has other reasoning already"),
+    ({"thinking": THOUGHT, "content": "<think>four</think>4"}, "has other reasoning already"),
+    ({"reasoning": THOUGHT, "role": "user"}, "is not the assistant's"),
 ]
 
 
@@ -268,10 +268,12 @@ def test_few_broken_rows_are_left_out_and_more_need_a_setting(jsonl):
         assert len(records) == 39 and report.broken == 1
         assert "line 40: " in report.left_out and report.left_out.startswith("1 broken")
         many = jsonl(*good, *[{"text": "x"}] * 3)
-        with pytest.raises(ValueError, match=r"line 40: .* Of 42 rows 3 are broken, and 5% may be"):
+        with pytest.raises(
+            ValueError, match=r"line 40: .* 3 of 42 rows are broken; at most 5% may be"
+        ):
             load(many)
         assert load(many, on_error="skip")[1].broken == 3
-        with pytest.raises(ValueError, match="holds nothing usable: 3 rows, left out: 3 broken"):
+        with pytest.raises(ValueError, match="has no usable row: 3 rows, left out: 3 broken"):
             load(jsonl(*[{"text": "x"}] * 3), on_error="skip")
     for bad, passes in ((1, True), (3, False)):
         path = jsonl(*good, *[{"text": "x"}] * bad)
@@ -281,7 +283,7 @@ def test_few_broken_rows_are_left_out_and_more_need_a_setting(jsonl):
         if passes:
             report.require_usable(rows)
             continue
-        with pytest.raises(ValueError, match=r"line 40: .* take them out of the file"):
+        with pytest.raises(ValueError, match=r"line 40: .* remove them from the file"):
             report.require_usable(rows)
 
 

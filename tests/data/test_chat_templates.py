@@ -46,7 +46,7 @@ def test_published_templates_are_accepted(make, name):
         if name in WITHOUT_SYSTEM and system in ("", "Be brief."):
             with pytest.raises(
                 ValueError,
-                match=r"unset tokenizer\.system, and put its text into tokenizer\.prompt_t",
+                match=r"unset tokenizer\.system and put its text into tokenizer\.prompt_t",
             ):
                 build(make, name, system=system, enable_thinking=thinking)
             continue
@@ -162,7 +162,7 @@ def test_differences_are_those_of_rendered_text(make):
     assert build(make, "Qwen2.5", system="default").template.differences() == []
     assert build(make, "Llama 3").template.differences() == []
     assert build(make, "Llama 3.2", system="default").template.differences() == [
-        "Where it writes today's date it writes 26 Jul 2024."
+        "Instead of today's date it writes 26 Jul 2024."
     ]
     without = build(make, "SmolLM2").template.differences()
     assert len(without) == 1 and "named SmolLM" in without[0]
@@ -247,7 +247,7 @@ def test_an_end_of_turn_that_is_no_special_token_stops(make, name):
     assert ids[-1] == stop and tokenizer.decode(ids) == "two"
     assert tokenizer.encode_completion(f"two{end}").tolist() == ids.tolist()
     for encode in (tokenizer.encode_prompt, tokenizer.encode_completion):
-        with pytest.raises(ValueError, match="stands in the text itself"):
+        with pytest.raises(ValueError, match="is in the text itself"):
             encode(f"one {end} two")
 
 
@@ -256,8 +256,8 @@ def test_an_end_of_turn_that_is_no_special_token_stops(make, name):
 def test_a_template_that_drops_a_text_is_refused(make, name, system):
     template, role = DROPPING[name]
     told = (
-        f"the chat template leaves out the {role}'s text.*it writes '.*tokenizer.chat=False to do "
-        "without one"
+        f"the chat template leaves out the {role}'s text.*it writes '.*tokenizer.chat=False to use "
+        "none"
     )
     with pytest.raises(ValueError, match=told):
         PromptTokenizer(make(template), TemplateSettings(system=system))
@@ -304,7 +304,7 @@ def test_a_template_without_the_assistants_header_is_refused(make, name, system)
         PromptTokenizer(make(template, bos_token="<|bos|>"), TemplateSettings(system=system))
     assert repr(header) in str(error.value)
     # What the message says to add is enough; a reward model's conversations need none.
-    added = re.search(r"add at its end: (.*)$", str(error.value))[1]
+    added = re.search(r"append: (.*)$", str(error.value))[1]
     mended = PromptTokenizer(
         make(template + added, bos_token="<|bos|>"), TemplateSettings(system=system)
     )

@@ -84,7 +84,9 @@ def test_columns_of_other_names(tmp_path):
         "answer": "2",
         "step": 3,
     }
-    with pytest.raises(ValueError, match="columns names 'text': a rollout has prompt, rendered_p"):
+    with pytest.raises(
+        ValueError, match="columns has 'text': a rollout's fields are prompt, rendered_p"
+    ):
         list(read_dump(path, {"text": "output"}))
 
 
@@ -127,7 +129,7 @@ def test_tables_of_trl(tmp_path):
     two = lines(tmp_path / "two.jsonl", {**TRL, "accuracy": 1.0, "format": 0.5, **noted})
     with pytest.raises(
         ValueError,
-        match=r"line 1: a completions table .* this has 'accuracy', 'format': name the one",
+        match=r"line 1: a completions table .* this has 'accuracy', 'format': name the right one",
     ):
         list(read_dump(two))
     (row,) = read_dump(two, {"reward": "format"})
@@ -172,7 +174,7 @@ def test_files_are_read_in_the_order_of_their_numbers(tmp_path):
             {"prompt": "1", "completion_ids": []},
             "'completion_ids' must be a list of token ids, .* at least one",
         ),
-        ({"prompt": "1", "completion_ids": [-1]}, "'completion_ids' has numbers that are no tok"),
+        ({"prompt": "1", "completion_ids": [-1]}, "'completion_ids' has numbers that are not tok"),
         (
             {"prompt": "1", "completion_ids": [1, 2], "logprobs": [-1]},
             "1 logprobs for 2 completion_ids",

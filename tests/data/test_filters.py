@@ -74,7 +74,7 @@ def test_reasons_are_counted(load):
     assert report.rows == report.kept + report.duplicates + report.broken + sum(
         report.filtered.values()
     )
-    with pytest.raises(ValueError, match=r"holds nothing usable: 3 rows, left out: 3 synthetic"):
+    with pytest.raises(ValueError, match=r"has no usable row: 3 rows, left out: 3 synthetic"):
         load(
             "numinamath",
             *({**GOOD, "source": "orca_math", "problem": f"no. {n}"} for n in range(3)),
@@ -136,11 +136,11 @@ def talk(*contents, **flags):
         ("wildchat", talk(" "), "blank"),
         ("wildchat", talk("?"), "too short"),
         ("wildchat", talk(5), "must be a text, got int"),
-        ("wildchat", {"conversation": []}, "no message of the user"),
+        ("wildchat", {"conversation": []}, "no user message"),
         (
             "wildchat",
             {"conversation": [{"role": "assistant", "content": "Hi"}, "x"]},
-            "no message of the user",
+            "no user message",
         ),
         ("wildchat", {"conversation": "Hi"}, "must be a list of messages, got str"),
         ("wildchat", {"prompt": "Hi"}, "must be a list of messages, got NoneType"),

@@ -231,5 +231,5 @@ def test_responses_beyond_the_segments_of_a_prompt_are_not_taken_for_the_next_on
     packed = pack(whole, row_length=4096, microbatch_rows=1, max_responses_per_row=slots)
     check(whole, packed, slots)
     beyond = make([(2, [1] * SEGMENT_STRIDE)], keep_together=True)
-    with pytest.raises(ValueError, match="1023 responses of a prompt at most: lower num_generat"):
+    with pytest.raises(ValueError, match="at most 1023 responses of a prompt: lower num_generat"):
         pack(beyond, row_length=4096, microbatch_rows=1, max_responses_per_row=slots)

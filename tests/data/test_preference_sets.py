@@ -141,7 +141,7 @@ def test_empty_and_equal_pairs_are_left_out(row: dict[str, Any], reason: str) ->
                 "chosen_ids": [1],
                 "rejected_ids": [1],
             },
-            "it has token ids, which are read from Parquet with all columns of a collect stage",
+            "it has token ids, which need a Parquet file with all columns of a collect stage",
         ),
     ],
 )

@@ -53,7 +53,7 @@ def test_what_became_of_the_rows_is_counted(jsonl):
     ]
     assert (report.rows, report.kept, report.duplicates, report.conflicts) == (5, 3, 2, 1)
     for content, message in (
-        (b"", "nothing usable: 0 rows"),
+        (b"", "no usable row: 0 rows"),
         (b"x\ny", r"2 rows, left out: 2 broken \(the first: .*1"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -122,7 +122,7 @@ def test_answers_inside_solutions(row, answer, solution):
 BROKEN = {
     b'{"problem": "x"': "not JSON",
     b'{"problem": "\xff"}': "not UTF-8 at byte 13",
-    b"[1, 2]": "an object with named fields is needed, got list",
+    b"[1, 2]": "must be an object with named fields, got list",
     b'"x"': "got str",
     b"{}": "no field 'problem' or 'question' or 'prompt' or 'messages'; the row has none",
     b'{"problem": null, "text": 1}': "the row has 'problem', 'text'",
@@ -186,7 +186,7 @@ def test_json_and_parquet_read_alike(tmp_path, jsonl):
     pq.write_table(pa.table({"problem": column}), table)
     problems, report = load_problems(str(table), on_error="skip")
     assert [problem.prompt for problem in problems] == ["good", "fine"]
-    assert "row 2: it holds what Python cannot: 'utf-8'" in report.errors[0]
+    assert "row 2: it has a value that Python cannot represent: 'utf-8'" in report.errors[0]
 
 
 def test_equal_long_texts_of_parquet_are_expanded_a_few_at_a_time(tmp_path, monkeypatch):
@@ -259,7 +259,7 @@ def test_parquet_that_grows_too_far_when_it_is_read_is_refused(tmp_path, monkeyp
     for what, table in tables.items():
         pq.write_table(table, path, compression="zstd")
         with pytest.raises(
-            ValueError, match=r"a\.parquet, group 1 of its rows: .* Write it in smaller groups"
+            ValueError, match=r"a\.parquet, group 1 of its rows: .* Write smaller groups"
         ):
             list(rows.file_rows(str(path)))
         assert path.stat().st_size < 100_000, what
@@ -342,15 +342,17 @@ def test_texts_conversations_and_files_have_bounds(jsonl, tmp_path, monkeypatch)
     monkeypatch.setattr(rows.storage, "MOST_JSON", size)
     assert len(load_problems(str(listed))[0]) == 1
     monkeypatch.setattr(rows.storage, "MOST_JSON", size - 1)
-    with pytest.raises(ValueError, match=r"rows\.json has more than .* bytes: make it \.jsonl"):
+    with pytest.raises(
+        ValueError, match=r"rows\.json has more than .* bytes: convert it to \.jsonl"
+    ):
         load_problems(str(listed))
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.json", b'{"problem": "x"}', "a list of objects is needed"),
-        ("a.json", b'{"problem": "x"}\n{"problem": "y"}', "goes into a .jsonl file"),
+        ("a.json", b'{"problem": "x"}', "must be a list of objects"),
+        ("a.json", b'{"problem": "x"}\n{"problem": "y"}', "in a .jsonl file"),
         ("a.json", b"\xff\xfe", "not UTF-8"),
         ("a.parquet", b"PAR1 no", "not a readable Parquet file"),
         ("a.parquet", b"", "not a readable Parquet file"),
@@ -382,8 +384,8 @@ def test_files_on_an_object_store(bucket):
         ("math-500", {}, "did you mean math500"),
         ("procedural:geometry", {"limit": 1}, "unknown procedural task"),
         ("procedural:slips", {"limit": 1, "split": "valid"}, "split must be one of"),
-        ("procedural:slips", {}, "no end"),
-        *((path, {"limit": 1, "revision": "v1"}, f"revision is 'v1', but '{path}' does not come from the hub")
+        ("procedural:slips", {}, "is endless"),
+        *((path, {"limit": 1, "revision": "v1"}, f"revision is 'v1', but '{path}' is not on the hub")
           for path in ("math500:file.jsonl", "file.jsonl", "procedural:slips")),
     ],
 )  # fmt: skip
@@ -523,7 +525,7 @@ def test_several_answers_are_graded_complete_and_in_any_order():
 )
 def test_a_hub_id_is_told_how_it_is_written(source):
     with pytest.raises(
-        ValueError, match=f"a data set on the Hugging Face hub is written hub:{source}, and a file"
+        ValueError, match=f"for a dataset on the Hugging Face hub write hub:{source}; a file"
     ):
         load_problems(source)
 

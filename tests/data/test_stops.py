@@ -148,9 +148,9 @@ def test_the_work_grows_with_the_length_alone(kind, text):
         ((1,), "stop is a list of texts"),
         (("",), "an empty text"),
         (("x" * 257,), "a text of 257 characters"),
-        (tuple("abcdefghijklmnopq"), "stop may have 16 texts, got 17"),
-        (("\ufffd",), "stand for broken characters"),
-        (("\ud800",), "stand for broken characters"),
+        (tuple("abcdefghijklmnopq"), "stop can have at most 16 texts, got 17"),
+        (("\ufffd",), "broken characters"),
+        (("\ud800",), "broken characters"),
     ],
 )
 def test_strings_that_cannot_end_a_response_are_refused(stop, message):

@@ -130,14 +130,14 @@ def test_failing_template_says_what_to_do(make):
     for template in ("{% for %}", "{{ ''.__class__.__mro__[1].__subclasses__() }}"):
         with pytest.raises(ValueError, match="chat template failed"):
             render(make(template), system="default")
-    with pytest.raises(ValueError, match="asks for the time in a format that it computes"):
+    with pytest.raises(ValueError, match="computes the format of a time"):
         render(make("{{ strftime_now(messages[0].content) }}"))
 
 
 def test_chat_settings_that_need_a_template(make):
     with pytest.raises(ValueError, match="no chat template"):
         Template(make(), TemplateSettings(chat=True))
-    with pytest.raises(ValueError, match="no chat template is in use to put it in"):
+    with pytest.raises(ValueError, match="no chat template is in use to insert it"):
         Template(make(), TemplateSettings(system="Be brief."))
 
 
@@ -164,7 +164,7 @@ def test_a_switch_that_changes_nothing_is_refused(make, thinking):
     """False is what a model without thoughts does anyway, and what one cannot do that begins each
     response with a thought."""
     asked = TemplateSettings(enable_thinking=thinking)
-    message = f"enable_thinking is {thinking}, and the chat template does not .*: leave it unset"
+    message = f"enable_thinking is {thinking}, but the chat template does not .*: leave it unset"
     plain = make.chatml_with_default
     always = plain.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n")
     assert always != plain
@@ -182,6 +182,6 @@ def test_a_switch_that_changes_nothing_is_refused(make, thinking):
 
 
 def test_without_a_template_nothing_can_be_made_to_think(make):
-    with pytest.raises(ValueError, match="enable_thinking is True, and no chat template is in use"):
+    with pytest.raises(ValueError, match="enable_thinking is True, but no chat template is in use"):
         Template(make(), TemplateSettings(enable_thinking=True))
     Template(make(), TemplateSettings(enable_thinking=False))

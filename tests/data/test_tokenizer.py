@@ -124,7 +124,7 @@ def test_tokens_that_the_embedding_has_no_row_for(make, name, adds_bos):
     for encode in (tokenizer.encode_prompt, tokenizer.encode_completion):
         with pytest.raises(
             ValueError,
-            match=f"'<image>', has the id {image}, .* has {image} rows.*stands in '.*an <im",
+            match=f"'<image>', has the id {image}, .* has {image} rows.*is in '.*an <im",
         ):
             encode("an <image>")
     for role, kind in (
@@ -157,7 +157,7 @@ def test_a_token_outside_the_embedding_may_stand_in_what_ran_already_but_is_not_
 
 @pytest.mark.parametrize("bad", [[True], [-1], [10**6], ["2"], [1.5]])
 def test_stop_tokens_from_files_are_checked(make, bad):
-    with pytest.raises(ValueError, match="end-of-sequence ids lie between 0 and"):
+    with pytest.raises(ValueError, match="end-of-sequence ids must be from 0 to"):
         PromptTokenizer(make(), eos_ids=bad)
 
 
@@ -204,8 +204,8 @@ def test_decode_hides_special_tokens_and_the_stop_token(make):
     [
         ("<|im_start|>", "to end responses there, add its id"),
         ("\n<|im_start|>user", "to end responses there, add its id"),
-        ("<|end|>", "leave the string out"),
-        ("x<|im_end|>", "leave the string out"),
+        ("<|end|>", "remove the string"),
+        ("x<|im_end|>", "remove the string"),
         ("</think>", None),  # which stays in the text
         ("im_start", None),
         ("\nProblem:", None),
@@ -218,7 +218,7 @@ def test_a_stop_string_that_the_text_of_responses_never_has_is_told(make, string
     said = tokenizer.stop_string_fault(string)
     assert bool(said) == (way is not None)
     if way is not None:
-        assert said.startswith(f"has {string!r}, and") and way in said
+        assert said.startswith(f"has {string!r}, but") and way in said
     ids = tokenizer.encode_text(string)
     # the warning is true
     assert (string in tokenizer.decode([*ids, tokenizer.stop_id])) == (way is None)
@@ -347,7 +347,7 @@ def test_tokenizers_that_cannot_be_loaded(tmp_path):
         load_tokenizer(tmp_path / "missing")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", "eos_token_id": 2}))
     with pytest.raises(
-        ValueError, match=r"the folder holds no tokenizer .*put the files of the one the model was"
+        ValueError, match=r"the folder contains no tokenizer .*copy the files of the model"
     ):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -372,7 +372,7 @@ def test_the_embedded_tokenizer_by_name():
 @pytest.mark.parametrize("text", ["What is three plus four?", "∑", "1+1=?\nGive a number"])
 def test_text_that_the_embedded_tokenizer_does_not_know_leads_to_model_path(name, text):
     with pytest.raises(
-        ValueError, match=r"a part of it is in no token.*: set model\.path to a model"
+        ValueError, match=r"no token covers a part of it.*: set model\.path to a model"
     ) as raised:
         load_tokenizer(name).encode_prompt(text)
     assert "WordLevel" not in str(raised.value)

@@ -137,13 +137,13 @@ def test_pairs_of_any_content_are_written_whole_and_checked(
     [
         ({"chosen_ids": IDS[:0]}, "pair 2 of 2: chosen_ids is empty"),
         ({"prompt_ids": IDS[:0]}, "pair 2 of 2: prompt_ids is empty"),
-        ({"rejected_ids": IDS + 9}, r"pair 2 of 2: rejected_ids has 11; ids lie between 0 and 9"),
-        ({"chosen_ids": IDS - 1}, r"pair 2 of 2: chosen_ids has -1; ids lie between 0 and 9"),
+        ({"rejected_ids": IDS + 9}, r"pair 2 of 2: rejected_ids has 11; ids must be from 0 to 9"),
+        ({"chosen_ids": IDS - 1}, r"pair 2 of 2: chosen_ids has -1; ids must be from 0 to 9"),
     ],
 )
 def test_pairs_that_cannot_be_trained_on(change: dict[str, Any], message: str) -> None:
     check_preferences("pairs.parquet", [PAIR, CHAT], 10)
     with pytest.raises(ValueError, match=rf"pairs\.parquet, {message}"):
         check_preferences("pairs.parquet", [PAIR, dataclasses.replace(PAIR, **change)], 10)
-    with pytest.raises(ValueError, match=r"pairs\.parquet holds no pairs"):
+    with pytest.raises(ValueError, match=r"pairs\.parquet has no pairs"):
         check_preferences("pairs.parquet", [], 10)

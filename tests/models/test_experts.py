@@ -173,7 +173,7 @@ def test_adapters_stand_beside_attention() -> None:
     assert config.lora.targets == ("q_proj", "k_proj", "v_proj", "o_proj")
     with pytest.raises(
         ValueError,
-        match="'up_proj', which is no linear layer of this model; experts have no adapters",
+        match="'up_proj', which is not a linear layer of this model; experts have no adapters",
     ):
         dataclasses.replace(MIXTURE, lora=Lora(2, 4.0, ("q_proj", "up_proj")))
 
@@ -181,10 +181,10 @@ def test_adapters_stand_beside_attention() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"quantise": "int8"}, "weights of experts are not held as codes"),
+        ({"quantise": "int8"}, "weights of experts cannot be quantised"),
         ({"num_experts": 2, "num_experts_per_tok": 3}, r"\(3\) is more than num_experts \(2\)"),
         ({"num_experts": -1}, "num_experts must be at least 1, got -1"),
-        ({"family": "qwen3"}, "num_experts: the family qwen3 has none"),
+        ({"family": "qwen3"}, "num_experts: the family qwen3 does not have this field"),
     ],
 )
 def test_wrong_settings(change: dict[str, Any], message: str) -> None:

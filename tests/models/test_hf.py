@@ -314,7 +314,7 @@ def test_missing_shard_and_escaping_index_are_refused(
     content = json.loads(index.read_text())
     second = content["weight_map"]["model.layers.0.mlp.down_proj.weight"]
     (tmp_path / "model" / second).rename(tmp_path / "away.safetensors")
-    with pytest.raises(ValueError, match=f"file {second} is missing; .* holds model"):
+    with pytest.raises(ValueError, match=f"file {second} is missing; .* lists model"):
         hf.load(tmp_path / "model")
     content["weight_map"]["model.norm.weight"] = "../away.safetensors"
     index.write_text(json.dumps(content))
@@ -369,7 +369,7 @@ def test_sampling_settings_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps(settings | others))
     assert hf.read_sampling(tmp_path) == settings
     (tmp_path / "generation_config.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"generation_config\.json must hold a JSON object"):
+    with pytest.raises(ValueError, match=r"generation_config\.json must contain a JSON object"):
         hf.read_sampling(tmp_path)
 
 
@@ -396,7 +396,7 @@ def test_killed_export_does_not_look_complete(
         patch.setattr("numpy.ascontiguousarray", killed)  # between the header and the first tensor
         with pytest.raises(KeyboardInterrupt):
             hf.save(model, tmp_path)
-    with pytest.raises(ValueError, match=r"holds no config\.json"):
+    with pytest.raises(ValueError, match=r"has no config\.json"):
         hf.load(tmp_path)
     hf.save(model, tmp_path)  # an unfinished export is taken up without asking
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -480,7 +480,7 @@ def test_a_pointer_of_git_lfs_is_named_as_one(
     [
         ("_orig_mod.", "torch.compile"),
         ("model._orig_mod.", "torch.compile"),
-        ("base_model.model.", r"PEFT's adapters in it: save what merge_and_unload\(\) returns"),
+        ("base_model.model.", r"PEFT's adapters in it: save the result of merge_and_unload\(\)"),
         ("module.", "DataParallel"),
     ],
 )
@@ -493,7 +493,7 @@ def test_a_wrapper_that_tensors_are_called_after_is_named(
         {f"{prefix}{name}": array for name, array in tensors.items()}, folder / "model.safetensors"
     )
     with pytest.raises(
-        ValueError, match=f"tensor {prefix}.* more are called after a model .*{cause}.*{prefix}"
+        ValueError, match=f"tensor {prefix}.* more are named after a model .*{cause}.*{prefix}"
     ):
         hf.load(folder)
 
@@ -509,7 +509,5 @@ def test_a_folder_of_adapters_says_what_to_do(
     (tmp_path / "adapter_config.json").write_text(
         json.dumps({"peft_type": "LORA", "base_model_name_or_path": base})
     )
-    with pytest.raises(
-        ValueError, match=rf"holds adapters, trained beside {base!r}: .*merge_and_unload"
-    ):
+    with pytest.raises(ValueError, match=rf"has adapters for {base!r}, .*merge_and_unload"):
         hf.load(tmp_path)

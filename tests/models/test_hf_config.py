@@ -180,7 +180,8 @@ def test_layers_without_rope_by_interval() -> None:
     assert config_from_hf(raw) == SHAPES["SmolLM3-3B"]
     assert config_from_hf({**raw, "no_rope_layer_interval": 3}).no_rope_layers == (1, 1, 0) * 12
     with pytest.raises(
-        ValueError, match=r"no_rope_layers must say 0 or 1 of each of 4 layers, got \(1, 1, 1, 0, 1"
+        ValueError,
+        match=r"no_rope_layers must have 0 or 1 for each of 4 layers, got \(1, 1, 1, 0, 1",
     ):
         dataclasses.replace(SHAPES["SmolLM3-3B"], num_hidden_layers=4)
 
@@ -350,12 +351,12 @@ def test_unused_window_is_accepted() -> None:
         (
             QWEN25_7B,
             {"layer_types": [FULL, SLIDING]},
-            "layer_types must be 28 times sliding_attention or full_att",
+            "layer_types must have 28 entries, each sliding_attention or full_att",
         ),
         (
             QWEN25_7B,
             {"layer_types": ["chunked_attention"] * 28},
-            "layer_types must be 28 times sliding_attention or",
+            "layer_types must have 28 entries, each sliding_attention or",
         ),
         (QWEN25_7B, {"layer_types": [SLIDING] * 28}, "sliding-window"),
         (MISTRAL, {"sliding_window": 64, "layer_types": [FULL] * 32}, "sliding-window"),
@@ -392,12 +393,12 @@ def test_unused_window_is_accepted() -> None:
         (
             GEMMA3_1B,
             {"rope_scaling": {"type": "linear", "factor": 8.0}},
-            "rope_scaling.type is 'linear', which transformers leaves unread",
+            "rope_scaling.type is 'linear', which transformers ignores",
         ),
         (
             OLMO3_7B,
             {"rope_scaling": {**OLMO3_7B["rope_scaling"], "truncate": False}},
-            "truncate is false, which transformers leaves unread",
+            "truncate is false, which transformers ignores",
         ),
         (
             QWEN25_7B,
@@ -452,7 +453,11 @@ def test_unused_window_is_accepted() -> None:
         (QWEN25_7B, {"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number"),
         (QWEN25_7B, {"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false"),
         (QWEN25_7B, {"hidden_size": 3585}, "not a multiple of num_attention_heads"),
-        (QWEN25_7B, {"attention_bias": True}, "attention_bias: the family qwen2 has none"),
+        (
+            QWEN25_7B,
+            {"attention_bias": True},
+            "attention_bias: the family qwen2 does not have this field",
+        ),
         (
             SMOLLM3,
             {"use_sliding_window": True, "sliding_window": 64, "layer_types": None},
@@ -471,7 +476,7 @@ def test_unused_window_is_accepted() -> None:
         (
             PHI3_MINI,
             {"rope_scaling": YARN},
-            "rope type 'yarn' is not supported; of this family def",
+            "rope type 'yarn' is not supported; this family supports def",
         ),
         (PHI3_MINI, {"embd_pdrop": 0.1}, "embd_pdrop = 0.1 is not supported"),
         (PHI3_MINI, {"lm_head_bias": True}, "lm_head_bias = True is not supported"),
@@ -494,32 +499,32 @@ def test_unused_window_is_accepted() -> None:
         (
             {**MISTRAL, "model_type": "ministral3"},
             {"rope_scaling": YARN},
-            "llama_4_scaling_beta is of ministral3, which has it, .* got None and yarn",
+            "llama_4_scaling_beta requires ministral3, where it must be set, .* got None and yarn",
         ),
         (
             {**MISTRAL, "model_type": "ministral3"},
             {},
-            "llama_4_scaling_beta is of ministral3, .* got None and default",
+            "llama_4_scaling_beta requires ministral3, .* got None and default",
         ),
         (
             MISTRAL,
             {"rope_scaling": {**YARN, "llama_4_scaling_beta": 0.1}},
-            "llama_4_scaling_beta is of ministral3, .* got 0.1 and yarn",
+            "llama_4_scaling_beta requires ministral3, .* got 0.1 and yarn",
         ),
         (
             LLAMA31_8B,
             {"attention_out_bias": True},
-            "attention_out_bias: the family llama has none",
+            "attention_out_bias: the family llama does not have this field",
         ),
         (
             LLAMA31_8B,
             {"logits_scaling": 8.0},
-            "logits_scaling: the family llama has none",
+            "logits_scaling: the family llama does not have this field",
         ),
         (
             LLAMA31_8B,
             {"attention_multiplier": 1},
-            "attention_multiplier: the family llama has none",
+            "attention_multiplier: the family llama does not have this field",
         ),
         (
             {**LLAMA31_8B, "model_type": "granite"},
@@ -565,7 +570,7 @@ def test_ministral_from_scratch_has_a_config_that_is_read_again():
                 "rope_parameters": {"rope_type": "default", "rope_theta": 1e7},
                 "rope_scaling": {"rope_type": "linear", "factor": 4.0},
             },
-            "rope_scaling says other than rope_parameters of rope_type, factor: leave one",
+            "rope_scaling and rope_parameters differ in rope_type, factor: remove one",
         ),
     ],
 )

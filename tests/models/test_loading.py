@@ -120,7 +120,7 @@ def test_what_is_wrong_in_a_store_is_named_by_its_url(
     references: dict[str, Any], bucket: Any
 ) -> None:
     where = "s3://bucket/data/model"
-    with pytest.raises(ValueError, match=f"{where} holds no config.json"):
+    with pytest.raises(ValueError, match=f"{where} has no config.json"):
         hf.load(hf.resolve(where))
     with pytest.raises(
         ValueError, match="paths are local, gs://BUCKET/… or s3://BUCKET/…, not az://"
@@ -136,11 +136,11 @@ def test_what_is_wrong_in_a_store_is_named_by_its_url(
         hf.load(where)
     files[1].unlink()
     with pytest.raises(
-        ValueError, match=f"{where}: file {files[1].name} is missing; .* holds model"
+        ValueError, match=f"{where}: file {files[1].name} is missing; .* lists model"
     ):
         hf.load(where)
     (bucket / "model" / "model.safetensors.index.json").unlink()
-    with pytest.raises(ValueError, match=f"{where} holds neither model.safetensors nor"):
+    with pytest.raises(ValueError, match=f"{where} has neither model.safetensors nor"):
         hf.load(where)
 
 
@@ -153,7 +153,8 @@ def test_nothing_is_made_on_a_device_before_all_headers_are_checked(
     last.write_bytes(last.read_bytes()[:-1])
     before = {id(array) for array in jax.live_arrays()}
     with pytest.raises(
-        ValueError, match=rf"{last.name} is not .* truncated: tensor ({'|'.join(names)}) ends after"
+        ValueError,
+        match=rf"{last.name} is not .* truncated: tensor ({'|'.join(names)}) extends beyond",
     ):
         hf.load(tmp_path / "model", mesh=meshes.make_mesh())
     assert {id(array) for array in jax.live_arrays()} <= before

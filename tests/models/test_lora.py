@@ -46,7 +46,7 @@ TOKENS = np.arange(24).reshape(2, 12) % 64
     [
         (
             {"rank": 2, "alpha": 1.0, "targets": ("q",)},
-            "has 'q', which is no linear layer of this model; there are .*down_proj$",
+            "has 'q', which is not a linear layer of this model; choose from .*down_proj$",
         ),
         ({"rank": 2, "alpha": 1.0, "targets": ()}, "at least one layer"),
         ({"rank": 2, "alpha": 1.0, "targets": ("q_proj", "q_proj")}, "none twice"),

@@ -142,8 +142,8 @@ def zeros(*shape: int) -> np.ndarray:
             r"LlamaForOtherThings.* may read score\.weight elsewhere",
         ),
         ({}, {"pad_token_id": "x"}, r"pad_token_id must be a token id"),
-        ({"score.weight": None}, {}, r"holds neither score\.weight nor v_head\.weight"),
-        ({"v_head.weight": zeros(1, 48)}, {}, r"holds both score\.weight and v_head\.weight"),
+        ({"score.weight": None}, {}, r"has neither score\.weight nor v_head\.weight"),
+        ({"v_head.weight": zeros(1, 48)}, {}, r"has both score\.weight and v_head\.weight"),
         (
             {"v_head.weight": zeros(1, 48), "score.weight": None},
             {},

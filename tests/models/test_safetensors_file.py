@@ -79,9 +79,9 @@ def entry(shape: Any, *offsets: Any, dtype: Any = "F32") -> dict[str, Any]:
         ({"t": entry([2], 0, 8), "u": entry([2], 8, 16)}, None),
         (
             {"t": entry([2], 0, 8), "u": entry([3], 8, 20)},
-            "truncated: tensor u ends after the end of the file",
+            "truncated: tensor u extends beyond the end of the file",
         ),
-        ({"t": entry([2], 0, 8)}, "the tensors take 8 bytes, the file has 16 for them"),
+        ({"t": entry([2], 0, 8)}, "the tensors need 8 bytes, but the file has 16 for them"),
         (
             {"t": entry([2], 0, 8), "u": entry([1], 12, 16)},
             "tensor u begins at byte 12 of the data, expected 8",
@@ -99,7 +99,7 @@ def entry(shape: Any, *offsets: Any, dtype: Any = "F32") -> dict[str, Any]:
         ({"t": entry([4], 16, 0)}, "tensor t: its entry"),
         ({"t": entry([4], 0, 16, dtype=None)}, "tensor t: its entry"),
         ({"t": 3}, "tensor t: its entry"),
-        ([], "its header is no JSON object"),
+        ([], "its header is not a JSON object"),
         (b"\xff\xff", "codec can't decode"),
         (b"{", "Expecting property name"),
     ],

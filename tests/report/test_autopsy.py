@@ -149,7 +149,7 @@ def test_rows_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path) -> No
     write_autopsy(found, page, [dump], tmp_path / "out", {}, "")
     kept = (tmp_path / "out" / "rollouts.jsonl").read_text().splitlines()
     assert list(map(json.loads, kept)) == rows
-    with pytest.raises(ValueError, match=r"dump\.jsonl holds nothing usable: 3 rows"):
+    with pytest.raises(ValueError, match=r"dump\.jsonl has no usable row: 3 rows"):
         read([save(tmp_path / "dump.jsonl", broken)])
 
 

@@ -172,7 +172,7 @@ def test_golds_that_the_machine_keeps_from_being_read_are_an_error_and_not_unrea
         pool.read(["x+1"])
         pool.wall_seconds = 0.05
         with pytest.raises(
-            RuntimeError, match=r"ended a verifier worker twice.*'y\+1'.*Lower reward.workers"
+            RuntimeError, match=r"ended a verifier worker twice.*'y\+1'.*lower reward.workers"
         ):
             pool.read(["72", "y+1", SLOW])
         with pytest.raises(RuntimeError, match="ended a verifier worker twice"):
@@ -333,9 +333,9 @@ def test_a_running_worker_has_nothing_of_its_parents(
     worker = Worker(1.0, 1024)
     try:
         process = Path(f"/proc/{worker.process.pid}")
-        assert worker.ask(["x+1", "1+x", 6], 60.0)[0] == Verdict.CORRECT.value
+        assert worker.send(["x+1", "1+x", 6], 60.0)[0] == Verdict.CORRECT.value
         # lines carry any text
-        assert worker.ask(["\x00 \ud83d ٣ \n", "3", 6], 60.0)[0] == Verdict.CORRECT.value
+        assert worker.send(["\x00 \ud83d ٣ \n", "3", 6], 60.0)[0] == Verdict.CORRECT.value
         environment = dict(
             pair.split("=", 1) for pair in (process / "environ").read_text().split("\0") if pair
         )

@@ -357,7 +357,7 @@ QUESTIONS = TEMPLATE.replace("for m in messages", "for m in messages if m.role !
     ("special", "template", "message"),
     [
         (SMALL, None, "has no chat template.*put its chat_template.jinja into a copy"),
-        (LLAMA31, TEMPLATE, "262 words, its tokenizer 128010"),
+        (LLAMA31, TEMPLATE, "262 words, but its tokenizer has 128010"),
         (
             SMALL,
             QUESTIONS,

@@ -105,12 +105,12 @@ def test_what_cannot_be_trained_on_is_left_out_and_counted(small, tmp_path, open
         "1 with a prompt longer than data.max_prompt_length, 64 tokens",
         "1 longer than max_length or the model's positions, 80 tokens",
         "2 that cannot be tokenised (the first: ",
-        "set.jsonl, line 8: the special token '<|start|>' stands in the text itself",
+        "set.jsonl, line 8: the special token '<|start|>' is in the text itself",
     ):
         assert reason in " ".join(said.split()), reason
     with pytest.raises(
         ValueError,
-        match=r"set\.jsonl holds nothing usable: 1 rows, left out: 1 with two equal resp",
+        match=r"set\.jsonl has no usable row: 1 rows, left out: 1 with two equal resp",
     ):
         read(small, tmp_path, opened, rows[3:4])
     with pytest.raises(ValueError, match=r"set\.jsonl, line 2: no column 'chosen'"):
@@ -120,7 +120,7 @@ def test_what_cannot_be_trained_on_is_left_out_and_counted(small, tmp_path, open
     assert len(read(small, tmp_path, opened, [*rows[:1], *broken])) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "set.jsonl left out: 3 broken (the first: " in said
-    with pytest.raises(ValueError, match=r"set\.jsonl holds nothing usable: 3 rows"):
+    with pytest.raises(ValueError, match=r"set\.jsonl has no usable row: 3 rows"):
         read(small, tmp_path, opened, broken)
 
 
@@ -164,7 +164,7 @@ def test_pairs_with_all_columns_of_a_collect_stage_train_on_their_ids(small, tmp
     small.stages.dpo.max_length = 4
     session = opened(small, tmp_path / "work")
     with pytest.raises(
-        ValueError, match=r"nothing usable: 2 rows, left out: 2 longer than max_length .*, 4 tok"
+        ValueError, match=r"no usable row: 2 rows, left out: 2 longer than max_length .*, 4 tok"
     ):
         offline.read(session, session.config.stages["dpo"])
 

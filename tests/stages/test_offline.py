@@ -121,7 +121,7 @@ def test_an_empty_response_is_refused_before_training(small, tmp_path, opened):
     pairs = made(4)
     pairs[2] = dataclasses.replace(pairs[2], rejected_ids=np.zeros(0, np.int32))
     write_preferences(tmp_path / "pairs.parquet", pairs)
-    with pytest.raises(ValueError, match="each response has at least 1"):
+    with pytest.raises(ValueError, match="each response need at least 1"):
         run(opened(small, tmp_path))
     assert not (tmp_path / "01-dpo" / "checkpoints").exists()
 

@@ -131,7 +131,7 @@ def test_a_policy_that_is_another_model_is_refused_before_any_work(config, tmp_p
 
     storage.write_json(other / "config.json", own)
     (other / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"^stages\.evaluate\.policies .* holds neither model\.s"):
+    with pytest.raises(ValueError, match=r"^stages\.evaluate\.policies .* has neither model\.s"):
         opened(config, tmp_path / "none", names=["evaluate"])
 
 
@@ -214,7 +214,7 @@ def test_revisions_reach_the_loader(config, tmp_path, opened):
     config.stages.sft.data.revision = "v1"
     session = opened(config, tmp_path)
     with pytest.raises(
-        ValueError, match="revision is 'v1', but 'procedural:chains' does not come from the hub"
+        ValueError, match="revision is 'v1', but 'procedural:chains' is not on the hub"
     ):
         sft.examples(session, "sft", session.config.stage("sft", Sft))
     config.data.dev.revision = "v2"

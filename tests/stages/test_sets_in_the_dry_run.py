@@ -94,7 +94,7 @@ def test_broken_rows_of_recorded_rollouts_are_left_out_where_a_setting_allows_it
     only(several, "collect")
     with open(tmp_path / "dump.jsonl", "a") as file:
         file.write('{"prompt": "Add 5?"}\n' * 4)
-    with pytest.raises(ValueError, match=r'Of 8 rows 4 are broken, .* on_error="skip"'):
+    with pytest.raises(ValueError, match=r'4 of 8 rows are broken; .* on_error="skip"'):
         dryrun.show(several)
     several.stages.collect.dump.on_error = "skip"
     dryrun.show(several)
@@ -122,7 +122,9 @@ def test_the_dry_run_grades_as_the_run(several, tmp_path, opened, capsys):
 def test_thoughts_that_the_template_does_not_write_are_refused(several, tmp_path):
     only(several, "sft")
     make_tokenizer(QWEN).save_pretrained(tmp_path / "tokenizer")
-    with pytest.raises(ValueError, match=r"18 have 'reasoning_content' .*line 1.* does not write"):
+    with pytest.raises(
+        ValueError, match=r"18 have 'reasoning_content' .*line 1.* No chat template in use writes"
+    ):
         dryrun.show(several)
 
 

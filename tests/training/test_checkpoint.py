@@ -269,9 +269,7 @@ def test_a_damaged_checkpoint_is_moved_aside_and_never_deleted(tmp_path: Path, b
         assert checkpoints.set_aside(4) == str(target)
         assert (target / "params").is_dir() and checkpoints.steps() == []
     (bucket / "checkpoints" / "4" / "file").write_text("x")
-    with pytest.raises(
-        ValueError, match="nothing is deleted on an object store"
-    ):  # which has no rename
+    with pytest.raises(ValueError, match="deletes nothing on an object"):  # which has no rename
         Checkpoints(bucket / "checkpoints").set_aside(4)
     assert (bucket / "checkpoints" / "4" / "file").exists()
 
