@@ -46,9 +46,9 @@ class PromptStats:
     same: float | None = None
     times: int = 0
 
-    def is_dropped(self, drop_solved: int) -> bool:
-        """Return whether it is left out: after this many groups with one same reward; 0: never."""
-        return 0 < drop_solved <= self.times
+    def is_dropped(self, chosen_by: Filter) -> bool:
+        """Return whether it is left out: after drop_solved groups with one same reward; 0: never."""
+        return 0 < chosen_by.drop_solved <= self.times
 
     def is_out_of_window(self, window: tuple[float, float]) -> bool:
         """Return whether its pass rate is outside the window; a lower end of 0 or an upper end of 1
@@ -92,9 +92,9 @@ class History:
         seen.same = float(values[0])
         seen.times += 1
 
-    def share_retired(self, drop_solved: int, records: int) -> float:
+    def share_retired(self, chosen_by: Filter, records: int) -> float:
         """Compute the share of all records that are retired."""
-        return sum(seen.is_dropped(drop_solved) for seen in self.seen.values()) / records
+        return sum(seen.is_dropped(chosen_by) for seen in self.seen.values()) / records
 
     def state(self) -> dict[str, list[Any]]:
         """Return the history for JSON: {index: [groups, pass rate, same, times]}."""
@@ -147,7 +147,7 @@ def draw(
         index, visit = order[cursor]
         cursor += 1
         seen = history.seen.get(index, PromptStats())
-        if seen.is_dropped(chosen_by.drop_solved):
+        if seen.is_dropped(chosen_by):
             retired.append((index, visit))
         elif (
             seen.is_out_of_window(chosen_by.window)

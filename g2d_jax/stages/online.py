@@ -206,7 +206,7 @@ def _sample_window(
     if stage.filter.targets:
         problems = len(source.sampling.prompts.train)
         metrics |= {
-            "curriculum/retired": state.history.share_retired(stage.filter.drop_solved, problems),
+            "curriculum/retired": state.history.share_retired(stage.filter, problems),
             "curriculum/skipped": float(cursor.skipped),
             "curriculum/saved": cursor.skipped / (cursor.drawn + cursor.skipped),
         }

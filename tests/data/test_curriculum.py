@@ -75,7 +75,12 @@ def test_prompts_retire_until_a_group_differs():
 
 def test_share_retired_is_of_all_records():
     history = history_of((0, [0, 0]), (0, [0, 0]), (4, [1, 1]), (5, [1, 0]))
-    assert [history.share_retired(after, 8) for after in range(4)] == [0, 0.25, 0.125, 0]
+    assert [history.share_retired(Filter(drop_solved=after), 8) for after in range(4)] == [
+        0,
+        0.25,
+        0.125,
+        0,
+    ]
 
 
 def test_prompts_outside_the_window():
