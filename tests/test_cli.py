@@ -524,7 +524,7 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     unread = "--config.stages.dpo.simpo_gamma=2.0"
     shown = g2d("run", "--config", TINY, "--dry-run", *stops, unread)
     assert (
-        "WARNING: stages.dpo.simpo_gamma is set, and loss_type='sigmoid' does not read it" in shown
+        "WARNING: stages.dpo.simpo_gamma is set, and loss_type='sigmoid' ignores it" in shown
     )
     assert (
         "WARNING: stages.warmup.sampling.stop has '}', which ends 80 of 80 right responses early:"
@@ -572,7 +572,7 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
         (["--config.data.train.path=."], "is a folder: give a file in it that ends in .jsonl"),
         (
             ["--config.stages.collect.num_generations=1"],
-            "num_generations is 1, and a preference pair takes two respon",
+            "num_generations is 1, but a preference pair needs two respon",
         ),
         (["--config.reward.function=test_cli:broken"], "test_cli.py, line"),
     ],

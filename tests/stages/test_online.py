@@ -261,7 +261,7 @@ def test_settings_of_sampling_are_refused_beside_a_dump(warmup, changes, message
 def test_columns_without_a_dump_are_refused(warmup):
     warmup.stages.warmup.dump.columns = {"reward": "accuracy"}
     with pytest.raises(
-        ValueError, match=r"dump\.path is not set, and other settings of a dump are"
+        ValueError, match=r"dump\.path is not set, but other settings of the dump are"
     ):
         check.checked(warmup)
 
