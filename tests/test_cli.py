@@ -179,7 +179,7 @@ def test_status_and_report_tell_a_run_at_work_from_one_that_died(
         assert cells(said)[3][2:] == ["running 3 of 9, 0:00:42 left", "", "", "3.0"]
         assert "\ndpo: loss 0.5\n" in said
         assert re.search(
-            r" works on it now(, with \d+\.\d GiB of host memory, its children's too)?\n$", said
+            r" works on it now(, with \d+\.\d GiB of host memory, including its children)?\n$", said
         )
         assert "a run under way (not begun: dpo, evaluate)" in state(read_run(begun))
     with Tracker(begun, tensorboard=False) as tracker:
@@ -633,7 +633,7 @@ def test_a_work_directory_needs_no_option(command: str, capsys: pytest.CaptureFi
         return
     with pytest.raises(SystemExit):
         cli.parse(command.split())
-    assert "a work directory is needed: WORKDIR, or --workdir WORKDIR" in capsys.readouterr().err
+    assert "add a work directory: WORKDIR, or --workdir WORKDIR" in capsys.readouterr().err
 
 
 def test_settings_are_told_apart_from_a_work_directory(capsys: pytest.CaptureFixture[str]) -> None:
@@ -689,7 +689,7 @@ def test_any_text_survives_the_command_line(value: str, command: str, before: bo
         (["--config.seed", "=", "5"], "write --config.seed=5,"),
         (["--config.seed", "=5"], "write --config.seed=5,"),
         (["--config.seed", "--dry-run"], "write --config.seed=VALUE,"),
-        (["--workdir=-x"], "'-x' is no work directory, for it begins with '-'"),
+        (["--workdir=-x"], "'-x' is not a work directory, since it begins with '-'"),
         (["--", "--config.seed=3"], "'--config.seed=3' is no work directory"),
         (
             ["--confg.tokenizer.system=You are"],
@@ -698,7 +698,7 @@ def test_any_text_survives_the_command_line(value: str, command: str, before: bo
         (["-5"], "'-5' is no work directory"),
         (
             ["--stages.warmup.steps=5"],
-            "'--stages.warmup.steps=5'; settings are written --config.field=value",
+            "'--stages.warmup.steps=5'; write settings as --config.field=value",
         ),
     ],
 )
@@ -733,7 +733,7 @@ def test_settings_of_a_finished_run_are_refused_by_name(
 ) -> None:
     with pytest.raises(SystemExit):
         cli.parse([*command.split(), "--config.stages.warmup.keep=3"])
-    assert "--config.stages.warmup.keep: settings belong to the run" in capsys.readouterr().err
+    assert "--config.stages.warmup.keep: this command reads the run's settings" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("end", [[""], []], ids=["empty", "eof"])
@@ -1225,7 +1225,7 @@ def as_typed(g2d: G2D, folder: Path, config: str, reward: str) -> str:
             CONFIG,
             "class Own(list):\n    def __len__(self): raise SystemExit(0)\n"
             "def graded(completions):\n    return Own([1.0 for _ in completions])",
-            "line 2, in __len__: SystemExit: 0: code that a command calls must return",
+            "line 2, in __len__: SystemExit: 0: code called by a command must return",
         ),
     ],
 )
@@ -1344,7 +1344,7 @@ def test_a_reward_that_a_work_directory_names_comes_with_the_folder_to_give(tmp_
 
 @pytest.mark.parametrize(
     ("typed", "hint"),
-    [("--dryrun", ", did you mean --dry-run?"), ("--seed=3", "; settings are written --config.")],
+    [("--dryrun", ", did you mean --dry-run?"), ("--seed=3", "; write settings as --config.")],
 )
 def test_an_option_that_there_is_not(
     typed: str, hint: str, capsys: pytest.CaptureFixture[str]
