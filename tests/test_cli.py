@@ -181,7 +181,7 @@ def test_status_and_report_tell_a_run_at_work_from_one_that_died(
         assert re.search(
             r" works on it now(, with \d+\.\d GiB of host memory, including its children)?\n$", said
         )
-        assert "a run under way (not begun: dpo, evaluate)" in state(read_run(begun))
+        assert "This run is still running (not begun: dpo, evaluate)" in state(read_run(begun))
     with Tracker(begun, tensorboard=False) as tracker:
         tracker.log("dpo", 1, {"loss": 0.5})
     (begun / "04-dpo").mkdir()
@@ -232,8 +232,8 @@ def test_what_only_informs_never_blocks(work: Path, tmp_path: Path, g2d: G2D) ->
     said = g2d("status", hurt)
     assert [row[2] for row in cells(said)] == ["damaged", "done", "done", "done", "damaged"]
     assert (
-        "evaluate has a record that cannot be read: " in said
-        and "sft has a record that cannot be read: " in said
+        "evaluate has a damaged record: " in said
+        and "sft has a damaged record: " in said
     )
     g2d("report", hurt)
     warnings = [
@@ -929,7 +929,7 @@ def test_compare(
         str(tmp_path / "compare" / f"compare.{kind}") for kind in ("html", "md", "csv")
     ]
     assert "A: warm-up" in g2d("compare", work, point, "--policies", "all")
-    assert "holds other things than a comparison" in g2d(
+    assert "holds files that are not of a comparison" in g2d(
         "compare", work, point, "--output", work, refused=True
     )
     unfinished = study / "points" / "mine" / "K=2"
@@ -984,7 +984,7 @@ def test_what_is_shown_of_answers_is_told_from_the_answers(
             show(tracker, problem, [(rollout, evil, "0 incorrect")])
         shown[show] = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
     lines = [line.rstrip() for line in shown[answers._show_on_terminal].splitlines()]
-    start = lines.index("0 incorrect · 3 tokens · cut at the limit · mean log-prob -0.50")
+    start = lines.index("0 incorrect · 3 tokens · truncated · mean log-prob -0.50")
     assert lines[:start] == ["", "x | y", "problem: z", "reference answer: 7", ""]
     assert all(line.startswith("  ") for line in lines[start + 1 :])
     assert max(map(len, lines)) <= 80 and "\x1b" not in "".join(lines)

@@ -259,13 +259,9 @@ def _rates(
             raise ValueError("--topology, --price and --response need a recipe: add --as")
         return {}
     if arguments.price is not None and arguments.price < 0:
-        raise ValueError(
-            f"--price is per device and hour and at least 0, got {arguments.price:g}"
-        )
+        raise ValueError(f"--price is per device and hour and at least 0, got {arguments.price:g}")
     if arguments.response is not None and arguments.response < 1:
-        raise ValueError(
-            f"--response is a number of tokens, at least 1, got {arguments.response}"
-        )
+        raise ValueError(f"--response is a number of tokens, at least 1, got {arguments.response}")
     if arguments.topology is None or not names:
         raise ValueError(
             "--as prices the tokens of a study: add a directory of studies, and --topology"

@@ -71,9 +71,9 @@ def test_a_finished_run_has_everything_and_its_numbers(report_of):
     before = of_a_stage(folder / "04-dpo").measures["before"]
     gap = moved["gap in log-prob, chosen − rejected, nats"]
     assert gap["before dpo"] == f"{before['gap_mean']:.2f}"
-    assert moved["pairs ranked right %"]["before dpo"] == f"{100 * before['frac_ranked']:.1f}"
+    assert moved["pairs ranked correctly %"]["before dpo"] == f"{100 * before['frac_ranked']:.1f}"
     assert (
-        not re.search(r"p10|gap_|_mean\b", " ".join(page.tables)) and "under way" not in page.text
+        not re.search(r"p10|gap_|_mean\b", " ".join(page.tables)) and "still running" not in page.text
     )
     assert "· seed 0" in page.text and '"name": "tiny"' in page.text
 
