@@ -227,7 +227,7 @@ def test_what_only_informs_never_blocks(work: Path, tmp_path: Path, g2d: G2D) ->
     (hurt / "01-sft" / "manifest.json").write_bytes(b"{")
     said = g2d("export", hurt, "--output", tmp_path / "another")
     assert f"WARNING: {count + 1} damaged lines or files of " in said
-    assert "WARNING: evaluate is left out: " in said and "WARNING: sft is left out: " in said
+    assert "WARNING: evaluate is ignored: " in said and "WARNING: sft is ignored: " in said
     assert "05-evaluate" not in (tmp_path / "another" / "README.md").read_text()
     said = g2d("status", hurt)
     assert [row[2] for row in cells(said)] == ["damaged", "done", "done", "done", "damaged"]
@@ -241,7 +241,7 @@ def test_what_only_informs_never_blocks(work: Path, tmp_path: Path, g2d: G2D) ->
         for line in (hurt / "report.md").read_text().splitlines()
         if line.startswith("- Warning: ")
     ]
-    assert any("evaluate is left out: " in line for line in warnings)
+    assert any("evaluate is ignored: " in line for line in warnings)
     assert any("environment.json" in line for line in warnings)
     (hurt / "04-dpo" / "manifest.json").write_bytes(b'{"done": true}')  # what decides stays strict
     assert "edited or damaged" in g2d("export", hurt, "--output", tmp_path / "other", refused=True)
@@ -839,7 +839,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, g2d: G2D) -> None:
     (tmp_path / "file").touch()
     places = {
         f"{tmp_path}/file": (
-            f"cannot create the folder: File exists: '{tmp_path}/file'; a file is there: choose another"
+            f"cannot create the folder: File exists: '{tmp_path}/file'; this is a file: choose another"
         ),
         # nobody makes a folder there, not even root
         "/sys/g2d": "'/sys/g2d'; .*choose a(nother)? folder",
@@ -1097,7 +1097,7 @@ def test_devices_that_are_not_here_are_told_in_a_line(
     done = subprocess.run(python, env=environment, cwd=work.parent, capture_output=True, text=True)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()[-1:]
-    assert line.startswith("g2d: JAX_PLATFORMS is 'cuda', and JAX finds no such devices: ")
+    assert line.startswith("g2d: JAX_PLATFORMS is 'cuda', but JAX finds no such devices: ")
     assert "Traceback" not in done.stderr and "pip install '.[cuda]'" in line
     assert not (work.parent / "new" / "config.json").exists()
 

@@ -312,7 +312,7 @@ def test_a_proxy_that_cannot_be_used_is_refused_before_anything_is_asked(
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", proxy)
     monkeypatch.setenv("https_proxy", proxy)
-    with pytest.raises(ValueError, match="HTTPS_PROXY names no proxy") as caught:
+    with pytest.raises(ValueError, match="HTTPS_PROXY is not an http proxy") as caught:
         endpoint.check_url("https://server.test/v1")
     assert "secret" not in str(caught.value)
     endpoint.check_url("http://server.test/v1")  # which needs none
