@@ -126,7 +126,7 @@ def test_archived_rollouts_need_an_online_policy_of_some_steps(config: ConfigDic
     config.stages.collect.rollouts = "archive"
     run_issues.checked(config)
     config.stages.warmup.steps = 0
-    with pytest.raises(ValueError, match="but .warmup. is at step 0"):
+    with pytest.raises(ValueError, match="but 'warmup' is at step 0"):
         run_issues.checked(config)
     config.stages.collect.policy = "sft"
     with pytest.raises(ValueError, match=r"is 'sft', and .* needs an online stage of this run"):

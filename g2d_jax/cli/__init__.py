@@ -181,7 +181,7 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _config(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    """Print settings as FIELD=VALUE, which --config.FIELD=VALUE takes."""
+    """Print settings as FIELD=VALUE, the form that --config.FIELD=VALUE accepts."""
     config = resolve(arguments.config, overrides)
     usual = config_io.flat(config_io.defaults(config))
     values = config_io.flat(config)

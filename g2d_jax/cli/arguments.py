@@ -217,7 +217,7 @@ def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         add(name, action="append", default=[], metavar="FIELD=V,V", help=what)
     add("--seeds", type=_integers, default=(), metavar="N,N", help="every point with each seed")
-    add("--dry-run", action="store_true", help="list the points, and what is left to compute")
+    add("--dry-run", action="store_true", help="list the points, and the work left in each")
     _several(parser)
 
 

@@ -85,8 +85,8 @@ class Parts(NamedTuple):
 
 
 def is_path(text: str) -> bool:
-    """Return whether a text has the form of a path. A hub id never starts with "/", "." or "~", has
-    no scheme and at most one "/", and does not end like a data or weights file."""
+    """Return whether a text has the form of a path. A hub id never starts with "/", "." or "~", and
+    has at most one "/" and no scheme. It does not end like a data or weights file."""
     return (
         text.startswith(("/", ".", "~"))
         or not storage.is_local(text)

@@ -5,10 +5,10 @@
     configs/sweep-k.py    ─► the same over K
     configs/bridging-*.py ─► maths(), adam(), as_published(), … with the stages of that paper's rows
 
-The G2D paper (arXiv 2605.21266) states K, the models, MATH-500 as the test, and that K = 150 costs
-about a fourth of GRPO, but no hyper-parameters. "Bridging" (arXiv 2506.21495) states those of GRPO
-and DPO with verifiable rewards (table 4, verifiable tasks, and 3.2); they fill the gaps. "chosen":
-in neither paper. Bridging's code: its authors' published recipe
+The G2D paper (arXiv 2605.21266) states K, the models, MATH-500 as the test, and a cost of K = 150
+of about a fourth of GRPO. It states no hyper-parameters. "Bridging" (arXiv 2506.21495) states those
+of GRPO and DPO with verifiable rewards (table 4, verifiable tasks, and 3.2); they fill the gaps.
+"chosen": in neither paper. Bridging's code: its authors' published recipe
 (github.com/facebookresearch/fairseq2, recipes/lm/_online_finetune).
 """
 

@@ -175,12 +175,12 @@ class Autopsy:
         pairs = 0
         for _, group in rows.groupby("group"):
             pairs += len(choose(group[column].to_numpy(), PAIRS, group["content"].tolist()))
-        figures = informativeness.summary(rows)
+        measures = informativeness.summary(rows)
         if self.rows["answer"].isna().all():
-            figures["distinct_answers"] = math.nan
-        figures["reward_mean"] = float(prompts["reward_mean"].mean())
-        figures["reward_std"] = float(np.sqrt(prompts["reward_variance"]).mean())
-        return {**figures, "pairs": pairs}
+            measures["distinct_answers"] = math.nan
+        measures["reward_mean"] = float(prompts["reward_mean"].mean())
+        measures["reward_std"] = float(np.sqrt(prompts["reward_variance"]).mean())
+        return {**measures, "pairs": pairs}
 
 
 def read(
@@ -205,8 +205,8 @@ def read(
     verifiable = len(rewards) <= 2
     is_judged = rows["reward"].notna() & verifiable
     rows["correct"] = (rows["reward"] > above).astype(float).where(is_judged)
-    drawn = rows[["problem_id", "content"]].agg(tuple, axis=1).groupby(rows["step"]).agg(frozenset)
-    repeated = drawn.index[drawn.duplicated()].tolist()
+    seen = rows[["problem_id", "content"]].agg(tuple, axis=1).groupby(rows["step"]).agg(frozenset)
+    repeated = seen.index[seen.duplicated()].tolist()
     rows = rows[~rows["step"].isin(repeated)]
     rows = rows.assign(group=rows.groupby(["step", "problem_id"]).ngroup())
     return Autopsy(rows, verifiable, above, repeated, counted.left_out)
@@ -328,9 +328,9 @@ def _tables(autopsy: Autopsy) -> Iterator[Table]:
     lines = []
     steps = autopsy.measures.index
     for part in np.array_split(steps, min(LINES, len(steps))):
-        figures = autopsy.measure(autopsy.between(part[0], part[-1]))
+        measures = autopsy.measure(autopsy.between(part[0], part[-1]))
         named = "–".join(dict.fromkeys([str(part[0]), str(part[-1])]))
-        lines.append({"steps": named, **fmt.cells(columns, figures.__getitem__)})
+        lines.append({"steps": named, **fmt.cells(columns, measures.__getitem__)})
     units = " or ".join(sorted(autopsy.rows["unit"].unique()))
     heads = ["steps", *(head for head, _ in columns.values())]
     shown = {"Measures of each step": heads[:FIRST]}
@@ -342,8 +342,8 @@ def _tables(autopsy: Autopsy) -> Iterator[Table]:
 def _frame(autopsy: Autopsy) -> pd.DataFrame:
     """Tabulate all measures of autopsy.csv: of every step, and of the bend ("bend/step/low")."""
     rows = []
-    for step, figures in autopsy.measures.to_dict("index").items():
-        rows += [(str(step), measure, value) for measure, value in figures.items()]
+    for step, measures in autopsy.measures.to_dict("index").items():
+        rows += [(str(step), measure, value) for measure, value in measures.items()]
     for part in ("step", "before", "after") if autopsy.bend else ():
         for end, value in getattr(autopsy.bend, part)._asdict().items():
             rows.append(("", f"bend/{part}/{end}", value))

@@ -96,8 +96,9 @@ def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> 
 
     Problems are equal if their ids are, which are hashes of their text. policies: "ends" for each
     run's first and last one, or "all". Each run's evaluation is the last of `Run.widest_last`, on
-    test if all runs have one. Raises ValueError for fewer than two runs, a run named twice, a
-    folder that is not a run, a run without a finished evaluation, and for no common problem.
+    test if all runs have one. Raises ValueError for fewer than two
+    runs, a run named twice, and a folder that is not a run. So it does for a run without a finished
+    evaluation, and without a common problem.
     """
     sides = _sides(workdirs)
     common = set.intersection(*(set(side.evaluation.ids) for side in sides))

@@ -93,7 +93,7 @@ class _Follower:
         began, every = time.thread_time(), SHORTEST
         with self._only_warned():
             report = page_of(self._session)
-            html(report)  # draws the figures, which decides when the next page is due
+            html(report)  # the time to render figures decides when the next page is due
             every = max(SHORTEST, (time.thread_time() - began) / SHARE)
             self._write(report._replace(live=Live(time.time(), every)))
         self._next_page = time.monotonic() + every

@@ -121,8 +121,8 @@ def describe(
     for record in read_log():
         if record.get("stage") == name and isinstance(record.get("step"), int):
             step, last = max(step, record["step"]), record
-            figures = record.get("metrics", {}).items()
-            newest = waits({key.removeprefix("generation/"): value for key, value in figures})
+            logged = record.get("metrics", {}).items()
+            newest = waits({key.removeprefix("generation/"): value for key, value in logged})
             if newest:
                 sides = f"in its newest window {newest}"
     ended = ended_by(last)

@@ -65,6 +65,6 @@ def prompts_of(config: Mapping[str, Any]) -> Prompts:
             path = snapshot_download(path, revision=section.get("revision"), local_files_only=True)
         # a report only decodes
         return Prompts(load_tokenizer(path, TemplateSettings(**given), fault=lambda error: None))
-    # config.json may also come from elsewhere
+    # config.json may also be from another tool
     except (ValueError, OSError, ImportError, TypeError, AttributeError) as error:
         return Prompts(None, f"the tokenizer cannot be loaded: {error}")

@@ -169,8 +169,8 @@ class Study:
 
     @property
     def spectrum(self) -> list[Row]:
-        """The arms of online training from offline (s = ∞) to s = 1, then other losses than that of
-        the arm with the largest s.
+        """The arms of online training from offline (s = ∞) to s = 1. Losses other than that of the
+        arm with the largest s come last.
 
         [] if all have the same s and loss: the study varies something else. The range is that of
         "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495).

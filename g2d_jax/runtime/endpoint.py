@@ -59,8 +59,8 @@ def _has_place(parts: SplitResult) -> bool:
 def api_key(url: str, variable: str) -> str:
     """Return the key in an environment variable, "" if no variable is named.
 
-    Raises ValueError if a key is needed and not set (a server on this machine may need none), and
-    for a key that no header can hold.
+    Raises ValueError for a key that no header can hold, and if a key is needed and not set. A
+    server on this machine may need none.
     """
     key = variable and os.environ.get(variable, "")
     if not (key.isascii() and key.isprintable() and " " not in key):  # never print the key itself

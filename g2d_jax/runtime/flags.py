@@ -128,8 +128,8 @@ def in_tpu_cluster() -> bool:
     """Return whether JAX may find other hosts of a TPU slice. Call it after importing JAX."""
     named = {"TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES"} & os.environ.keys()
     # Google's metadata server; JAX sets it if it sees no chip
-    asks = "TPU_SKIP_MDS_QUERY" not in os.environ
-    return importlib.util.find_spec("libtpu") is not None and bool(named or asks)
+    queries = "TPU_SKIP_MDS_QUERY" not in os.environ
+    return importlib.util.find_spec("libtpu") is not None and bool(named or queries)
 
 
 def leave_tpu_out(root: str = "/") -> None:

@@ -81,8 +81,8 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
-    """Handle SIGTERM, SIGHUP and Ctrl-C, the latter also while the main thread is inside foreign
-    code, for example compiling, where Python's own handlers wait for its end."""
+    """Handle SIGTERM, SIGHUP and Ctrl-C. Ctrl-C works also while the main thread is inside foreign
+    code, for example compiling; Python's own handlers wait for its end."""
     state, interrupt = processes.state, signal.getsignal(signal.SIGINT)
     command = interrupt is processes.on_interrupt  # of the g2d command, whose process may exit
     with contextlib.ExitStack() as stack:

@@ -11,8 +11,8 @@ number is free when the highest is released, or when its content has not changed
 of watching; clocks of two machines are never compared. An owner ends its process if it could not
 beat for three quarters of that time, or finds a higher number: then another process may write.
 
-Limit of a lease: a process that is frozen as a whole (SIGSTOP, a paused virtual machine) for longer
-than LEASE may complete one pending write when it wakes, before it notices.
+Limit of a lease: a process may be frozen as a whole (SIGSTOP, a paused virtual machine) for longer
+than LEASE. When it wakes, it may complete one pending write before it notices.
 """
 
 from __future__ import annotations

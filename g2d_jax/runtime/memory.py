@@ -1,4 +1,4 @@
-"""Host memory: that of a process and its children, and the limits. Accelerators are elsewhere.
+"""Host memory: that of a process and its children, and the limits. Not that of accelerators.
 
 Current values come from /proc. Without it (macOS) a peak is the system's own, of the process's
 whole life and of its largest ended child.

@@ -1,8 +1,8 @@
 """Several processes that run one program: joining, agreement, stopping, and leaving.
 
 All processes make the same calls in the same order; arrays are spread over the devices of all of
-them. A process's own observations (does this file exist? how late is it?) may differ between
-processes, so the leader decides and sends the others its decision: `on_leader`. The leader writes
+them. Observations (does this file exist? how late is it?) may differ between processes, so the
+leader decides and sends the others its decision: `on_leader`. The leader writes
 shared files, inside `on_leader`. `barrier` wraps parts in which each works for itself, such as
 sampling, and spreads an error, or a request to stop, to all.
 

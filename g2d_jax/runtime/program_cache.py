@@ -9,8 +9,8 @@ processor has its own part of a folder. Concurrent runs may share a folder, on a
 object store: a truncated entry, from a killed or unfinished writer, is not used.
 
 JAX compresses programs by zlib here, whose checksum finds a damaged entry: JAX then warns, and
-compiles again. JAX prefers zstandard if it is installed. That writes no checksum, so XLA would load
-a damaged program, which returns wrong numbers.
+compiles again. JAX prefers zstandard if it is installed. JAX writes no checksum with zstandard,
+so XLA would load a damaged program, which returns wrong numbers.
 """
 
 from __future__ import annotations

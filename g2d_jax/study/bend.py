@@ -56,8 +56,8 @@ def bend(
     x, y, noise = np.array([steps, values, errors], np.float64)
     if len(x) <= 2 * EDGE or np.isnan(noise).any():
         return None
-    drawn = y + noise * np.random.default_rng(0).standard_normal((samples, len(x)))
-    steps, slopes = _fit(x, np.vstack([y, drawn]))
+    resampled = y + noise * np.random.default_rng(0).standard_normal((samples, len(x)))
+    steps, slopes = _fit(x, np.vstack([y, resampled]))
     step, before, after = map(_estimate, (steps, *slopes.T))
     excess = _estimate(slopes[:, 1] - LITTLE * slopes[:, 0])
     is_placed = step.high - step.low <= (x[-1] - x[0]) / 2

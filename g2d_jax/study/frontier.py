@@ -1,4 +1,4 @@
-"""Accuracy against compute: what a point adds over a baseline of equal cost, with its interval.
+"""Accuracy against compute: the gain of a point over a baseline of equal cost, with its interval.
 
 R runs (one a seed, or the differences of R pairs of runs) on the same N problems form an array
 `values` [R, N]: each problem's mean accuracy in each run, or the difference of two. NaN means "not

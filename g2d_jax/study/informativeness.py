@@ -49,9 +49,9 @@ def responses(groups: Sequence[Sequence[ScoredRollout]]) -> pd.DataFrame:
                 values.sum(dtype=np.float64) for values in (rollout.logprobs, rollout.entropies)
             )
             is_cut = rollout.stop_reason == "length"
-            drawn = number, rollout.problem_id, rollout.visit
+            prompt = number, rollout.problem_id, rollout.visit
             judged = score.reward, score.accuracy
-            rows.append((*drawn, *judged, rollout.length, *nats, is_cut, score.answer))
+            rows.append((*prompt, *judged, rollout.length, *nats, is_cut, score.answer))
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(NUMBERS, float))
 
 
