@@ -524,7 +524,7 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     unread = "--config.stages.dpo.simpo_gamma=2.0"
     shown = g2d("run", "--config", TINY, "--dry-run", *stops, unread)
     assert (
-        "WARNING: stages.dpo.simpo_gamma is set, and loss_type='sigmoid' ignores it" in shown
+        "WARNING: stages.dpo.simpo_gamma is set, but loss_type='sigmoid' ignores it" in shown
     )
     assert (
         "WARNING: stages.warmup.sampling.stop has '}', which ends 80 of 80 right responses early:"
@@ -690,12 +690,12 @@ def test_any_text_survives_the_command_line(value: str, command: str, before: bo
         (["--config.seed", "=5"], "write --config.seed=5,"),
         (["--config.seed", "--dry-run"], "write --config.seed=VALUE,"),
         (["--workdir=-x"], "'-x' is not a work directory, since it begins with '-'"),
-        (["--", "--config.seed=3"], "'--config.seed=3' is no work directory"),
+        (["--", "--config.seed=3"], "'--config.seed=3' is not a work directory"),
         (
             ["--confg.tokenizer.system=You are"],
-            "'--confg.tokenizer.system=You are' is no work directory",
+            "'--confg.tokenizer.system=You are' is not a work directory",
         ),
-        (["-5"], "'-5' is no work directory"),
+        (["-5"], "'-5' is not a work directory"),
         (
             ["--stages.warmup.steps=5"],
             "'--stages.warmup.steps=5'; write settings as --config.field=value",
@@ -897,7 +897,7 @@ def test_report_of_a_run_a_point_and_a_study(work: Path, study: Path, g2d: G2D) 
     assert "no study 'nope'" in g2d("report", study, "--study", "nope", refused=True)
     assert "holds no studies" in g2d("report", work, "--study", "mine", refused=True)
     for option in ("--price=2", "--topology=v5e-16", "--response=600"):
-        assert "give --as too" in g2d("report", study, option, refused=True)
+        assert "add --as" in g2d("report", study, option, refused=True)
     priced = ("--as", TINY, "--topology", "v5e-16")
     assert "--price is per device" in g2d("report", study, *priced, "--price=-1", refused=True)
     assert "a number of tokens" in g2d("report", study, *priced, "--response=0", refused=True)
@@ -984,7 +984,7 @@ def test_what_is_shown_of_answers_is_told_from_the_answers(
             show(tracker, problem, [(rollout, evil, "0 incorrect")])
         shown[show] = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
     lines = [line.rstrip() for line in shown[answers._show_on_terminal].splitlines()]
-    start = lines.index("0 incorrect · 3 tokens · truncated · mean log-prob -0.50")
+    start = lines.index("0 incorrect · 3 tokens · cut at the limit · mean log-prob -0.50")
     assert lines[:start] == ["", "x | y", "problem: z", "reference answer: 7", ""]
     assert all(line.startswith("  ") for line in lines[start + 1 :])
     assert max(map(len, lines)) <= 80 and "\x1b" not in "".join(lines)

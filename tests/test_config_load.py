@@ -263,9 +263,9 @@ def test_an_error_of_the_files_own_code_names_file_and_line(write, line, message
     [
         (
             "config.data.train = 'x.jsonl'",
-            r"train is a section .*x\.jsonl: give it settings\.source\(",
+            r"train is a section .*x\.jsonl: set it to settings\.source\(",
         ),
-        ("config.data.test = 3", r"test is a section .* 3: give it settings\.source\("),
+        ("config.data.test = 3", r"test is a section .* 3: set it to settings\.source\("),
         ("config.data = 'x.jsonl'", r"data is a section .*settings\.source\("),
         (
             "config.model = 'Qwen/Qwen2.5-0.5B'",

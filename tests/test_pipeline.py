@@ -58,7 +58,7 @@ def test_stages_run_after_what_they_read_and_evaluations_last(config: ConfigDict
         ("collect", "policy", "warmup@2", r"keeps steps 1, 3: add it to its keep"),
         ("collect", "policy", "warmup@x", "keeps steps 1, 3"),
         ("evaluate", "policies", ("sft@3",), "keeps steps 6"),
-        ("warmup", "policy", "dpo", "circle: collect, dpo, evaluate, warmup"),
+        ("warmup", "policy", "dpo", "cycle: collect, dpo, evaluate, warmup"),
         (
             "warmup",
             "policy",
@@ -96,7 +96,7 @@ def test_stages_run_after_what_they_read_and_evaluations_last(config: ConfigDict
             "warmup",
             "'warmup', which is not a collect stage: .* use .archive.",
         ),
-        ("collect", "rollouts", "collect", "circle: collect, dpo, evaluate"),
+        ("collect", "rollouts", "collect", "cycle: collect, dpo, evaluate"),
         (
             "collect",
             "select",
@@ -129,7 +129,7 @@ def test_archived_rollouts_need_an_online_policy_of_some_steps(config: ConfigDic
     with pytest.raises(ValueError, match="but 'warmup' is at step 0"):
         run_issues.checked(config)
     config.stages.collect.policy = "sft"
-    with pytest.raises(ValueError, match=r"is 'sft', and .* needs an online stage of this run"):
+    with pytest.raises(ValueError, match=r"is 'sft', but .* needs an online stage of this run"):
         run_issues.checked(config)
 
 
@@ -154,7 +154,7 @@ def test_collect_stages_share_the_rollouts_of_one_policy(
         run_issues.checked(config)
     config.stages.other.policy = "warmup"
     config.stages.collect.rollouts = "again"
-    with pytest.raises(ValueError, match="circle: again, collect, dpo, evaluate, other"):
+    with pytest.raises(ValueError, match="cycle: again, collect, dpo, evaluate, other"):
         run_issues.checked(config)
     (tmp_path / "mine.jsonl").touch()
     config.stages.collect.rollouts = "sample"

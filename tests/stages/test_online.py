@@ -243,11 +243,11 @@ def test_logprobs_of_some_rows_alone_are_refused(warmup, tmp_path, opened, cap):
     [
         (
             {"sync_every": 4},
-            "sync_every is 4, and .* samples nothing: set it to num_iterations",
+            "sync_every is 4, but .* samples nothing: set it to num_iterations",
         ),
         (
             {"filter": {"dynamic_sampling": 1}},
-            "samples nothing in their place: leave it out",
+            "samples nothing in their place: remove it",
         ),
         ({"filter": {"drop_solved": 2}}, "filter skips prompts"),
     ],
