@@ -275,7 +275,8 @@ def begins_more(stage: Mapping[str, Any]) -> bool:
     """Return whether you can extend a stage by raising its steps: an online stage with a constant
     schedule.
 
-    A stage that samples ahead is none: resuming inside an interval needs the policy from its start.
+    A stage that samples ahead cannot grow: resuming inside an interval needs the policy from its
+    start.
     """
     if stage["kind"] != "online":
         return False

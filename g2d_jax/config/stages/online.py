@@ -333,8 +333,8 @@ class Online(TrainingStage):
             if getattr(self.sampling, name) != off:
                 yield error(
                     f"sampling.{name}",
-                    "is set, but a GRPO loss compares the trained policy with the full "
-                    "distribution that was sampled",
+                    "is set and changes the sampled distribution, but a GRPO loss compares the "
+                    "trained policy with the full one",
                     f"leave it at {off}",
                 )
         if self.loss == "group_dpo" and self.sampling.temperature != 1:
