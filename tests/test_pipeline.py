@@ -160,7 +160,7 @@ def test_collect_stages_share_the_rollouts_of_one_policy(
     config.stages.collect.rollouts = "sample"
     config.stages.collect.dump.path = str(tmp_path / "mine.jsonl")
     with pytest.raises(
-        ValueError, match=r"stages\.other\.select .* entropies, and .*a dump gives none"
+        ValueError, match=r"stages\.other\.select .* entropies, but .*a dump has none"
     ):
         run_issues.checked(config)
 

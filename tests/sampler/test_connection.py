@@ -182,7 +182,7 @@ def test_memory_does_not_grow_with_what_a_server_sends() -> None:
      "http://a b/v1", "http://a\x7f/v1", "http://a/v1\n", "http://\u00e4/v1", "http://a/\u00e4"],
 )  # fmt: skip
 def test_urls_that_cannot_work_are_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="give the base, as in"):
+    with pytest.raises(ValueError, match="write its base, as in"):
         endpoint.check_url(url)
 
 

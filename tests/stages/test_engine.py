@@ -456,7 +456,7 @@ def test_a_server_with_another_policy_is_not_believed(
             "collect.*entropies",
         ),
         ({"engine.sync": "none"}, r"engine\.sync is 'none'.*sample from"),
-        ({"engine.sync": "adapter"}, r"engine\.sync is 'adapter', and lora\.rank"),
+        ({"engine.sync": "adapter"}, r"engine\.sync is 'adapter', but lora\.rank"),
         (
             {"engine.url": "http://me:pw@host/v1"},
             "engine.url holds a URL with a user name",
