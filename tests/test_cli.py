@@ -231,10 +231,7 @@ def test_what_only_informs_never_blocks(work: Path, tmp_path: Path, g2d: G2D) ->
     assert "05-evaluate" not in (tmp_path / "another" / "README.md").read_text()
     said = g2d("status", hurt)
     assert [row[2] for row in cells(said)] == ["damaged", "done", "done", "done", "damaged"]
-    assert (
-        "evaluate has a damaged record: " in said
-        and "sft has a damaged record: " in said
-    )
+    assert "evaluate has a damaged record: " in said and "sft has a damaged record: " in said
     g2d("report", hurt)
     warnings = [
         line
@@ -523,9 +520,7 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     stops = [f"--config.stages.{place}.stop={texts}" for place, texts in chosen.items()]
     unread = "--config.stages.dpo.simpo_gamma=2.0"
     shown = g2d("run", "--config", TINY, "--dry-run", *stops, unread)
-    assert (
-        "WARNING: stages.dpo.simpo_gamma is set, but loss_type='sigmoid' ignores it" in shown
-    )
+    assert "WARNING: stages.dpo.simpo_gamma is set, but loss_type='sigmoid' ignores it" in shown
     assert (
         "WARNING: stages.warmup.sampling.stop has '}', which ends 80 of 80 right responses early:"
         in shown
@@ -733,7 +728,10 @@ def test_settings_of_a_finished_run_are_refused_by_name(
 ) -> None:
     with pytest.raises(SystemExit):
         cli.parse([*command.split(), "--config.stages.warmup.keep=3"])
-    assert "--config.stages.warmup.keep: this command reads the run's settings" in capsys.readouterr().err
+    assert (
+        "--config.stages.warmup.keep: this command reads the run's settings"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("end", [[""], []], ids=["empty", "eof"])

@@ -541,9 +541,7 @@ def test_differences_are_lines_of_fields(write):
 @pytest.mark.parametrize("name", config.RESERVED)
 def test_words_that_mean_something_else_name_no_stage_and_no_task(name):
     stages = config_io.from_dict({"stages": {name: {"kind": "sft"}}})
-    with pytest.raises(
-        ValueError, match=rf"stages\.{name} has a reserved name.*{name}-1"
-    ):
+    with pytest.raises(ValueError, match=rf"stages\.{name} has a reserved name.*{name}-1"):
         run_issues.checked(stages)
     stages = {f"{name}-2": {"kind": "sft", "data": {"path": "procedural:slips"}}}
     run_issues.checked(
@@ -553,9 +551,7 @@ def test_words_that_mean_something_else_name_no_stage_and_no_task(name):
     )
     if name != "main":  # which is refused before
         tasks = config_io.from_dict({"stages": {"sft": {"kind": "sft"}}, "tasks": {name: {}}})
-        with pytest.raises(
-            ValueError, match=rf"tasks\.{name} has a reserved name"
-        ):
+        with pytest.raises(ValueError, match=rf"tasks\.{name} has a reserved name"):
             run_issues.checked(tasks)
 
 
@@ -581,9 +577,7 @@ def test_of_the_default_pass_at_those_are_told_that_so_many_answers_tell():
         stages=stages, data=config.Data(test=test), tokenizer=config.Tokenizer(path=test.path)
     )
     run_issues.checked(made)
-    with pytest.raises(
-        ValueError, match=r"pass_at has 8, but num_generations is 2: remove these"
-    ):
+    with pytest.raises(ValueError, match=r"pass_at has 8, but num_generations is 2: remove these"):
         run_issues.checked(
             dataclasses.replace(made, stages={"evaluate": dataclasses.replace(few, pass_at=(1, 8))})
         )

@@ -150,7 +150,7 @@ def wrapped(error: Exception, cause: Exception) -> Exception:
         ),
         (
             RuntimeError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer"),
-            "what the processes compute",
+            "a collective operation failed",
         ),
         (
             ImportError("Please install gcsfs to access Google Storage"),

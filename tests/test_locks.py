@@ -190,7 +190,7 @@ def test_a_killed_owner_is_followed_and_a_replaced_one_ends(gs, start):
     third = start(create, gs, f"{folder}/{LOCK}/000003.json")
     assert third.wait(60) == 0, third.stderr
     assert second.wait(30) == 1
-    assert "takes it over" in second.stderr and "this process ends" in second.stderr
+    assert "takes it over" in second.stderr and "writes nothing more and ends" in second.stderr
     assert f"the lock of {folder} is lost: another process took it over" in second.stderr
 
 

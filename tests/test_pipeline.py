@@ -81,7 +81,7 @@ def test_stages_run_after_what_they_read_and_evaluations_last(config: ConfigDict
             settings.sampling(8, temperature=0.0),
             "temperature must be above 0",
         ),
-        ("warmup", "sampling", settings.sampling(8, top_p=0.9), "top_p is set, .* leave it at 1"),
+        ("warmup", "sampling", settings.sampling(8, top_p=0.9), "top_p is set .* leave it at 1"),
         (
             "collect",
             "sampling",

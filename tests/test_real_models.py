@@ -197,7 +197,10 @@ def test_what_else_may_be_chosen() -> None:
         ("k=-1", "choice 'k' must be at least 0, got -1"),
         ("length=0", "choice 'length' must be at least 1, got 0"),
         ("steps=100", "choice 'steps' needs method=grpo; for G2D's warm-up set k"),
-        ("method=grpo,k=0", r"method=grpo makes 4 \* k updates: with k=0 set their number, steps=N"),
+        (
+            "method=grpo,k=0",
+            r"method=grpo makes 4 \* k updates: with k=0 set their number, steps=N",
+        ),
         ("moments=fp8", "choice 'moments' cannot be 'fp8'.*; it can be float32, bfloat16"),
         ("instruct=true", "unknown choice 'instruct'.*; choices: method, k, steps, variant"),
     ],

@@ -126,7 +126,9 @@ def test_a_reward_function_that_never_returns_ends_both(scoring: Launch) -> None
         "Current thread",
     )
     # where it hangs
-    ends(launched, 1, "no process made progress for", "the others wait for process 1 on ", "in even")
+    ends(
+        launched, 1, "no process made progress for", "the others wait for process 1 on ", "in even"
+    )
 
 
 def test_a_process_that_is_held_is_lost(scoring: Launch) -> None:

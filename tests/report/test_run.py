@@ -47,7 +47,9 @@ def test_a_finished_run_has_everything_and_its_numbers(report_of):
         "settings",
     ]
     evaluation = of_a_stage(folder / "05-evaluate").evaluation
-    answers = {row.pop("measure"): list(row.values()) for row in page.table("More about the answers")}
+    answers = {
+        row.pop("measure"): list(row.values()) for row in page.table("More about the answers")
+    }
     for i, (row, policy) in enumerate(
         zip(page.table("16 problems, 2 answers each"), evaluation.policies, strict=True)
     ):
@@ -73,7 +75,8 @@ def test_a_finished_run_has_everything_and_its_numbers(report_of):
     assert gap["before dpo"] == f"{before['gap_mean']:.2f}"
     assert moved["pairs ranked correctly %"]["before dpo"] == f"{100 * before['frac_ranked']:.1f}"
     assert (
-        not re.search(r"p10|gap_|_mean\b", " ".join(page.tables)) and "still running" not in page.text
+        not re.search(r"p10|gap_|_mean\b", " ".join(page.tables))
+        and "still running" not in page.text
     )
     assert "· seed 0" in page.text and '"name": "tiny"' in page.text
 
