@@ -135,9 +135,9 @@ def test_two_mistakes_are_reported_at_once(pair: tuple[str, str]) -> None:
         ),
         (["stages.dpo.loss_type=simpo", "stages.dpo.beta=0.1"], "dpo.beta is 0.1"),
         (["stages.dpo.loss_type=simpo", "stages.dpo.beta=2.0"], ""),
-        (["reward.correct_above=0.9"], "reward.correct_above is set, and the verifier"),
-        (["stages.warmup.budget.measure=seconds"], "warmup.budget.measure is set, and budget.amou"),
-        (["stages.warmup.scale_rewards_eps=1e-6"], "scale_rewards_eps is set, and scale_rewards="),
+        (["reward.correct_above=0.9"], "reward.correct_above is set, but the verifier"),
+        (["stages.warmup.budget.measure=seconds"], "warmup.budget.measure is set, but budget.amou"),
+        (["stages.warmup.scale_rewards_eps=1e-6"], "scale_rewards_eps is set, but scale_rewards="),
         (["stages.evaluate.sampling.temperature=0.0", "stages.evaluate.pass_at=1"], "same: one is"),
     ],
 )

@@ -179,9 +179,9 @@ def test_status_and_report_tell_a_run_at_work_from_one_that_died(
         assert cells(said)[3][2:] == ["running 3 of 9, 0:00:42 left", "", "", "3.0"]
         assert "\ndpo: loss 0.5\n" in said
         assert re.search(
-            r" works on it now(, with \d+\.\d GiB of host memory, its children's too)?\n$", said
+            r" works on it now(, with \d+\.\d GiB of host memory, including its children)?\n$", said
         )
-        assert "a run under way (not begun: dpo, evaluate)" in state(read_run(begun))
+        assert "This run is still running (not begun: dpo, evaluate)" in state(read_run(begun))
     with Tracker(begun, tensorboard=False) as tracker:
         tracker.log("dpo", 1, {"loss": 0.5})
     (begun / "04-dpo").mkdir()
@@ -227,21 +227,18 @@ def test_what_only_informs_never_blocks(work: Path, tmp_path: Path, g2d: G2D) ->
     (hurt / "01-sft" / "manifest.json").write_bytes(b"{")
     said = g2d("export", hurt, "--output", tmp_path / "another")
     assert f"WARNING: {count + 1} damaged lines or files of " in said
-    assert "WARNING: evaluate is left out: " in said and "WARNING: sft is left out: " in said
+    assert "WARNING: evaluate is ignored: " in said and "WARNING: sft is ignored: " in said
     assert "05-evaluate" not in (tmp_path / "another" / "README.md").read_text()
     said = g2d("status", hurt)
     assert [row[2] for row in cells(said)] == ["damaged", "done", "done", "done", "damaged"]
-    assert (
-        "evaluate has a record that cannot be read: " in said
-        and "sft has a record that cannot be read: " in said
-    )
+    assert "evaluate has a damaged record: " in said and "sft has a damaged record: " in said
     g2d("report", hurt)
     warnings = [
         line
         for line in (hurt / "report.md").read_text().splitlines()
         if line.startswith("- Warning: ")
     ]
-    assert any("evaluate is left out: " in line for line in warnings)
+    assert any("evaluate is ignored: " in line for line in warnings)
     assert any("environment.json" in line for line in warnings)
     (hurt / "04-dpo" / "manifest.json").write_bytes(b'{"done": true}')  # what decides stays strict
     assert "edited or damaged" in g2d("export", hurt, "--output", tmp_path / "other", refused=True)
@@ -523,9 +520,7 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     stops = [f"--config.stages.{place}.stop={texts}" for place, texts in chosen.items()]
     unread = "--config.stages.dpo.simpo_gamma=2.0"
     shown = g2d("run", "--config", TINY, "--dry-run", *stops, unread)
-    assert (
-        "WARNING: stages.dpo.simpo_gamma is set, and loss_type='sigmoid' does not read it" in shown
-    )
+    assert "WARNING: stages.dpo.simpo_gamma is set, but loss_type='sigmoid' ignores it" in shown
     assert (
         "WARNING: stages.warmup.sampling.stop has '}', which ends 80 of 80 right responses early:"
         in shown
@@ -572,7 +567,7 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
         (["--config.data.train.path=."], "is a folder: name a file in it that ends in .jsonl"),
         (
             ["--config.stages.collect.num_generations=1"],
-            "num_generations is 1, and a preference pair takes two respon",
+            "num_generations is 1, but a preference pair needs two respon",
         ),
         (["--config.reward.function=test_cli:broken"], "test_cli.py, line"),
     ],
@@ -633,7 +628,7 @@ def test_a_work_directory_needs_no_option(command: str, capsys: pytest.CaptureFi
         return
     with pytest.raises(SystemExit):
         cli.parse(command.split())
-    assert "a work directory is needed: WORKDIR, or --workdir WORKDIR" in capsys.readouterr().err
+    assert "add a work directory: WORKDIR, or --workdir WORKDIR" in capsys.readouterr().err
 
 
 def test_settings_are_told_apart_from_a_work_directory(capsys: pytest.CaptureFixture[str]) -> None:
@@ -689,16 +684,16 @@ def test_any_text_survives_the_command_line(value: str, command: str, before: bo
         (["--config.seed", "=", "5"], "write --config.seed=5,"),
         (["--config.seed", "=5"], "write --config.seed=5,"),
         (["--config.seed", "--dry-run"], "write --config.seed=VALUE,"),
-        (["--workdir=-x"], "'-x' is no work directory, for it begins with '-'"),
-        (["--", "--config.seed=3"], "'--config.seed=3' is no work directory"),
+        (["--workdir=-x"], "'-x' is not a work directory, since it begins with '-'"),
+        (["--", "--config.seed=3"], "'--config.seed=3' is not a work directory"),
         (
             ["--confg.tokenizer.system=You are"],
-            "'--confg.tokenizer.system=You are' is no work directory",
+            "'--confg.tokenizer.system=You are' is not a work directory",
         ),
-        (["-5"], "'-5' is no work directory"),
+        (["-5"], "'-5' is not a work directory"),
         (
             ["--stages.warmup.steps=5"],
-            "'--stages.warmup.steps=5'; settings are written --config.field=value",
+            "'--stages.warmup.steps=5'; write settings as --config.field=value",
         ),
     ],
 )
@@ -733,7 +728,10 @@ def test_settings_of_a_finished_run_are_refused_by_name(
 ) -> None:
     with pytest.raises(SystemExit):
         cli.parse([*command.split(), "--config.stages.warmup.keep=3"])
-    assert "--config.stages.warmup.keep: settings belong to the run" in capsys.readouterr().err
+    assert (
+        "--config.stages.warmup.keep: this command reads the run's settings"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("end", [[""], []], ids=["empty", "eof"])
@@ -839,7 +837,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, g2d: G2D) -> None:
     (tmp_path / "file").touch()
     places = {
         f"{tmp_path}/file": (
-            f"cannot create the folder: File exists: '{tmp_path}/file'; a file is there: choose another"
+            f"cannot create the folder: File exists: '{tmp_path}/file'; this is a file: choose another"
         ),
         # nobody makes a folder there, not even root
         "/sys/g2d": "'/sys/g2d'; .*choose a(nother)? folder",
@@ -897,7 +895,7 @@ def test_report_of_a_run_a_point_and_a_study(work: Path, study: Path, g2d: G2D) 
     assert "no study 'nope'" in g2d("report", study, "--study", "nope", refused=True)
     assert "holds no studies" in g2d("report", work, "--study", "mine", refused=True)
     for option in ("--price=2", "--topology=v5e-16", "--response=600"):
-        assert "give --as too" in g2d("report", study, option, refused=True)
+        assert "add --as" in g2d("report", study, option, refused=True)
     priced = ("--as", TINY, "--topology", "v5e-16")
     assert "--price is per device" in g2d("report", study, *priced, "--price=-1", refused=True)
     assert "a number of tokens" in g2d("report", study, *priced, "--response=0", refused=True)
@@ -929,7 +927,7 @@ def test_compare(
         str(tmp_path / "compare" / f"compare.{kind}") for kind in ("html", "md", "csv")
     ]
     assert "A: warm-up" in g2d("compare", work, point, "--policies", "all")
-    assert "holds other things than a comparison" in g2d(
+    assert "holds files that are not of a comparison" in g2d(
         "compare", work, point, "--output", work, refused=True
     )
     unfinished = study / "points" / "mine" / "K=2"
@@ -1097,7 +1095,7 @@ def test_devices_that_are_not_here_are_told_in_a_line(
     done = subprocess.run(python, env=environment, cwd=work.parent, capture_output=True, text=True)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()[-1:]
-    assert line.startswith("g2d: JAX_PLATFORMS is 'cuda', and JAX finds no such devices: ")
+    assert line.startswith("g2d: JAX_PLATFORMS is 'cuda', but JAX finds no such devices: ")
     assert "Traceback" not in done.stderr and "pip install '.[cuda]'" in line
     assert not (work.parent / "new" / "config.json").exists()
 
@@ -1225,7 +1223,7 @@ def as_typed(g2d: G2D, folder: Path, config: str, reward: str) -> str:
             CONFIG,
             "class Own(list):\n    def __len__(self): raise SystemExit(0)\n"
             "def graded(completions):\n    return Own([1.0 for _ in completions])",
-            "line 2, in __len__: SystemExit: 0: code that a command calls must return",
+            "line 2, in __len__: SystemExit: 0: code called by a command must return",
         ),
     ],
 )
@@ -1344,7 +1342,7 @@ def test_a_reward_that_a_work_directory_names_comes_with_the_folder_to_give(tmp_
 
 @pytest.mark.parametrize(
     ("typed", "hint"),
-    [("--dryrun", ", did you mean --dry-run?"), ("--seed=3", "; settings are written --config.")],
+    [("--dryrun", ", did you mean --dry-run?"), ("--seed=3", "; write settings as --config.")],
 )
 def test_an_option_that_there_is_not(
     typed: str, hint: str, capsys: pytest.CaptureFixture[str]

@@ -48,7 +48,7 @@ def test_a_checkpoint_on_a_full_disk_is_one_error_that_names_the_folder(
         checkpoints.close()
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(folder))
     assert failures.line(caught.value).startswith(
-        f"No space left on device: '{folder}'; make room there"
+        f"No space left on device: '{folder}'; free some space there"
     )
     assert "Traceback" not in capfd.readouterr().err
     log = storage.Segments(small_disk / "log")
@@ -95,16 +95,16 @@ def wrapped(error: Exception, cause: Exception) -> Exception:
     [
         (
             full("/w/metrics"),
-            "No space left on device: '/w/metrics'; make room there, then give the same command "
+            "No space left on device: '/w/metrics'; free some space there, then run the same command "
             "again",
         ),
         (
             full(None),
-            "No space left on device: [Errno 28] No space left on device; make room there",
+            "No space left on device: [Errno 28] No space left on device; free some space there",
         ),
         (
             OSError(errno.EDQUOT, "Disk quota exceeded", "/w/x"),
-            "Disk quota exceeded: '/w/x'; make room there",
+            "Disk quota exceeded: '/w/x'; free some space there",
         ),
         (
             ValueError("RESOURCE_EXHAUSTED: write: No space left on device [local]"),
@@ -113,44 +113,44 @@ def wrapped(error: Exception, cause: Exception) -> Exception:
         (
             ValueError("OUT_OF_RANGE: Failed to write 5634 bytes to file 13: File too large"),
             "File too large: OUT_OF_RANGE: Failed to write 5634 bytes to file 13: File too large; "
-            "allow larger files there (ulimit -f), then give the same command again",
+            "allow larger files there (ulimit -f), then run the same command again",
         ),
         (
             OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/w/x"),
-            "Too many open files: '/w/x'; allow more open files (ulimit -n), then give",
+            "Too many open files: '/w/x'; allow more open files (ulimit -n), then run",
         ),
         (
             wrapped(RuntimeError("a thread failed"), full("/w/part")),
-            "No space left on device: '/w/part'; make room",
+            "No space left on device: '/w/part'; free some space",
         ),
         (
             MemoryError(),
-            "this machine, or its limit for a process, has no more memory: end other programs",
+            "out of memory on this machine, or over a limit for this process: end other programs",
         ),
         (
             MemoryError("Unable to allocate 7.45 TiB for an array"),
-            "this machine, or its limit for a process, has no more memory (Unable to allocate "
+            "out of memory on this machine, or over a limit for this process (Unable to allocate "
             "7.45 TiB for an array): ",
         ),
         (
             RuntimeError("can't start new thread"),
-            "the system starts no more threads: memory or the number",
+            "the system cannot start more threads: memory or the number",
         ),
         (
             PermissionError(errno.EACCES, "Permission denied", "/w"),
-            "Permission denied: '/w'; give this user the right",
+            "Permission denied: '/w'; give this user access",
         ),
         (
             RuntimeError(
                 "UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED: "
                 "GetKeyValue()\nmore"
             ),
-            "what the processes compute together gave up: UNKNOWN: Gloo context initialization "
+            "a collective operation failed: UNKNOWN: Gloo context initialization "
             "failed: DEADLINE_EXC",
         ),
         (
             RuntimeError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer"),
-            "what the processes compute",
+            "a collective operation failed",
         ),
         (
             ImportError("Please install gcsfs to access Google Storage"),
@@ -189,7 +189,7 @@ sys.exit(cli.main(["run", "--config", "demo:preset=smoke", "--workdir", sys.argv
     (line,) = done.stderr.splitlines()
     assert (
         done.returncode == 1
-        and line.startswith("g2d: the system starts no more threads")
+        and line.startswith("g2d: the system cannot start more threads")
         and "ulimit" in line
     )
 

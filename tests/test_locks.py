@@ -137,7 +137,7 @@ def test_what_a_dead_owner_left_is_taken_over_when_it_has_stood_still(bucket, ca
         assert time.monotonic() - began >= lock.LEASE
         assert fields(bucket / "run", 42)["state"] == "held"
     said = capsys.readouterr().err
-    assert "waiting up to 1 s" in said and "its lock is taken over" in said and "\x1b" not in said
+    assert "waiting up to 1 s" in said and "takes it over" in said and "\x1b" not in said
 
 
 def test_try_lock_watches_across_its_calls_and_never_waits(bucket):
@@ -190,8 +190,8 @@ def test_a_killed_owner_is_followed_and_a_replaced_one_ends(gs, start):
     third = start(create, gs, f"{folder}/{LOCK}/000003.json")
     assert third.wait(60) == 0, third.stderr
     assert second.wait(30) == 1
-    assert "its lock is taken over" in second.stderr and "this process ends" in second.stderr
-    assert f"the lock of {folder} is lost: another process has taken it over" in second.stderr
+    assert "takes it over" in second.stderr and "writes nothing more and ends" in second.stderr
+    assert f"the lock of {folder} is lost: another process took it over" in second.stderr
 
 
 def test_an_owner_that_cannot_reach_the_store_ends_before_another_may_begin(start):
@@ -200,7 +200,7 @@ def test_an_owner_that_cannot_reach_the_store_ends_before_another_may_begin(star
         assert printed(owner, "in")
     began = time.monotonic()
     assert owner.wait(30) == 75 and time.monotonic() - began < 4.0  # the lease
-    assert "the store could not be written for 3 s" in owner.stderr
+    assert "writing to the store failed for 3 s" in owner.stderr
 
 
 def test_a_store_that_ignores_the_condition_is_refused(start):
@@ -208,7 +208,7 @@ def test_a_store_that_ignores_the_condition_is_refused(start):
         done = start(HOLD, variables, f"gs://{BUCKET}/run")
         assert done.wait(60) == 1 and not done.stdout
     refused = (
-        "ValueError: gs://g2d-bucket/run: this object store overwrites where it was asked to "
-        "create only"
+        "ValueError: gs://g2d-bucket/run: this object store overwrites a file that must be "
+        "created only once, so it cannot lock a work directory"
     )
     assert refused in done.stderr

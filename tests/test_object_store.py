@@ -109,7 +109,7 @@ def test_a_run_killed_and_continued_is_the_run_on_local_disk(gs, finished, start
         "sft: done before, skipped" in done.stdout
         and f"report: {workdir}/report.html" in done.stdout
     )
-    assert "is locked by process" in done.stderr and "its lock is taken over" in done.stderr
+    assert "is locked by process" in done.stderr and "takes it over" in done.stderr
     call(gs, COPY, workdir, tmp_path / "copy")
     assert differences(finished, tmp_path / "copy") == []
     names = [
@@ -214,4 +214,4 @@ def test_a_policy_of_a_run_on_s3_is_refused_too() -> None:
 def test_an_unknown_store_is_refused(start):
     process = start({}, G2D, "run", "--config", TINY, "--workdir", "az://b/run")
     assert process.wait() == 1
-    assert "paths are local, gs://BUCKET/… or s3://BUCKET/…, not az://" in process.stderr
+    assert "use a local path, gs://BUCKET/… or s3://BUCKET/…, not az://" in process.stderr

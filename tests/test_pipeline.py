@@ -54,11 +54,11 @@ def test_stages_run_after_what_they_read_and_evaluations_last(config: ConfigDict
     ("stage", "field", "value", "message"),
     [
         ("warmup", "policy", "stf", "'stf'; there are: init, dpo, sft"),
-        ("warmup", "policy", "collect", "a collect stage trains none"),
+        ("warmup", "policy", "collect", "a collect stage trains no policy"),
         ("collect", "policy", "warmup@2", r"keeps steps 1, 3: add it to its keep"),
         ("collect", "policy", "warmup@x", "keeps steps 1, 3"),
         ("evaluate", "policies", ("sft@3",), "keeps steps 6"),
-        ("warmup", "policy", "dpo", "circle: collect, dpo, evaluate, warmup"),
+        ("warmup", "policy", "dpo", "cycle: collect, dpo, evaluate, warmup"),
         (
             "warmup",
             "policy",
@@ -81,12 +81,12 @@ def test_stages_run_after_what_they_read_and_evaluations_last(config: ConfigDict
             settings.sampling(8, temperature=0.0),
             "temperature must be above 0",
         ),
-        ("warmup", "sampling", settings.sampling(8, top_p=0.9), "top_p is set, .* leave it at 1"),
+        ("warmup", "sampling", settings.sampling(8, top_p=0.9), "top_p is set .* leave it at 1"),
         (
             "collect",
             "sampling",
             settings.sampling(8, temperature=0.0),
-            "stages.collect.sampling.temperature is 0, and greedy responses to a prompt are all the same",
+            "stages.collect.sampling.temperature is 0, so all responses to a prompt are the same",
         ),
         ("collect", "dump.path", "rollouts.jsonl", "there is no .*rollouts.jsonl"),
         ("collect", "min_pass_rate", 1.5, "must be at least 0 and at most 1"),
@@ -94,14 +94,14 @@ def test_stages_run_after_what_they_read_and_evaluations_last(config: ConfigDict
             "collect",
             "rollouts",
             "warmup",
-            "'warmup', which is no collect stage: .* write archive",
+            "'warmup', which is not a collect stage: .* use .archive.",
         ),
-        ("collect", "rollouts", "collect", "circle: collect, dpo, evaluate"),
+        ("collect", "rollouts", "collect", "cycle: collect, dpo, evaluate"),
         (
             "collect",
             "select",
             "uncertain",
-            "stages.collect.select is 'uncertain', which chooses among pairs: set max_pairs",
+            "stages.collect.select is 'uncertain', but without max_pairs all pairs are kept: set max_pairs",
         ),
         (
             "dpo",
@@ -126,10 +126,10 @@ def test_archived_rollouts_need_an_online_policy_of_some_steps(config: ConfigDic
     config.stages.collect.rollouts = "archive"
     run_issues.checked(config)
     config.stages.warmup.steps = 0
-    with pytest.raises(ValueError, match="there is none before 'warmup', which is at step 0"):
+    with pytest.raises(ValueError, match="but 'warmup' is at step 0"):
         run_issues.checked(config)
     config.stages.collect.policy = "sft"
-    with pytest.raises(ValueError, match=r"is 'sft', and .* needs an online stage of this run"):
+    with pytest.raises(ValueError, match=r"is 'sft', but .* needs an online stage of this run"):
         run_issues.checked(config)
 
 
@@ -149,18 +149,18 @@ def test_collect_stages_share_the_rollouts_of_one_policy(
     config.stages.other.policy = "sft"
     with pytest.raises(
         ValueError,
-        match=r"stages\.other\.policy is 'sft', and the rollouts of 'collect' are those of 'warmup'",
+        match=r"stages\.other\.policy is 'sft', but the rollouts of .collect. are from 'warmup'",
     ):
         run_issues.checked(config)
     config.stages.other.policy = "warmup"
     config.stages.collect.rollouts = "again"
-    with pytest.raises(ValueError, match="circle: again, collect, dpo, evaluate, other"):
+    with pytest.raises(ValueError, match="cycle: again, collect, dpo, evaluate, other"):
         run_issues.checked(config)
     (tmp_path / "mine.jsonl").touch()
     config.stages.collect.rollouts = "sample"
     config.stages.collect.dump.path = str(tmp_path / "mine.jsonl")
     with pytest.raises(
-        ValueError, match=r"stages\.other\.select .* entropies, and .*a dump gives none"
+        ValueError, match=r"stages\.other\.select .* entropies, but .*a dump has none"
     ):
         run_issues.checked(config)
 

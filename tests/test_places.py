@@ -224,7 +224,7 @@ def test_what_is_decided_stays_so_wherever_it_is_read(kind: str, text: str) -> N
     try:
         once = places.decided(text, kind, places.Base(Path("/nowhere/at/all"), "nowhere"))
     except ValueError as error:
-        assert "give the path without ~" in str(error)
+        assert "write the path without ~" in str(error)
         return
     assert places.decided(once, kind, places.Base(Path("/other"), "another")) == once
 
@@ -292,7 +292,7 @@ def test_all_that_is_missing_is_told_at_once(
     (project / "models" / "tiny").mkdir(parents=True)
     assert cli.main(["run", "--config", str(project / "mine.py"), "--dry-run"]) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "g2d: 3 things are wrong with the settings:" and len(lines) == 4
+    assert lines[0] == "g2d: the settings have 3 errors:" and len(lines) == 4
     base = f"relative to the folder of mine.py, {project})"
     assert lines[1] == (
         f"  data.train.path cannot be used: there is no {project}/data/train.jsonl (given as "
@@ -335,7 +335,7 @@ def test_a_relative_path_in_a_config_of_frozen_settings_is_refused(
     section[key] = text
     with pytest.raises(
         ValueError,
-        match=rf"{path} cannot be used: {text} is relative, and a Config's paths are absolute",
+        match=rf"{path} cannot be used: {text} is relative, but a Config needs absolute paths",
     ):
         assert_there(to_dict(Config.of(config)))
 

@@ -26,7 +26,9 @@ def test_a_part_is_what_was_written_there(folder):
 
 def test_a_file_that_ends_too_early_or_is_not_there_is_named(folder):
     (folder / "file").write_bytes(b"0123456789")
-    with pytest.raises(ValueError, match=r"file ended at byte 10, while 5 from 7 on were read"):
+    with pytest.raises(
+        ValueError, match=r"file ends at byte 10, but 5 bytes from 7 were requested"
+    ):
         ranges.read(folder / "file", 7, 5)
     for call in (lambda: ranges.size(folder / "none"), lambda: ranges.read(folder / "none", 0, 1)):
         with pytest.raises(FileNotFoundError, match="none"):

@@ -191,16 +191,19 @@ def test_what_else_may_be_chosen() -> None:
 @pytest.mark.parametrize(
     ("arg", "message"),
     [
-        ("method=dpo", "choice 'method' cannot be 'dpo'.*; there are g2d, grpo"),
-        ("variant=chat", "choice 'variant' cannot be 'chat'.*; there are base, instruct"),
+        ("method=dpo", "choice 'method' cannot be 'dpo'.*; it can be g2d, grpo"),
+        ("variant=chat", "choice 'variant' cannot be 'chat'.*; it can be base, instruct"),
         ("lora=true", r"choice 'lora' must be an integer \(int\), got 'true'"),
         ("lora=-1", "choice 'lora' must be at least 0, got -1"),
         ("k=-1", "choice 'k' must be at least 0, got -1"),
         ("length=0", "choice 'length' must be at least 1, got 0"),
-        ("steps=100", "choice 'steps' is of method=grpo; the steps of G2D's warm-up are k"),
-        ("method=grpo,k=0", r"method=grpo makes 4 \* k updates: with k=0 say how many, steps=N"),
-        ("moments=fp8", "choice 'moments' cannot be 'fp8'.*; there are float32, bfloat16"),
-        ("instruct=true", "unknown choice 'instruct'.*; there are method, k, steps, variant"),
+        ("steps=100", "choice 'steps' needs method=grpo; for G2D's warm-up set k"),
+        (
+            "method=grpo,k=0",
+            r"method=grpo makes 4 \* k updates: with k=0 set their number, steps=N",
+        ),
+        ("moments=fp8", "choice 'moments' cannot be 'fp8'.*; it can be float32, bfloat16"),
+        ("instruct=true", "unknown choice 'instruct'.*; choices: method, k, steps, variant"),
     ],
 )
 def test_choices_that_make_no_recipe(arg: str, message: str) -> None:

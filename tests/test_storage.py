@@ -158,7 +158,7 @@ def test_fingerprint_of_records_and_refusals():
     params = SamplingParams(max_new_tokens=4)
     assert storage.fingerprint(params) == storage.fingerprint(dataclasses.asdict(params))
     assert storage.plain({"v": Verdict.TIMEOUT}) == {"v": "timeout"}
-    with pytest.raises(TypeError, match=r"keys of JSON objects are strings, got 10"):
+    with pytest.raises(TypeError, match=r"keys of JSON objects must be strings, got 10"):
         storage.fingerprint({10: "checkpoint"})
     with pytest.raises(TypeError, match="cannot write a type as JSON"):
         storage.fingerprint(SamplingParams)
@@ -345,6 +345,6 @@ def test_a_hub_that_is_silent_is_said_in_a_line() -> None:
         ConnectionError("reset"),
         TimeoutError("slow"),
     ):
-        assert storage.hub_reason(error).startswith("the hub cannot be reached from here")
+        assert storage.hub_reason(error).startswith("this machine cannot reach the hub")
     assert storage.hub_reason(KeyError("one\ntwo")) == "KeyError: 'one\\ntwo'"
     assert storage.hub_reason(ValueError("one\ntwo")) == "ValueError: one"

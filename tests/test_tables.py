@@ -123,7 +123,7 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path):
     (tmp_path / ".00002.parquet.1234abcd.tmp").write_bytes(b"left by a killed process")
     (tmp_path / "manifest.json").write_text("{}")
     assert [row.rollout.sample for row in tables.read_rollouts(tmp_path)] == [0, 1, 2]
-    with pytest.raises(FileNotFoundError, match=r"no \*\.parquet in"):
+    with pytest.raises(FileNotFoundError, match=r"has no \*\.parquet file"):
         (tmp_path / "empty").mkdir()
         tables.read_rollouts(tmp_path / "empty")
     with pytest.raises(FileNotFoundError, match="absent"):

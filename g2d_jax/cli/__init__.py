@@ -1,5 +1,5 @@
-"""The g2d command: run, config, plan, sweep, evaluate, report, compare, autopsy, export, push, sample,
-status."""
+"""The g2d command: run, config, plan, sweep, evaluate, report, compare, autopsy, export, push,
+sample, status."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from g2d_jax.study.pricing import Rates
 
 CONTINUED = ("run", "sweep", "evaluate")
-"""The commands that go on where an interrupted one ended."""
+"""The commands that can resume after an interruption."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,24 +42,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments, overrides = parse(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # Else transformers warns that PyTorch is not installed.
+    # Otherwise transformers warns that PyTorch is not installed.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     traced = bool(os.environ.get("G2D_TRACEBACK"))
     if not traced:
         failures.hush()
     with contextlib.ExitStack() as stack:
         undo = terminal.clean_tracebacks()
-        # In a program of the user's own tracebacks are its own afterwards.
+        # In your own program, its traceback handling is restored afterwards.
         if argv is not None:
             stack.callback(undo)
         flags.set_up_gpus()
         flags.leave_tpu_out()
         processes.state.interrupted = False
-        # In the background and in a notebook the handler is another, and stays.
+        # In the background and in a notebook another handler is set, and stays.
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, processes.on_interrupt)
             stack.callback(signal.signal, signal.SIGINT, signal.default_int_handler)
-        # Before JAX is imported, which takes seconds: SIGTERM may come meanwhile.
+        # Before the import of JAX, which takes seconds: SIGTERM may come meanwhile.
         dry = getattr(arguments, "dry_run", False)
         if arguments.command in ("run", "sweep") and not dry:
             processes.reset_stop()
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _stopped(error, failures.line(error) or str(error))
         except processes.Preempted as stopped:
             return processes.leave(int(stopped.code or 0))
-        # Of a user's code, or a library's: a run that is not done never says that it is.
+        # From a user's code, or a library: an unfinished run must not exit with 0.
         except SystemExit as error:
             if traced:
                 terminal.print_traceback(error)
@@ -91,28 +91,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print(line: object) -> None:
-    """Print a line to standard output, as `terminal.shown`."""
+    """Print a line to standard output, escaped by `terminal.shown`."""
     print(terminal.shown(str(line)), flush=True)
 
 
 def _exited(error: SystemExit) -> str:
-    """Tell of code that a command called, and that tried to end the process."""
+    """Describe where code called by a command tried to end the process."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return (
-        f"{last.filename}, line {last.lineno}, in {last.name}: SystemExit: {error}: code that a "
-        f"command calls must return or raise an exception. Fix it, and for a run {processes.AGAIN}"
+        f"{last.filename}, line {last.lineno}, in {last.name}: SystemExit: {error}: code called by "
+        f"a command must return or raise an exception. Fix it; for a run {processes.AGAIN}"
     )
 
 
 def _stopped(error: BaseException, text: str) -> int:
-    """Print why a command stopped, and leave."""
+    """Print why a command stopped, and exit."""
     where = f"{processes.name()}: " if processes.count() > 1 else ""
     processes.say(f"{where}{text}")
     return processes.leave(processes.status_of(error))
 
 
 def _options(arguments: argparse.Namespace, function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the arguments that a function has parameters for, by name."""
+    """Return the arguments that match a function's parameters, by name."""
     return {
         name: value
         for name, value in vars(arguments).items()
@@ -121,7 +121,7 @@ def _options(arguments: argparse.Namespace, function: Callable[..., Any]) -> dic
 
 
 def _join(arguments: argparse.Namespace) -> None:
-    """Find the other processes of this command, if there are any."""
+    """Join the other processes of this command, if there are any."""
     processes.initialise(arguments.coordinator, arguments.num_processes, arguments.process_id)
 
 
@@ -131,8 +131,8 @@ def _of_a_run(
     instead: str,
     wrong: list[Issue] | None = None,
 ) -> ConfigDict:
-    """Return the config of a run. Raises ValueError for a study's, with what to do instead. wrong:
-    as of `resolve`."""
+    """Return the config of a run. Raises ValueError for a study's, with the right command. wrong:
+    as in `resolve`."""
     config = resolve(arguments.config, overrides, wrong)
     if "sweep" in config:
         raise ValueError(f"{arguments.config} describes a study: {instead}")
@@ -140,7 +140,7 @@ def _of_a_run(
 
 
 def _own(arguments: argparse.Namespace) -> ConfigDict:
-    """Return the recipe for --model and --problems. Raises ValueError where either is not there."""
+    """Return the recipe for --model and --problems. Raises ValueError if either does not exist."""
     from g2d_jax.models import decoder, hf
 
     problems = places.decided(arguments.problems, "problems", places.here())
@@ -176,12 +176,12 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         if not arguments.workdir:
             _print(f"to continue this run, add: --workdir {workdir}")
         if is_own:
-            _print(f"its settings, also for another run: --config {workdir}/config.json")
+            _print(f"to use its settings in another run, add: --config {workdir}/config.json")
     pipeline.run(settings, workdir, until=arguments.until)
 
 
 def _config(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    """Print settings as FIELD=VALUE, which --config.FIELD=VALUE takes."""
+    """Print settings as FIELD=VALUE, the form that --config.FIELD=VALUE accepts."""
     config = resolve(arguments.config, overrides)
     usual = config_io.flat(config_io.defaults(config))
     values = config_io.flat(config)
@@ -194,7 +194,7 @@ def _config(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 def _plan(arguments: argparse.Namespace, overrides: list[str]) -> int:
     """Print a plan; return exit status 0 if everything fits, 1 if not."""
-    config = _of_a_run(arguments, overrides, "plan the runs it is made of, as qwen2.5-7b:k=50")
+    config = _of_a_run(arguments, overrides, "plan its runs, such as qwen2.5-7b:k=50")
     from g2d_jax.plan import plan
 
     options = {**_options(arguments, plan), "config": config, "name": arguments.topology}
@@ -234,7 +234,7 @@ def _report(arguments: argparse.Namespace, _: list[str]) -> None:
     names = studies(arguments.workdir)
     if arguments.study and not names:
         raise ValueError(
-            f"{arguments.workdir} holds no studies: leave --study out for a run, or give their "
+            f"{arguments.workdir} holds no studies: remove --study for a run, or name their "
             "directory"
         )
     chosen = [arguments.study] if arguments.study else names
@@ -253,20 +253,18 @@ def _report(arguments: argparse.Namespace, _: list[str]) -> None:
 def _rates(
     arguments: argparse.Namespace, names: Sequence[str], say: Callable[[str], None]
 ) -> dict[str, Rates]:
-    """Return the rates of --as by study, {} without it: its recipe is compiled for the machine."""
+    """Return the rates of --as by study, {} without it. This compiles its recipe for the machine."""
     if arguments.recipe is None:
         if (arguments.topology, arguments.price, arguments.response) != (None, None, None):
-            raise ValueError(
-                "--topology, --price and --response are of a recipe's tokens: give --as too"
-            )
+            raise ValueError("--topology, --price and --response need a recipe: add --as")
         return {}
     if arguments.price is not None and arguments.price < 0:
-        raise ValueError(f"--price is per device and hour, got {arguments.price:g}")
+        raise ValueError(f"--price is per device and hour and at least 0, got {arguments.price:g}")
     if arguments.response is not None and arguments.response < 1:
-        raise ValueError(f"--response is a number of tokens, got {arguments.response}")
+        raise ValueError(f"--response is a number of tokens, at least 1, got {arguments.response}")
     if arguments.topology is None or not names:
         raise ValueError(
-            "--as prices the tokens of a study: give a directory of studies, and --topology"
+            "--as prices the tokens of a study: add a directory of studies, and --topology"
         )
     from g2d_jax.plan import rates
     from g2d_jax.report.rows import read_study
@@ -298,7 +296,7 @@ def _show(report: Report, written: Sequence[str]) -> None:
     from g2d_jax.runtime.tracking import Screen
 
     screen = Screen()
-    page_name = PurePath(written[0]).name  # which has the tables whole
+    page_name = PurePath(written[0]).name  # contains the complete tables
     for line in report.warnings:
         screen.say(line)
     for part in report.shown_parts:
@@ -311,7 +309,7 @@ def _show(report: Report, written: Sequence[str]) -> None:
 
 
 def _autopsy(arguments: argparse.Namespace, _: list[str]) -> None:
-    """Tell what the steps of a finished run taught, by its dumps; needs neither a model nor a
+    """Report what each step of a finished run added, from its dumps; needs no model and no
     device."""
     from g2d_jax.report import autopsy, page
 
@@ -349,7 +347,7 @@ def _sample(arguments: argparse.Namespace, _: list[str]) -> None:
 
     _join(arguments)
     prompts = arguments.prompt
-    # One of several processes alone has a terminal: they answer what all of them were given.
+    # Only one of several processes has a terminal: they answer the prompts given to all.
     if prompts is None and processes.count() == 1 and sys.stdin.isatty() and sys.stdout.isatty():
         prompts = _typed()
     commands.sample(prompts=prompts, **_options(arguments, commands.sample))

@@ -1,4 +1,4 @@
-"""The state of a run or of a study, from its files: what g2d status shows."""
+"""The state of a run or of a study, read from its files, for g2d status."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from g2d_jax.runtime.tracking import Screen
 from g2d_jax.session.workdir import LINKS, PLANS, absolute, stage_folders
 
 PAUSE = 2.0
-"""Seconds between two looks of `watch`."""
+"""Seconds between two updates of `watch`."""
 
 QUIET = 60.0
-"""Seconds without a process at any stage of a study after which `watch` ends: a stage's model may
-load that long before it is locked."""
+"""Seconds without a process at any stage after which `watch` of a study ends. A stage may load its
+model that long before it locks its folder."""
 
 
 def watch(place: storage.PathLike) -> None:
-    """Show again and again what `show` does, until no process works on it any more; on studies for
-    `QUIET` seconds, since none holds their directory between two stages.
+    """Repeat `show` until no process works on the run; on studies until `QUIET` seconds without
+    one, since no process locks their directory between two stages.
 
-    Raises ValueError where standard output is no terminal.
+    Raises ValueError if standard output is not a terminal.
     """
     screen = Screen()
     if not screen.console.is_terminal:
-        raise ValueError("--watch needs a terminal: without it g2d status shows the state once")
+        raise ValueError("--watch needs a terminal; remove it to show the state once")
     patience = QUIET if studies(place) else 0.0
     worked = -math.inf
     while True:
@@ -50,8 +50,8 @@ def watch(place: storage.PathLike) -> None:
 
 
 def show(place: storage.PathLike) -> bool:
-    """Show stages with what is done, or points with what is left, of the work directory of a run
-    or of studies, and tell whether a process works on it; needs neither the model nor a device."""
+    """Show the stages of a run, or the unfinished points of studies. Return whether a process works
+    on it. Needs no model and no device."""
     workdir = absolute(place)
     names = studies(workdir)
     if not names:
@@ -61,7 +61,7 @@ def show(place: storage.PathLike) -> bool:
 
 
 def _study_status(workdir: epath.Path, name: str) -> bool:
-    """Show a row for each point. Stages that points share are counted once."""
+    """Show a row for each point. Shared stages count once."""
     states: dict[epath.Path, str] = {}
     remarks: dict[str, str] = {}
     rows: list[list[str]] = []
@@ -70,8 +70,8 @@ def _study_status(workdir: epath.Path, name: str) -> bool:
         left = []
         for stage, folder in stage_folders(workdir / "points" / name / label).items():
             if folder not in states:
-                said = describe(stage, folder, partial(log_in, folder), bool(holder(folder)))
-                states[folder], remarks[folder.name] = said.state, said.remark
+                state = describe(stage, folder, partial(log_in, folder), bool(holder(folder)))
+                states[folder], remarks[folder.name] = state.state, state.remark
             if states[folder] == "waiting":
                 left.append(stage)
             elif states[folder] != "done":
@@ -110,7 +110,7 @@ def _run_status(workdir: epath.Path) -> bool:
         process = holder_here(workdir)
         more = ""
         if process is not None and (held := memory.held(process)) is not None:
-            more = f", with {gibibytes(held)} of host memory, its children's too"
+            more = f", with {gibibytes(held)} of host memory, including its children"
         screen.say(f"{owner} works on it now{more}")
     elif not (workdir / LINKS).exists() and any(stage.state != "done" for stage in states):
         ended = next((stage.ended for stage in states if stage.ended), None)

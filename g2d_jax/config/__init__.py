@@ -1,19 +1,19 @@
 """All settings, with their defaults, choices and bounds. A config file starts from `base()` and
 adds stages.
 
-    base(), online(…), … ─► ConfigDict, the user's side: names and types are fixed, values change
-    Config.of(config)    ─► frozen records, types and bounds checked: what the library works with
+    base(), online(…), … ─► ConfigDict, which users edit: names and types are fixed, values change
+    Config.of(config)    ─► frozen records, types and bounds checked: the library reads these
 
-section.py   what a section of settings is: types, choices, bounds, and the types that several share
-machine.py, model.py, rewards.py, training.py   the sections outside the stages
-stages/      a file for each kind of stage
-settings.py  all of them, `Config`           build.py  the functions that config files call
-graph.py     the stages' order, and what they read      check.py   all that is wrong, in one list
-places.py    texts that name files and folders           policy_name.py   the parts of a policy's name
-io.py        to JSON and back, and what differs
+    section.py   the class of all sections: types, choices, bounds; shared types
+    machine.py, model.py, rewards.py, training.py   the sections outside the stages
+    stages/      one file for each kind of stage
+    settings.py  `Config`, the whole                build.py  the functions that config files call
+    graph.py     the order of stages, their inputs  check.py  all errors and warnings, in one list
+    places.py    settings that name files, folders  policy_name.py   the parts of a policy's name
+    io.py        to JSON and back, and differences
 
-Identity fields decide the result and are fingerprinted; those in RUNTIME may change between two
-starts of one run.
+Identity fields decide the result and are part of its fingerprint. Fields in RUNTIME may change when
+you restart a run.
 """
 
 from g2d_jax.config.build import arm, base, optimizer, reward, sampling, source, sweep, task

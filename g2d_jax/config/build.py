@@ -1,5 +1,5 @@
-"""Gives config files what they are made of: functions that return sections as ConfigDicts, whose
-values then change."""
+"""The functions that config files call. Each returns a section as a ConfigDict, whose values you
+then change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _parameters_of(
 
 
 def stage_of(kind: Callable[P, Stage]) -> Callable[P, Any]:
-    """Return the function that makes the settings of a kind of stage as a ConfigDict."""
+    """Return the function that builds a stage of this kind as a ConfigDict."""
 
     @_parameters_of(kind)
     def build(**changes: Any) -> ConfigDict:
@@ -46,7 +46,7 @@ def stage_of(kind: Callable[P, Stage]) -> Callable[P, Any]:
 
 
 def base() -> ConfigDict:
-    """Return the settings that every run has; problems and stages are added by the config file."""
+    """Return the settings that every run has. The config file adds problems and stages."""
     return editable(Config())
 
 
@@ -59,8 +59,8 @@ def source(
     on_error: Literal["raise", "skip"] = "raise",
     revision: str | None = None,
 ) -> ConfigDict:
-    """Return a source of problems: see `Source`. fields: such as {"problem": "question"}, the
-    file's for ours."""
+    """Return a source of problems: see `Source`. fields: our field name -> the file's, such as
+    {"problem": "question"}."""
     return editable(
         Source(
             path=path,
@@ -82,7 +82,7 @@ def reward(**changes: Any) -> ConfigDict:
 def task(
     train: ConfigDict, dev: ConfigDict, test: ConfigDict, *, weight: float = 1.0, **changes: Any
 ) -> ConfigDict:
-    """Return a further task of a mixed run: its problems, its share of every batch, its own reward
+    """Return another task of a mixed run: problems, share of every batch, own reward
     (`changes`)."""
     return ConfigDict(
         {"train": train, "dev": dev, "test": test, "weight": weight, "reward": reward(**changes)}
@@ -97,7 +97,7 @@ def optimizer(learning_rate: float, **changes: Any) -> ConfigDict:
 
 @_parameters_of(Sampling)
 def sampling(max_new_tokens: int, **changes: Any) -> ConfigDict:
-    """Return settings of sampling: see `Sampling`."""
+    """Return sampling settings: see `Sampling`."""
     return _filled(Sampling(), {"max_new_tokens": max_new_tokens, **changes})
 
 
@@ -105,25 +105,25 @@ def sweep(**changes: Any) -> ConfigDict:
     """Return a study: the config under many overrides. seeds: () keeps the config's own. Fill
     `arms` with `arm(…)`.
 
-    folder: what the paths in arms are relative to; reading a config file sets it, "" is the working
+    folder: paths in arms are relative to it. Reading a config file sets it; "" is the working
     directory.
     """
     return _set(ConfigDict({"seeds": (), "arms": {}, "folder": ""}), changes)
 
 
 def arm(**changes: Any) -> ConfigDict:
-    """Return points of a study that vary alike, written as overrides of the config.
+    """Return points of a study that vary the same fields, written as overrides of the config.
 
-    fixed: for all of them ("stages.dpo.beta=0.5"). product: every combination of
-    "field=value,value,…"; a value with commas stands in brackets. zip: fields that go together,
-    value by value. stages: those the points keep, () for all.
+    fixed: for all points ("stages.dpo.beta=0.5"). product: every combination of
+    "field=value,value,…"; put a value with commas in brackets. zip: fields that change together,
+    value by value. stages: the stages that the points run, () for all.
     """
     return _set(ConfigDict({"fixed": (), "product": (), "zip": (), "stages": ()}), changes)
 
 
 def _filled(section: Section, changes: Mapping[str, Any]) -> ConfigDict:
-    """Return a section with other values, those of a section within it in a dictionary perhaps.
-    Raises AttributeError for a field that it does not have."""
+    """Return a section with changed values; a dictionary changes the values of a nested section.
+    Raises AttributeError for an unknown field."""
     rest = dict(changes)
     groups = {}
     for name, value in changes.items():

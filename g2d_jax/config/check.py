@@ -1,9 +1,10 @@
-"""All that is wrong with the settings of a run, in one list.
+"""All errors and warnings about the settings of a run, in one list.
 
     issues(config) ─► [Issue("error", "stages.warmup.steps", "must be at least 0, got -1"), …]
 
-Types and bounds are those of the fields (section.py). The `issues` of each section report what does
-not go together, and graph.py what stages cannot read. Nothing here needs JAX, a model or the network.
+Fields check their types and bounds (section.py). The `issues` of each section report conflicting
+settings, and graph.py reports inputs that stages cannot read. Nothing here needs JAX, a model or
+the network.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from g2d_jax.config.stages.stage import Stage
 
 
 def issues(config: ConfigDict | Config, until: str | None = None) -> tuple[Config, list[Issue]]:
-    """Return the settings as records, and all that is wrong with them.
+    """Return the settings as records, and all errors and warnings about them.
 
-    until: the stage to stop after, None for all. An issue that follows from another is left out:
-    what does not go together counts if it holds for two valid values in place of a wrong one.
+    until: the stage to stop after, None for all. An issue that only follows from another is left
+    out: a conflict counts if it holds for two valid values in place of a wrong one.
     """
     if isinstance(config, Config):
         run, (found, rules) = config, _look(config, until)
@@ -39,7 +40,7 @@ def issues(config: ConfigDict | Config, until: str | None = None) -> tuple[Confi
 
 
 def _look(run: Config, until: str | None) -> tuple[list[Issue], list[Issue]]:
-    """Return what stages cannot read, and what does not go together."""
+    """Return unreadable inputs of stages, and conflicting settings."""
     found: list[Issue] = []
     try:
         order = plan(run).order
@@ -50,7 +51,7 @@ def _look(run: Config, until: str | None) -> tuple[list[Issue], list[Issue]]:
     except Invalid as invalid:
         found += invalid.issues
     reading = {".".join(issue.path.split(".")[:2]) for issue in found}
-    if "stages" in reading:  # none, or in a circle
+    if "stages" in reading:  # no stages, or a cycle
         return found, []
     needs = (_needs(name, stage) for name, stage in run.stages.items())
     rules = [*_of(run, "", run), *_missing_problems(run), *itertools.chain.from_iterable(needs)]
@@ -59,26 +60,26 @@ def _look(run: Config, until: str | None) -> tuple[list[Issue], list[Issue]]:
 
 
 _READING = ("policy", "policies", "rollouts", "preferences", "steps", "select")
-"""The fields of a stage whose rules follow from what it reads."""
+"""The fields of a stage whose rules depend on its inputs."""
 
 
 def checked(config: ConfigDict | Config, until: str | None = None) -> Config:
-    """Return the settings as records. Raises Invalid with all errors among the issues."""
+    """Return the settings as records. Raises Invalid with all errors."""
     run, found = issues(config, until)
     refuse(found)
     return run
 
 
 def refuse(found: Iterable[Issue]) -> None:
-    """Raise Invalid with all errors among issues, if there are any."""
+    """Raise Invalid with all errors in `found`, if there are any."""
     errors = [issue for issue in found if issue.level == "error"]
     if errors:
         raise Invalid(errors)
 
 
 def _of(section: Section, path: str, run: Config) -> Iterator[Issue]:
-    """Yield the issues of a section and of all within it, with their whole paths. path: of the
-    section."""
+    """Yield the issues of a section and its nested sections, with full paths. path: the
+    section's."""
     for issue in section.issues(run):
         yield replace(issue, path=f"{path}.{issue.path}".strip("."))
     for name in section.hints():
@@ -90,21 +91,21 @@ def _of(section: Section, path: str, run: Config) -> Iterator[Issue]:
 
 
 def _needs(name: str, stage: Stage) -> Iterator[Issue]:
-    """Yield examples that a stage needs and no setting names."""
+    """Yield an error if a stage needs examples and no setting names them."""
     if stage.examples_path() == "":
         yield error(f"stages.{name}.data.path", "is not set", f"set it{_SOURCES}")
 
 
-_SOURCES = " to a file or hub:owner/name; in a config file with settings.source(…)"
+_SOURCES = " to a file or hub:owner/name; in a config file use settings.source(…)"
 
 
 def _missing_problems(run: Config) -> Iterator[Issue]:
     """Yield splits that stages need and no setting names, and tasks of a mixed run without training
-    problems. Held-out problems may be of some of the tasks only."""
+    problems. Only some of the tasks need held-out problems."""
     for split in ("train", "dev", "test"):
         readers = [name for name, stage in run.stages.items() if split in stage.splits_read()]
         without = [name for name, task in run.all_tasks.items() if not getattr(task, split).path]
-        needed = f"is not set, and problems of {split} are needed by {', '.join(readers)}"
+        needed = f"is not set, and stages need {split} problems: {', '.join(readers)}"
         settings = [f"{setting_of(name, split)}.path" for name in without]
         if readers and len(without) == len(run.all_tasks):
             others = [f"or {setting}" for setting in settings[1:]]

@@ -15,8 +15,8 @@ BOOLS = {"true": True, "yes": True, "false": False, "no": False}
 def choices(arg: str, **defaults: Any) -> SimpleNamespace:
     """Parse a config file's own argument, "preset=smoke,seed=3", each value typed by its default.
 
-    A tuple of strings as default lists what is allowed, the first being the default:
-    preset=("full", "smoke"). Raises ValueError for an unknown key or value, with a suggestion.
+    A tuple of strings as default lists the allowed values, the default first: preset=("full",
+    "smoke"). Raises ValueError for an unknown key or value, with a suggestion.
     """
     values = dict(defaults)
     for key, default in defaults.items():
@@ -30,7 +30,7 @@ def choices(arg: str, **defaults: Any) -> SimpleNamespace:
             )
         if key not in defaults:
             raise ValueError(
-                f"unknown choice {key!r}{suggest(key, defaults)}; there are {listed(defaults)}"
+                f"unknown choice {key!r}{suggest(key, defaults)}; choices: {listed(defaults)}"
             )
         default = defaults[key]
         if not isinstance(default, tuple):
@@ -38,13 +38,13 @@ def choices(arg: str, **defaults: Any) -> SimpleNamespace:
         elif text in default:
             values[key] = text
         else:
-            hint = f"{suggest(text, default)}; there are {listed(default)}"
+            hint = f"{suggest(text, default)}; it can be {listed(default)}"
             raise ValueError(f"choice {key!r} cannot be {text!r}{hint}")
     return SimpleNamespace(**values)
 
 
 def scalar(text: str, field: Any, path: str) -> Scalar:
-    """Parse a value by the type of a field. Raises ValueError, with the path, for another type."""
+    """Parse a value by the type of a field. Raises ValueError, with the path, for a wrong type."""
     kind, _ = kind_of(field)
     if kind is str:
         return text

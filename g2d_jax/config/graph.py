@@ -29,12 +29,12 @@ class Plan:
         return {name: workdir / f"{i:02d}-{name}" for i, name in enumerate(self.order, start=1)}
 
     def until(self, last: str | None) -> tuple[str, ...]:
-        """Return the stages up to this one, with it; None or "": all."""
+        """Return the stages up to and including this one; None or "": all."""
         return self.order[: self.order.index(last) + 1] if last else self.order
 
 
 def plan(config: Config) -> Plan:
-    """Order the stages by what they read. Raises Invalid for unknown inputs, and for a circle."""
+    """Order the stages by their inputs. Raises Invalid for unknown inputs and for a cycle."""
     stages = config.stages
     faults: list[Issue] = []
     inputs = {}
@@ -54,18 +54,18 @@ def plan(config: Config) -> Plan:
             # Evaluations last: the policies they compare should exist before time is spent on them.
             order.append(min(ready, key=lambda name: (stages[name].comes_last, name)))
         else:
-            faults.append(error("stages", f"read each other in a circle: {', '.join(waiting)}"))
+            faults.append(error("stages", f"depend on each other in a cycle: {', '.join(waiting)}"))
     if faults:
         raise Invalid(faults)
     return Plan(tuple(order), inputs)
 
 
 def _inputs(name: str, stage: Stage, stages: Stages, faults: list[Issue]) -> list[str]:
-    """Return the stages that a stage reads; what it cannot read is added to the faults."""
+    """Return the stages that a stage reads; add unreadable inputs to `faults`."""
     inputs = []
     for field, policies in stage.policies_by_field().items():
         for policy in policies:
-            # A model's, or another run's, is there before this run begins: it orders nothing.
+            # A model, or another run's policy, exists before this run starts and orders nothing.
             parsed = PolicyName.parse(policy)
             if parsed.is_model or parsed.is_external:
                 continue
@@ -75,14 +75,14 @@ def _inputs(name: str, stage: Stage, stages: Stages, faults: list[Issue]) -> lis
                 others = [other for other in stages if stages[other].is_policy and other != name]
                 reading += f"; there are: {', '.join(['init', *others])}"
             elif not maker.is_policy:
-                reading += f", but a {maker.kind} stage trains none"
+                reading += f", but a {maker.kind} stage trains no policy"
             elif parsed.step is not None and (fault := maker.step_fault(parsed.step)):
                 reading += f", but {fault}"
             else:
                 inputs.append(parsed.stage)
                 continue
             faults.append(error(f"stages.{name}.{field}", reading))
-    # A kind of your own may refuse what it is to read: see docs/extending/stage.md.
+    # Your own kind of stage may refuse its input: see docs/extending/stage.md.
     try:
         return [*inputs, *stage.stages_read(stages)]
     except ValueError as fault:
@@ -91,8 +91,8 @@ def _inputs(name: str, stage: Stage, stages: Stages, faults: list[Issue]) -> lis
 
 
 def dependents_of_final(config: Config) -> dict[str, list[str]]:
-    """Return of each stage the stages made from the policy it ends with, or from what was made from
-    it, in order."""
+    """Return, for each stage, the stages that use its final policy, directly or through other
+    stages, in order."""
     order = plan(config)
     dependents: dict[str, list[str]] = {name: [] for name in order.order}
     for name, others in dependents.items():

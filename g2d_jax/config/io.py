@@ -4,7 +4,7 @@ decides the result.
     config ─► to_dict ─► config.json ─► from_dict ─► the same config
     config ─► identity ─► fingerprint, differences
 
-The names and types of all fields are those of `config.py`; a stage's are those of its kind.
+`config.py` has the names and types of all fields; a stage has the fields of its kind.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _LOGIN = re.compile(r"[A-Za-z][\w+.-]*://[^/?#\s@]*@")
 
 
 def to_dict(config: ConfigDict | Section) -> dict[str, Any]:
-    """Return the config in JSON's types, keys sorted; unset fields are None. `from_dict` gives the
-    config back.
+    """Return the config in JSON's types, keys sorted; unset fields are None. `from_dict` inverts
+    it.
 
-    Raises ValueError naming a field with a URL that holds a login.
+    Raises ValueError naming a field whose URL holds a login.
     """
     values = storage.plain(config.to_dict())
     _refuse_logins(values, "")
@@ -46,13 +46,12 @@ def to_dict(config: ConfigDict | Section) -> dict[str, Any]:
 
 
 def _refuse_logins(value: Any, path: str) -> None:
-    """Raise ValueError for a password: settings are printed and written to the run's files. It is
-    not repeated here."""
+    """Raise ValueError for a password, without repeating it: settings are printed and saved."""
     if isinstance(value, str) and _LOGIN.search(value):
         raise ValueError(
-            f"{path} holds a URL with a user name or password, which would be written to the run's "
-            "files: take it out. A server's key belongs in an environment variable "
-            "(engine.api_key_env), the login of a store or hub where its own tools keep it"
+            f"{path} holds a URL with a user name or password, which the run would write to its "
+            "files. Remove it: put a server's key in an environment variable "
+            "(engine.api_key_env), and log in to a store or hub with its own tools"
         )
     if isinstance(value, list | tuple):
         value = dict(enumerate(value))
@@ -62,9 +61,9 @@ def _refuse_logins(value: Any, path: str) -> None:
 
 
 def from_dict(values: Mapping[str, Any]) -> ConfigDict:
-    """Return the locked config with these values; fields not named have their defaults.
+    """Return the locked config with these values; other fields have their defaults.
 
-    Raises ValueError naming the full path of a field that is unknown or has the wrong type.
+    Raises ValueError with the full path of a field that is unknown or has the wrong type.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"a config must be a section, got {values!r:.200}")
@@ -78,10 +77,10 @@ def from_dict(values: Mapping[str, Any]) -> ConfigDict:
     for name, _ in _named(values, "tasks"):
         if name == "main":
             raise ValueError(
-                "tasks.main: that is the name of the task of data.* and reward.*; choose another"
+                "tasks.main: data.* and reward.* are the task main already; choose another name"
             )
         config.tasks[name] = editable(schema.Task())
-    if "sweep" in values:  # only configs of studies have it
+    if "sweep" in values:  # only studies have it
         config.sweep = schema.sweep().unlock()
         for name, _ in _named(values["sweep"], "arms", "sweep."):
             config.sweep.arms[name] = schema.arm()
@@ -90,8 +89,7 @@ def from_dict(values: Mapping[str, Any]) -> ConfigDict:
 
 
 def _named(values: Any, section: str, prefix: str = "") -> list[tuple[str, Any]]:
-    """List the items of a section whose names are the user's own. Raises ValueError for a name that
-    cannot be one."""
+    """List the items of a section with user-chosen names. Raises ValueError for an invalid name."""
     if not isinstance(values, Mapping):
         return []
     items = values.get(section, {})
@@ -100,7 +98,7 @@ def _named(values: Any, section: str, prefix: str = "") -> list[tuple[str, Any]]
     for name in items:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", str(name)):
             raise ValueError(
-                f"{prefix}{section}.{name}: a name is made of letters, digits, - and _"
+                f"{prefix}{section}.{name}: write a name with letters, digits, - and _ only"
             )
     return list(items.items())
 
@@ -124,7 +122,7 @@ def _fill(section: ConfigDict, values: Mapping[str, Any], prefix: str, config: C
 
 
 def assign(section: ConfigDict, key: str, value: Any, path: str) -> None:
-    """Set a field; a section of the user's own names, such as fields, may not have it yet. Raises
+    """Set a field. A section with user-chosen names, such as fields, may not have it yet. Raises
     ValueError."""
     try:
         with section.unlocked():
@@ -133,13 +131,12 @@ def assign(section: ConfigDict, key: str, value: Any, path: str) -> None:
         KeyError,
         TypeError,
         ValueError,
-    ) as error:  # a name with a dot in it, or one of ConfigDict's own
+    ) as error:  # a name with a dot in it, or an attribute of ConfigDict
         raise ValueError(f"{path} cannot be set: {error}") from error
 
 
 def field_of(section: Any, key: str, path: str, config: ConfigDict) -> Any:
-    """Look up a name in a section: a value, a section, or a FieldReference, which is a field that
-    may be None.
+    """Look up a name in a section: a value, a section, or a FieldReference for an optional field.
 
     Raises ValueError if there is no such field, with the nearest path of the config or the
     section's fields.
@@ -148,7 +145,7 @@ def field_of(section: Any, key: str, path: str, config: ConfigDict) -> Any:
         raise ValueError(f"unknown field {path!r}{suggest(path, paths(config))}")
     fields = dict(section.items(preserve_field_references=True))
     if key not in fields:
-        hint = suggest(path, paths(config)) or f"; there are {listed(fields)}"
+        hint = suggest(path, paths(config)) or f"; the fields are {listed(fields)}"
         raise ValueError(f"unknown field {path!r}{hint}")
     return fields[key]
 
@@ -172,7 +169,7 @@ def typed(value: Any, field: Any, path: str) -> Any:
     """Return the value if it has the field's type: None only where optional, integers for floats,
     lists for tuples.
 
-    Raises ValueError naming the path and the type expected, and for a URL with a login.
+    Raises ValueError with the path and the expected type, and for a URL with a login.
     """
     _refuse_logins(value, path)
     kind, optional = kind_of(field)
@@ -193,14 +190,14 @@ def typed(value: Any, field: Any, path: str) -> Any:
 
 
 def wrong_type(path: str, field: Any, value: Any) -> ValueError:
-    """Return the error that states what the field at this path takes."""
+    """Return the error that states the type of the field at this path."""
     kind, optional = kind_of(field)
     expected = f"{MEANING.get(kind, 'a value')} ({kind.__name__})" + " or none" * optional
     return ValueError(f"{path} must be {expected}, got {value!r:.500}")
 
 
 class InputSetting(NamedTuple):
-    """A setting that names something outside the run. path: dotted, with the index in a list."""
+    """A setting that names an input of the run. path: dotted, with the index in a list."""
 
     path: str
     text: str
@@ -209,8 +206,8 @@ class InputSetting(NamedTuple):
 
 
 def input_settings(values: Mapping[str, Any]) -> Iterator[InputSetting]:
-    """Yield the settings that name something outside the run: files, models, data sets, policies of
-    other runs. values: of `to_dict`."""
+    """Yield the settings that name inputs: files, models, datasets, policies of other runs. values:
+    from `to_dict`."""
     inside = ("sample", "archive", *values["stages"])
     for named in walk(values):
         kind = named.place.kind
@@ -234,8 +231,8 @@ def identity(
     """Return the fields that decide the result, in JSON's types: all but `name` and those in
     `config.RUNTIME`.
 
-    inputs: the content of what settings name outside the run (session/inputs.py), which takes the
-    place of paths and revisions. None keeps these.
+    inputs: the contents of the run's inputs (session/inputs.py), which replace paths and revisions.
+    None keeps these.
     """
     values = storage.plain(config) if isinstance(config, Mapping) else to_dict(config)
     if inputs is not None:
@@ -245,7 +242,7 @@ def identity(
 
 
 def _put_content(named: Named, inputs: Mapping[str, str]) -> None:
-    """Put the content of what a setting names in its place, in a dictionary of settings."""
+    """Replace the value of a setting by the content of its input, in a dictionary of settings."""
     section, key = named.section, named.key
     if section[key] and named.path in inputs:
         section[key] = inputs[named.path]
@@ -258,7 +255,7 @@ def _put_content(named: Named, inputs: Mapping[str, str]) -> None:
 
 
 def _without(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    # The rules for the main task's reward hold for those of further tasks, tasks.NAME.reward.
+    # Rules for the main task's reward also apply to tasks.NAME.reward.
     base = re.sub(r"^tasks\.[^.]+\.", "", prefix)
     left_out = (*schema.RUNTIME, "name")
     rest = {}
@@ -275,11 +272,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def begins_more(stage: Mapping[str, Any]) -> bool:
-    """Return whether fewer steps of this stage are the beginning of more: an online stage whose
-    schedule has no end.
+    """Return whether you can extend a stage by raising its steps: an online stage with a constant
+    schedule.
 
-    One that samples ahead is none: to go on in the middle of an interval takes the policy that the
-    interval began with.
+    A stage that samples ahead cannot grow: resuming inside an interval needs the policy from its
+    start.
     """
     if stage["kind"] != "online":
         return False
@@ -291,9 +288,11 @@ def begins_more(stage: Mapping[str, Any]) -> bool:
 
 
 def with_longer(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return an identity with the further steps of another one, and the names of the stages that
-    have more. Only stages are taken whose fewer steps are the beginning of more. They may keep
-    further steps too, from their old end on: earlier ones are gone."""
+    """Return an identity with the added steps of another one, and the names of the longer stages.
+
+    Only stages that `begins_more` accepts count. They may also keep more steps, but none before
+    their old end: those checkpoints are gone.
+    """
     extended = storage.plain(old)
     longer = []
     for name, stage in extended["stages"].items():
@@ -313,20 +312,19 @@ def with_longer(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict[st
 
 
 def changes(old: ConfigDict | Section, new: ConfigDict | Section) -> list[str]:
-    """List all differences between two configs, also those that decide no result, in lines like
-    `differences`."""
+    """List all differences between two configs, as lines like those of `differences`, including
+    fields that do not decide the result."""
     return differences(to_dict(old), to_dict(new))
 
 
 def defaults(config: ConfigDict) -> ConfigDict:
-    """Return a config with stages and tasks of these names and kinds, and every other setting at
-    its default."""
+    """Return a config with the same stages and tasks, and every other setting at its default."""
     stages = {name: {"kind": stage.kind} for name, stage in config.stages.items()}
     return from_dict({"stages": stages, "tasks": {name: {} for name in config.tasks}})
 
 
 def flat(config: ConfigDict) -> dict[str, str]:
-    """Return the text of every setting, as an override takes it, by dotted path."""
+    """Return the text of every setting, in override syntax, by dotted path."""
     texts: dict[str, str] = {}
 
     def walk(values: Mapping[str, Any], prefix: str) -> None:
@@ -364,8 +362,8 @@ def _shown(value: Any) -> str:
 
 
 def suggest(given: Any, candidates: Iterable[str]) -> str:
-    """Return ", did you mean …?" with the names that end alike, else the nearest one; "" if there
-    are none."""
+    """Return ", did you mean …?" with names that have the same last part, else the nearest name; ""
+    if there are none."""
     names = list(candidates)
     text = str(given)
     last = text.rsplit(".", 1)[-1]

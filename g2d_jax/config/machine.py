@@ -1,5 +1,4 @@
-"""Settings of where and how a run computes and draws responses, and what it writes beside its
-results."""
+"""Settings of hardware, programs, sampling engine, logs and checkpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ DecodeKernel = Literal["xla", "pallas"]
 
 
 class Mesh(Section):
-    """The device mesh; -1 stands for the remaining devices."""
+    """The device mesh; -1 uses the remaining devices."""
 
     data: int = 1
     fsdp: int = -1
@@ -38,18 +37,19 @@ class Mesh(Section):
 
 
 class Compute(Section):
-    """Settings of the programs; nothing here changes a result beyond rounding."""
+    """Settings of the programs. They change no result beyond rounding."""
 
-    # tokens of one forward and backward pass, over all devices; unset: what memory allows
+    # tokens of one forward and backward pass, over all devices; unset: as many as fit in memory
     microbatch_tokens: Positive | None = None
-    remat: RematSetting = "auto"  # what the backward pass recomputes; "auto": what memory asks for
-    # its kernel: "xla", in decode steps too, "splash" (TPU), "cudnn" (GPU); "auto": the platform's own
+    remat: RematSetting = "auto"  # recomputed in the backward pass; "auto": as memory requires
+    # kernel: "xla" (also in decoding), "splash" (TPU), "cudnn" (GPU); "auto": the platform's
+    # default
     attention: AttentionSetting = "auto"
-    offload_optimizer: bool = False  # its state lies in the host's memory but for the update itself
-    max_num_seqs: Positive | None = None  # rows decoded together; unset: what memory allows
+    offload_optimizer: bool = False  # keep its state in host memory except during the update
+    max_num_seqs: Positive | None = None  # rows decoded together; unset: as many as fit in memory
     # devices that share one copy of the weights in sampling; 0: as few as hold it
     sampling_tensor: NonNegative = 0
-    # of one call of the sampler, which is written when it is done
+    # responses of one call of the sampler; each finished call is saved
     generation_batch_size: Positive = 16_384
 
 
@@ -79,14 +79,14 @@ class Logging(Section):
 
     @property
     def window(self) -> Window | None:
-        """The updates to profile, None where no text names any."""
+        """The updates to profile, None if `profile` is unset or malformed."""
         match = re.fullmatch(r"([A-Za-z0-9_-]+):([0-9]{1,9})-([0-9]{1,9})", self.profile or "")
         if not match or not 1 <= int(match[2]) <= int(match[3]):
             return None
         return Window(match[1], int(match[2]), int(match[3]))
 
     def issues(self, run: Run) -> Iterator[Issue]:
-        """Yield updates to profile that cannot be read, or do not come."""
+        """Yield profiled updates that are malformed or do not exist."""
         if self.profile is None:
             return
         if self.window is None:
@@ -102,10 +102,10 @@ class Logging(Section):
             yield error(
                 "profile",
                 f"is {self.profile!r}",
-                f"name a stage with updates: {', '.join(training) or 'there is none'}",
+                f"name a stage that trains: {', '.join(training) or 'there is none'}",
             )
             return
-        # An offline stage has as many as its pairs fill, which are not known yet.
+        # The number of pairs decides an offline stage's updates, and is not known yet.
         steps = getattr(run.stages[self.window.stage], "steps", None)
         if steps is not None and self.window.last > steps:
             yield error(
@@ -114,8 +114,7 @@ class Logging(Section):
 
 
 class Checkpoint(Section):
-    """Checkpoints of a stage in training: one every so many updates, of which the newest are
-    kept."""
+    """Checkpoints of a training stage: one every `every` updates; the newest `keep` are kept."""
 
     every: Positive = 50
     keep: Positive = 2
@@ -124,34 +123,32 @@ class Checkpoint(Section):
 class Faults(Section):
     """Limits at which a run gives up."""
 
-    # Seconds without a sign of life after which another process counts as lost. JAX itself ends all
-    # after 100 seconds and names none.
+    # Seconds without a heartbeat after which another process counts as lost. JAX itself ends all
+    # processes after 100 seconds and names none.
     peer_timeout: Annotated[float, Bounds(least=5, most=90)] = 60.0
-    # seconds in which no process gets any further: then end
+    # seconds without progress on any process, after which the run ends
     hang_timeout: Annotated[float, Bounds(least=5)] = 3600.0
 
 
 class Engine(Section):
-    """Says what draws responses: the library's own sampler, or an OpenAI-style server as vLLM is
-    one (docs/server.md).
+    """The source of responses: the library's own sampler, or an OpenAI-compatible server such as
+    vLLM (docs/server.md).
 
-    sync: how policies get to the server: "none" (it serves the only one that is sampled from),
-    "folder" (vLLM reloads its weights from one), or "adapter" (vLLM loads the adapters beside its
-    model).
+    sync: how policies reach the server: "none" (it keeps the only sampled policy), "folder" (vLLM
+    reloads weights from a folder), or "adapter" (vLLM loads adapters in addition to its model).
     """
 
     kind: Literal["sampler", "server"] = "sampler"
-    url: str = ""  # of a server: the base of its API, as in "http://localhost:8000/v1"
-    model: str = ""  # the name that the server has for its model; "": the only one that it lists
+    url: str = ""  # the base of a server's API, as in "http://localhost:8000/v1"
+    model: str = ""  # the server's name for its model; "": the only one that it lists
     sync: Literal["none", "folder", "adapter"] = "none"
-    # where policies are written for the server, which sees it too; "": WORKDIR/engine
+    # policies for the server, which needs access to the folder; "": WORKDIR/engine
     folder: FilePath = ""
     api_key_env: str = "VLLM_API_KEY"  # the environment variable that holds the key
     timeout: Timeout = 600.0  # seconds of one attempt
     retries: Retries = 5
-    concurrency: Concurrency = 64  # requests under way, of each process
-    # windows that it samples ahead of their updates, while the one before trains:
-    # rollouts/ahead.py
+    concurrency: Concurrency = 64  # concurrent requests of each process
+    # windows sampled ahead, while the previous window trains: rollouts/ahead.py
     ahead: Annotated[int, Bounds(least=0, most=1)] = 0
 
     @property
@@ -160,29 +157,29 @@ class Engine(Section):
         return self.kind == "server"
 
     def issues(self, run: Run) -> Iterator[Issue]:
-        """Yield what needs a server where there is none, and policies that never reach it."""
+        """Yield server settings without a server, and policies that never reach it."""
         if not self.is_server:
             for name in ("url", "ahead", "sync"):
                 if getattr(self, name) != getattr(Engine(), name):
                     yield error(
                         name,
-                        "is set, and kind is 'sampler', which uses no server",
-                        "set kind to 'server', or leave it out",
+                        "is set, but kind is 'sampler', which uses no server",
+                        "set kind to 'server', or remove it",
                     )
             return
         if self.sync == "none":
             yield from self._never_sent(run)
         if self.sync == "adapter" and not run.lora.rank:
-            yield error("sync", "is 'adapter', and lora.rank is 0", "use 'folder'")
+            yield error("sync", "is 'adapter', but lora.rank is 0", "use 'folder'")
 
     def _never_sent(self, run: Run) -> Iterator[Issue]:
-        """Yield policies to sample from that the server was not started with."""
+        """Yield sampled policies that the server does not start with."""
         sampled = run.policies_sampled()
         made = [name for name in sorted(sampled) if own_stage(name) in run.stages]
         if len(sampled) > 1 or made:
             yield error(
                 "sync",
-                "is 'none', so the server holds the policy that it was started with, and stages "
+                "is 'none', so the server keeps the policy it started with, but stages "
                 f"sample from {', '.join(sorted(sampled))}",
                 "set it to 'folder' or 'adapter'",
             )

@@ -1,11 +1,11 @@
-"""The settings that may name a file or folder, and where those are: decided once, kept absolute.
+"""The settings that may name a file or folder. Their paths are made absolute once.
 
     "data/x.jsonl" in /home/me/run/mine.py ─► decided ─► "/home/me/run/data/x.jsonl"
     "Qwen/Qwen3-8B", no folder of this name ─► decided ─► "Qwen/Qwen3-8B", a hub id
 
-What a config file names is relative to its folder, what a command line or a Python program names to
-the working directory. Which settings these are says their mark in config.py. A run keeps what was
-decided in its config.json.
+Paths in a config file are relative to its folder; those of a command line or a Python program to
+the working directory. A mark in config.py shows which settings these are. A run's config.json keeps
+the absolute paths.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from g2d_jax.config.section import Issue, Place, Section, error
 from g2d_jax.runtime import storage
 
 FILES = (".jsonl", ".json", ".parquet", ".safetensors")
-"""Endings by which a text is known to name a file."""
+"""File endings by which a text counts as a path."""
 
 _WITHOUT_PATH = ("sample", "archive")  # of rollouts
 _OF_NAMED_SET = re.compile(r"(\w+:)(?!//)(.+)", re.DOTALL)  # "math500:FILE"
@@ -36,8 +36,8 @@ _OF_NAMED_SET = re.compile(r"(\w+:)(?!//)(.+)", re.DOTALL)  # "math500:FILE"
 
 
 class Named(NamedTuple):
-    """A setting that may name a file or folder. path: its own, dotted. section, key: where its
-    value is."""
+    """A setting that may name a file or folder. path: dotted. section, key: the place of its
+    value."""
 
     path: str
     place: Place
@@ -46,7 +46,7 @@ class Named(NamedTuple):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The texts of the setting that are not empty: none, one, or those of a list."""
+        """The non-empty texts of the setting: none, one, or those of a list."""
         texts = self.section[self.key]
         if not isinstance(texts, list | tuple):
             texts = [texts]
@@ -71,12 +71,12 @@ def _of_section(kind: type[Section], values: Any, prefix: str) -> Iterator[Named
             yield from _of_section(hint.kind, values[key], f"{prefix}{key}.")
 
 
-# What a text names
+# The path in a text
 
 
 class Parts(NamedTuple):
-    """A text that may name a place, "hf:" "models/a" "" or "run:" "runs/a" "#dpo@3". sure: place is
-    a path."""
+    """The parts of a text that may name a place: "hf:" "models/a" "" or "run:" "runs/a" "#dpo@3".
+    sure: place is a path."""
 
     head: str
     place: str
@@ -85,8 +85,8 @@ class Parts(NamedTuple):
 
 
 def is_path(text: str) -> bool:
-    """Return whether a text has the form of a path: no hub id begins with "/", "." or "~", has a
-    scheme or two "/", or ends like a file of data or weights."""
+    """Return whether a text has the form of a path. A hub id never starts with "/", "." or "~", and
+    has at most one "/" and no scheme. It does not end like a data or weights file."""
     return (
         text.startswith(("/", ".", "~"))
         or not storage.is_local(text)
@@ -96,8 +96,7 @@ def is_path(text: str) -> bool:
 
 
 def parts(text: str, kind: str, stages: Collection[str] = ()) -> Parts | None:
-    """Take apart a text of a setting; None where it names no place: a stage, a data set by its
-    name, "init".
+    """Split a setting's text into parts; None if it names no place (a stage, a dataset, "init").
 
     kind: of the setting's mark. stages: names that mean a stage of the run.
     """
@@ -138,7 +137,7 @@ def _of_problems(text: str) -> Parts | None:
     return Parts("", text, "", True)
 
 
-# Deciding
+# Make paths absolute
 
 
 class Base(NamedTuple):
@@ -149,20 +148,19 @@ class Base(NamedTuple):
 
 
 def here() -> Base:
-    """Return the base of what a command line or a Python program names."""
+    """Return the base for paths of a command line or a Python program."""
     return Base(Path.cwd(), "the working directory")
 
 
 _given: dict[str, str] = {}
-"""Absolute path -> how it was written and what it was taken to be relative to. For messages
-alone."""
+"""Absolute path -> the original text and its base, for messages."""
 
 
 def decided(text: str, kind: str, base: Base, stages: Collection[str] = ()) -> str:
-    """Return the text with its path absolute; what names no path, and a hub id, stays as it is.
+    """Return the text with its path absolute. Hub ids and texts without a path stay unchanged.
 
-    A text that has not the form of a path, but names something that exists relative to the base, is
-    a path. Raises ValueError for "~" of a user who is not known here.
+    A text that does not look like a path counts as one if it exists relative to the base. Raises
+    ValueError for "~" of an unknown user.
     """
     found = parts(text, kind, stages)
     if found is None or not found.place:
@@ -173,8 +171,8 @@ def decided(text: str, kind: str, base: Base, stages: Collection[str] = ()) -> s
 
 
 def absolute(path: str, base: Base) -> str:
-    """Return a path as an absolute one, "~" being this user's home; a URL as it is. Raises
-    ValueError as `decided`."""
+    """Return a path as an absolute one, with "~" expanded; a URL unchanged. Raises ValueError for
+    "~" of an unknown user."""
     if not storage.is_local(path):
         return path
     try:
@@ -182,7 +180,7 @@ def absolute(path: str, base: Base) -> str:
     except (
         RuntimeError
     ) as error:  # "~nobody/…", or "~/…" without HOME and without an entry for this user
-        raise ValueError(f"{path!r}: {error}; give the path without ~") from error
+        raise ValueError(f"{path!r}: {error}; write the path without ~") from error
     whole = os.path.normpath(base.folder / expanded)
     if not expanded.is_absolute():
         _given[whole] = f"given as {path!r}, relative to {base.what}, {base.folder}"
@@ -190,15 +188,14 @@ def absolute(path: str, base: Base) -> str:
 
 
 def shown(path: str) -> str:
-    """Return a path for a message: with how it was given, where that was not absolute."""
+    """Return a path for a message, with the original text if that was relative."""
     if path in _given:
         return f"{path} ({_given[path]})"
     return path
 
 
 def decide(config: ConfigDict, base: Base, only: str | None = None) -> None:
-    """Decide what the settings of a config name, in place. only: the path of the one setting to
-    look at."""
+    """Make the paths of a config absolute, in place. only: the path of one setting to change."""
     change(config, lambda text, kind, stages: decided(text, kind, base, stages), only)
 
 
@@ -209,8 +206,8 @@ def change(
 ) -> None:
     """Replace texts that may name a place, in place.
 
-    new: from a text, the kind of its setting, and the names of the run's stages to what it becomes.
-    only: the path of the one setting to look at.
+    new: maps a text, the kind of its setting, and the run's stage names to the new text. only: the
+    path of one setting to change.
     """
     stages = tuple(config.stages)
     for named in walk(config):
@@ -236,15 +233,14 @@ def change(
                 named.section[named.key] = tuple(changed.get(text, text) for text in value)
 
 
-# Whether it is there
+# Existence
 
 
 def issues(values: Mapping[str, Any], sections: Collection[str] | None = None) -> Iterator[Issue]:
-    """Yield files and folders that settings name and that are not there, or relative.
+    """Yield settings whose files or folders are missing or relative.
 
-    values: a config, or its dictionary, whose places are decided. sections: the top-level sections
-    to look at, None for all. Folders that are made where there are none, and object stores, are not
-    looked at.
+    values: a config after `decide`, or its dictionary. sections: the top-level sections to check,
+    None for all. Object stores, and folders that the run creates, are not checked.
     """
     stages = tuple(values["stages"])
     for named in walk(values):
@@ -256,11 +252,10 @@ def issues(values: Mapping[str, Any], sections: Collection[str] | None = None) -
 
 
 def missing(text: str, kind: str, stages: Collection[str] = ()) -> str:
-    """Say why what a text names is not to be had here, "" if it is. text: decided. kind, stages: as
-    of `parts`.
+    """Return why the place named by a text is missing, "" if it exists. text: from `decided`. kind,
+    stages: as in `parts`.
 
-    A path that is still relative is refused: what it is relative to would be another folder for the
-    next command.
+    A relative path is refused, since the next command may run in another folder.
     """
     found = parts(text, kind, stages)
     if found is None or not storage.is_local(found.place):
@@ -269,11 +264,11 @@ def missing(text: str, kind: str, stages: Collection[str] = ()) -> str:
         if not (found.sure or is_path(found.place)):
             return ""  # a hub id
         return (
-            f"{found.place} is relative, and a Config's paths are absolute: give it so, or run a "
-            "ConfigDict"
+            f"{found.place} is relative, but a Config needs absolute paths: write an absolute "
+            "path, or run a ConfigDict"
         )
     place = Path(found.place)
-    if "*" in found.place:  # the folder that its stars are in
+    if "*" in found.place:  # the folder above the wildcards
         place = next(parent for parent in place.parents if "*" not in str(parent))
     if kind == "path" or os.path.exists(place):
         return ""
@@ -289,17 +284,17 @@ def module_file(function: str, folder: Path) -> Path | None:
     return file if module.isidentifier() and file.is_file() else None
 
 
-# For others to read
+# For publication
 
 
 def without_folders(config: ConfigDict) -> ConfigDict:
-    """Cut the local paths of a config to their last part, in place; return it."""
+    """Shorten the local paths of a config to their last part, in place; return it."""
     change(config, without_folder)
     return config
 
 
 def without_folder(text: str, kind: str, stages: Collection[str] = ()) -> str:
-    """Cut the local path that a text names, if any, to its last part; arguments as of `parts`."""
+    """Shorten the local path in a text, if any, to its last part; arguments as in `parts`."""
     found = parts(text, kind, stages)
     if found is None:
         return text
@@ -307,15 +302,15 @@ def without_folder(text: str, kind: str, stages: Collection[str] = ()) -> str:
 
 
 def last_part(path: str) -> str:
-    """Return the last part of an absolute path; anything else as it is."""
+    """Return the last part of an absolute path, other texts unchanged."""
     return os.path.basename(path) if os.path.isabs(path) else path
 
 
 def data_files(paths: str | Sequence[str]) -> list[str]:
-    """List a dump's files: of a folder, of a glob, or the file; step 2 before step 10.
+    """List the files of a dump: of a folder, of a glob, or the file; step 2 before step 10.
 
-    A folder's are its .jsonl and .parquet, or where it has none its .json, which beside these
-    describe the set. Raises ValueError for what holds no file.
+    A folder's .json files count only if it has no .jsonl or .parquet, since they then describe the
+    set. Raises ValueError if there is no file.
     """
     if isinstance(paths, str):
         paths = [paths]
@@ -334,8 +329,8 @@ def data_files(paths: str | Sequence[str]) -> list[str]:
             matching = [place]
         if not matching:
             raise ValueError(
-                f"{path} is no file, no folder with .jsonl, .parquet or .json files, and no glob "
-                "that matches some"
+                f"{path} is not a file, a folder with .jsonl, .parquet or .json files, or a glob "
+                "that matches any"
             )
         files += sorted(map(os.fspath, matching), key=_natural)
     return files

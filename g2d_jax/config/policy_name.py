@@ -1,8 +1,8 @@
-"""The names of policies, and the one place that takes them apart.
+"""The names of policies, parsed in this file alone.
 
 init                       the pretrained model, or random parameters
-STAGE, STAGE@STEP          the policy that a stage of this run ends with, or has at a step
-run:WORKDIR#STAGE[@STEP]   that of another run's stage
+STAGE, STAGE@STEP          the policy of a stage of this run, at its end or at a step
+run:WORKDIR#STAGE[@STEP]   the same of another run
 hf:PATH                    a Hugging Face folder, or a hub id
 """
 
@@ -15,13 +15,12 @@ INIT, OF_STAGE, OF_RUN, OF_MODEL = "init", "", "run:", "hf:"
 
 @dataclass(frozen=True, slots=True)
 class PolicyName:
-    """The parts of a policy's name. str() gives the name back.
+    """The parts of a policy's name. str() returns the name.
 
     origin: INIT, OF_STAGE, OF_RUN or OF_MODEL. place: the other run's work directory, or the
-    model's path or hub id.
-    stage: of this run or the other, "" where no stage made it. step: the text behind "@", None for
-    the stage's end. Whether there is such a stage, and whether the step is a number, is for
-    `number` and the caller to say.
+    model's path or hub id. stage: in this run or the other, "" if no stage trained it. step: the
+    text after "@", None for the stage's end. `number` checks that the step is a number; the caller
+    checks that the stage exists.
     """
 
     origin: str
@@ -31,35 +30,35 @@ class PolicyName:
 
     @classmethod
     def parse(cls, name: str) -> PolicyName:
-        """Take a name apart."""
+        """Parse a name."""
         if name == INIT:
             return cls(INIT)
         if name.startswith(OF_MODEL):
             return cls(OF_MODEL, name.removeprefix(OF_MODEL))
         if name.startswith(OF_RUN):
-            # The last "#": a work directory may have one in its own name.
+            # The last "#": the path of a work directory may contain one.
             place, _, last = name.removeprefix(OF_RUN).rpartition("#")
             return cls(OF_RUN, place, *_stage_and_step(last))
         return cls(OF_STAGE, "", *_stage_and_step(name))
 
     @property
     def is_model(self) -> bool:
-        """Whether its weights are a model's, and no checkpoint's."""
+        """True if its weights are a model's, not a checkpoint's."""
         return self.origin in (INIT, OF_MODEL)
 
     @property
     def is_external(self) -> bool:
-        """Whether it is from outside this run."""
+        """True if it is from outside this run."""
         return self.origin in (OF_RUN, OF_MODEL)
 
     @property
     def own_stage(self) -> str:
-        """The stage of this run that makes it, "" for none."""
+        """The stage of this run that trains it, "" for none."""
         return self.stage if self.origin == OF_STAGE else ""
 
     @property
     def number(self) -> int | None:
-        """The step as a number, None for the stage's end. Raises ValueError for a step that is no
+        """The step as a number, None for the stage's end. Raises ValueError if it is not a
         number."""
         if self.step is None:
             return None
@@ -70,7 +69,7 @@ class PolicyName:
         return int(self.step)
 
     def without_place(self) -> PolicyName:
-        """Return the name with what identifies it wherever its run or model lies."""
+        """Return the name without the path of its run or model."""
         return replace(self, place="")
 
     def __str__(self) -> str:
@@ -91,7 +90,7 @@ def _stage_and_step(text: str) -> tuple[str, str | None]:
 
 
 def own_stage(name: str) -> str:
-    """Return the stage of this run that makes the policy of this name, "" for none."""
+    """Return the stage of this run that trains the policy of this name, "" for none."""
     return PolicyName.parse(name).own_stage
 
 

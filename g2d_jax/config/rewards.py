@@ -22,9 +22,7 @@ from g2d_jax.config.section import (
 )
 from g2d_jax.records import MOST_REWARD, AnswerRule
 
-Weight = Annotated[
-    float, Bounds(least=-1000, most=1000, why="reward.function itself has the weight 1")
-]
+Weight = Annotated[float, Bounds(least=-1000, most=1000, why="reward.function itself has weight 1")]
 
 
 class Source(Section):
@@ -34,15 +32,15 @@ class Source(Section):
     """
 
     path: ProblemsPath = ""
-    revision: str | None = None  # pins data of the hub: a commit, branch or tag
+    revision: str | None = None  # of a dataset on the hub: a commit, branch or tag
     split: Literal["", "train", "dev", "test"] = ""
-    limit: Positive | None = None  # the first so many
+    limit: Positive | None = None  # keep the first `limit`
     fields: Mapping[str, str] = field(default_factory=dict)
     on_error: OnError = "raise"
 
 
 class Splits(Section):
-    """The problems of a task, and its share of every batch. A split without a path has none."""
+    """The problems of a task, and its share of every batch. A split without a path is empty."""
 
     train: Source = Source()
     dev: Source = Source()
@@ -61,76 +59,74 @@ class RewardModel(Section):
 
     path: ModelPath = ""  # a Hugging Face folder or hub id with a scalar head, and its tokenizer
     revision: str | None = None
-    # tokens of prompt and response; longer ones are unscorable, never cut
+    # tokens of prompt and response; longer ones are not scored, never truncated
     max_length: Positive = 4096
-    batch_tokens: Positive = 16_384  # of one forward pass, over all devices
+    batch_tokens: Positive = 16_384  # tokens of one forward pass, over all devices
 
 
 class Reward(Section):
-    """The scoring of responses. function: "verify" (math-verify against the reference answer),
-    "model" (a reward model), or "package.module:function" (TRL's signature), also of a file
-    module.py in `folder`, which is the config file's where nothing else is said.
+    """The scoring of responses.
 
-    functions: further functions of this kind, for a format, say. The reward is that of `function`
-    plus their weighted sum. `function` alone decides what is correct, and so pairs, unless
-    verifiable is False.
-    answers: how the final answer is read that is verified, and kept beside a function's reward.
-    verifiable: rewards know right and wrong; one above correct_above counts as correct. Otherwise
-    they know better and worse only: pairs are the best against the worst of a group, and there is
-    no accuracy.
+    function: "verify" (math-verify against the reference answer), "model" (a reward model), or
+    "package.module:function" (TRL's signature). module.py may be in `folder`, by default the config
+    file's. functions: more functions, for example for the format. The reward is that of `function`
+    plus their weighted sum. `function` alone decides correctness, and so pairs, unless verifiable
+    is False. answers: how the final answer is extracted, also with your own function. verifiable: a
+    reward above correct_above counts as correct. If False, rewards only rank: pairs are the best
+    against the worst of a group, and there is no accuracy.
     """
 
     function: str = "verify"
-    functions: tuple[str, ...] = ()  # further ones, whose weighted rewards are added
-    weights: tuple[Weight, ...] = ()  # of `functions`, one each
-    folder: FilePath | None = None  # of the file that the function is in, unset: found by `resolve`
+    functions: tuple[str, ...] = ()  # more functions, whose weighted rewards are added
+    weights: tuple[Weight, ...] = ()  # one for each of `functions`
+    folder: FilePath | None = None  # contains the function's file; unset: `resolve` finds it
     # "last_line": or "Answer: x"; "hash": "#### x"; "tags": "<answer>x</answer>"
     answers: AnswerRule = "boxed"
-    verifiable: bool | None = None  # unset: all but those of "model" are
+    verifiable: bool | None = None  # unset: True, except for function "model"
     correct_above: Annotated[
-        float, Bounds(least=-MOST_REWARD, most=MOST_REWARD, why="no reward is beyond it")
+        float, Bounds(least=-MOST_REWARD, most=MOST_REWARD, why="rewards have this limit")
     ] = 0.5
     cpu_seconds: Annotated[
         float,
         Bounds(
             above=0,
             most=3600,
-            why="seconds of one answer; one that hangs the verifier takes them all",
+            why="seconds for one answer; an answer that hangs the verifier uses them all",
         ),
     ] = 5.0
-    workers: Annotated[int, Bounds(least=1, most=1024, why="each is a process of this machine")] = 1
+    workers: Annotated[int, Bounds(least=1, most=1024, why="each is a process on this machine")] = 1
     decimal_places: Annotated[
         int,
         Bounds(
             least=1,
             most=6,
-            why="digits after the point with which a decimal may be another number, rounded",
+            why="decimal places to which a decimal may round another number",
         ),
     ] = 6
     model: RewardModel = RewardModel()
 
     @property
     def is_function(self) -> bool:
-        """True if `function` is a user's."""
+        """True if `function` is your own."""
         return self.function not in ("verify", "model")
 
     @property
     def user_functions(self) -> tuple[str, ...]:
-        """The import paths of all functions of a user, which are given all columns."""
+        """The import paths of all your own functions, which receive all columns."""
         return (self.function,) * self.is_function + self.functions
 
     @property
     def is_verifiable(self) -> bool:
-        """True if its rewards know right and wrong."""
+        """True if its rewards mark responses as correct or incorrect."""
         if self.verifiable is None:
             return self.function != "model"
         return self.verifiable
 
     def issues(self, run: Run) -> Iterator[Issue]:
-        """Yield a kind of rewards that the function does not give, settings of another function,
-        and a model without a name."""
+        """Yield a `verifiable` that the function does not support, settings of another function,
+        and a reward model without a path."""
         knows = {"verify": "right and wrong", "model": "better and worse only"}
-        # A sum with further functions may rank alone, though the verifier knows right and wrong.
+        # A sum with more functions may only rank, even with the verifier.
         ranks = bool(self.functions) and not self.is_verifiable
         if not (self.is_function or ranks) and self.is_verifiable != (self.function == "verify"):
             yield error(
@@ -140,37 +136,35 @@ class Reward(Section):
             )
         yield from self._further_issues()
         if self.answers != "boxed" and self.function == "model":
-            yield error(
-                "answers", "is set, and a reward model reads whole responses", "leave it out"
-            )
+            yield error("answers", "is set, but a reward model reads whole responses", "remove it")
         if self.function == "verify" and self.correct_above != Reward().correct_above:
-            yield warning("correct_above", "is set, and the verifier gives 1 or 0 alone")
+            yield warning("correct_above", "is set, but the verifier returns only 1 or 0")
         if self.function != "verify" and self.decimal_places != Reward().decimal_places:
             yield error(
                 "decimal_places",
-                f"is for the verifier, and function is {self.function!r}",
-                "leave it out",
+                f"is for the verifier, but function is {self.function!r}",
+                "remove it",
             )
         if self.function == "model" and not self.model.path:
             yield error(
                 "model.path",
                 "is not set",
-                "give the folder or hub id of a model with a scalar head",
+                "set it to the folder or hub id of a model with a scalar head",
             )
         if self.model.path and self.function != "model":
             yield error(
                 "model.path",
-                f"is set, and function is {self.function!r}, which uses none",
-                "set function to 'model', or leave it out",
+                f"is set, but function is {self.function!r}, which uses no model",
+                "set function to 'model', or remove it",
             )
 
     def _further_issues(self) -> Iterator[Issue]:
-        """Yield functions without a weight, and those that are named twice."""
+        """Yield functions without a weight, and functions named twice."""
         if len(self.functions) != len(self.weights):
             yield error(
                 "weights",
                 f"has {len(self.weights)} numbers for {len(self.functions)} functions",
-                "give one for each",
+                "set one for each",
             )
         known = ("verify", "model", self.function)
         for name in self.functions:
@@ -178,8 +172,8 @@ class Reward(Section):
                 yield error(
                     "functions",
                     f"has {name!r}",
-                    "name each function of yours once, and give verify, model or the function that "
-                    "decides what is correct as function",
+                    "name each of your functions once, and set function to verify, model or the "
+                    "function that decides correctness",
                 )
                 return
 

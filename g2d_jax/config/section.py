@@ -1,10 +1,10 @@
-"""Settings as frozen records: names, defaults, types, choices and bounds in one place, checked
-where one is made.
+"""Settings as frozen records: names, defaults, types, choices and bounds in one place, checked on
+construction.
 
-class Sampling(Section):
-    temperature: Annotated[float, Bounds(least=0)] = 1.0
+    class Sampling(Section):
+        temperature: Annotated[float, Bounds(least=0)] = 1.0
 
-editable(Sampling()) ─► ConfigDict, which config files and --config.FIELD=VALUE change ─► read(Sampling, …)
+    editable(Sampling()) ─► ConfigDict, changed by config files and --config.FIELD=VALUE ─► read(Sampling, …)
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ S = TypeVar("S", bound="Section")
 Made = TypeVar("Made")
 
 Run: TypeAlias = Any
-"""The whole `Config`, which rules of a section may read: settings.py makes it of all sections."""
+"""The whole `Config`, which rules of a section may read: settings.py builds it from all
+sections."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The bounds of a number: at least, more than, at most, less than these. why: of a bound that
-    is not plain. words: the bounds in a word, in place of these."""
+    """The bounds of a number: at least, more than, at most, less than. why: the reason, if it is
+    not obvious. words: the bounds in words, replacing these."""
 
     least: float | None = None
     above: float | None = None
@@ -45,7 +46,7 @@ class Bounds:
 
     @property
     def _limits(self) -> Iterator[tuple[str, Any, float]]:
-        """Yield what each bound is called, how a value is compared with it, and the bound."""
+        """Yield each bound's words, its comparison, and the bound."""
         for words, holds, limit in (
             ("at least", operator.ge, self.least),
             ("more than", operator.gt, self.above),
@@ -64,7 +65,7 @@ class Bounds:
         return self.words or " and ".join(limits)
 
     def hold(self, value: float) -> bool:
-        """Return whether a value keeps to the bounds; NaN keeps to none."""
+        """Return whether a value is within the bounds; NaN never is."""
         return all(holds(value, limit) for _, holds, limit in self._limits)
 
 
@@ -77,7 +78,7 @@ Fraction = Annotated[float, Bounds(least=0, most=1)]
 class Place:
     """The mark of a text setting that may name a file or folder; places.py reads it.
 
-    kind: "path" is always one. "model" may be a hub id, "problems" a data set's name, "policy" a
+    kind: "path" always names one. "model" may be a hub id, "problems" a dataset's name, "policy" a
     stage's or "init", "rollouts" and "preferences" a stage's name.
     """
 
@@ -92,22 +93,22 @@ Tokens = Literal["generated", "prefilled", "scored", "trained", "tokens"]
 Measure = Literal[Tokens, "flops", "seconds", "device_seconds", "verifier_cpu_seconds"]
 
 OnError = Literal["raise", "skip"]
-"""Broken rows of a set: at most 5 %, or any share."""
+"""Broken rows of a set: "raise" allows 5 %, "skip" any share."""
 
 NotNegativeFloat = Annotated[float, Bounds(least=0, below=math.inf)]
 
-# Of servers that are asked: beyond these a run would hang, or take all connections of this machine,
-# and not say why.
+# For requests to servers: beyond these a run would hang, or use up this machine's connections,
+# without an error.
 Timeout = Annotated[
     float,
-    Bounds(above=0, most=86_400, why="seconds, a day at most, after which a server is given up"),
+    Bounds(above=0, most=86_400, why="seconds until a request fails, at most a day"),
 ]
-Retries = Annotated[int, Bounds(least=0, most=100, why="further attempts of one request")]
+Retries = Annotated[int, Bounds(least=0, most=100, why="more attempts at one request")]
 Concurrency = Annotated[
-    int, Bounds(least=1, most=4096, why="each request under way takes a thread and a connection")
+    int, Bounds(least=1, most=4096, why="each running request uses a thread and a connection")
 ]
 
-# Texts that may name a file or folder: places.py makes them absolute.
+# Texts that may name a file or folder: places.py makes their paths absolute.
 FilePath = Annotated[str, Place("path")]
 ModelPath = Annotated[str, Place("model")]
 ProblemsPath = Annotated[str, Place("problems")]
@@ -119,10 +120,10 @@ Preferences = Annotated[str, Place("preferences")]
 
 @dataclass(frozen=True)
 class Issue:
-    """Something wrong with the settings of a run. An error stops it, a warning does not.
+    """An error or warning about the settings of a run. Only an error stops it.
 
-    path: the setting, dotted, or the section. text goes on from it: "must be at least 1, got 0".
-    remedy: what to do, "" where the text says so.
+    path: the setting, dotted, or the section. text continues it: "must be at least 1, got 0".
+    remedy: the fix, "" if the text states it.
     """
 
     level: Literal["error", "warning"]
@@ -141,7 +142,7 @@ warning = functools.partial(Issue, "warning")
 
 
 def faults(path: str, look: Callable[[], object]) -> list[Issue]:
-    """Return what a function finds wrong, [] where it raises nothing. path: as in `made`."""
+    """Return the errors that a function finds, [] if it raises none. path: as in `made`."""
     try:
         made(path, look)
     except Invalid as fault:
@@ -150,8 +151,8 @@ def faults(path: str, look: Callable[[], object]) -> list[Issue]:
 
 
 def made(path: str, step: Callable[[], Made]) -> Made:
-    """Return what a function makes. Raises Invalid for its ValueError. path: the setting that cannot
-    be used then, unless the message begins with it, or with one within."""
+    """Return the result of a function. Raises Invalid for its ValueError. path: the setting to
+    blame, unless the message begins with it, or with a nested one."""
     try:
         return step()
     except Invalid:
@@ -164,13 +165,13 @@ def made(path: str, step: Callable[[], Made]) -> Made:
 
 
 class Invalid(ValueError):
-    """Settings cannot be used. issues: all that is wrong."""
+    """Invalid settings. issues: all errors."""
 
     def __init__(self, issues: Sequence[Issue]) -> None:
         self.issues = tuple(issues)
         lines = list(map(str, self.issues))
         if len(lines) > 1:
-            lines.insert(0, f"{len(lines)} things are wrong with the settings:")
+            lines.insert(0, f"the settings have {len(lines)} errors:")
         super().__init__("\n  ".join(lines))
 
 
@@ -178,8 +179,8 @@ _ITEMS: dict[type, str] = {int: "integers", float: "numbers", str: "texts"}
 
 
 class Hint(NamedTuple):
-    """Holds what a field's annotation says: its values' plain type, whether it may be None,
-    choices, bounds, what a text leads to, and the hint of a tuple's items."""
+    """The content of a field's annotation: the plain type of its values, whether None is allowed,
+    choices, bounds, kind of place, and the hint of a tuple's items."""
 
     kind: type
     optional: bool = False
@@ -189,7 +190,7 @@ class Hint(NamedTuple):
     items: Hint | None = None
 
     def fault(self, value: Any) -> str:
-        """Say what a value must be, "" for one that the field may have."""
+        """Return what a value must be, "" for a valid one."""
         if value is None:
             return ""
         if self.choices and value not in self.choices:
@@ -203,8 +204,8 @@ class Hint(NamedTuple):
         return ""
 
     def other_than(self, value: Any, wrong: Any = None) -> Any:
-        """Return a value that the field may have and that is another one; the same if there is none
-        at hand. wrong: the value in whose place it stands: of a list as many items."""
+        """Return another valid value for the field, the same if none is known. wrong: the invalid
+        value; a list keeps its length."""
         if self.items is not None and isinstance(wrong, Sequence):
             return (self.items.other_than(self.items.kind()),) * len(wrong)
         tried = self.choices
@@ -213,7 +214,7 @@ class Hint(NamedTuple):
         return next((one for one in tried if one != value and not self.fault(one)), value)
 
     def item_fault(self, item: Any) -> str:
-        """Say what an item of a tuple must be, "" for one that it may have."""
+        """Return what an item of a tuple must be, "" for a valid one."""
         if type(item) is not self.kind and (self.kind, type(item)) != (float, int):
             return f"must hold {_ITEMS[self.kind]}, got {item!r:.200}"
         return self.fault(item)
@@ -242,11 +243,10 @@ def _read(annotation: Any) -> Hint:
 )
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A section of the settings: classes made from it are frozen dataclasses, their fields given by
-    name.
+    """A section of the settings. Subclasses become frozen dataclasses with keyword fields.
 
-    Making one raises Invalid for values of another type or beyond their bounds. Which values do not
-    go together is found by check.py.
+    Construction raises Invalid for a wrong type or a value out of bounds. check.py finds conflicts
+    between values.
     """
 
     def __init_subclass__(cls) -> None:
@@ -261,27 +261,27 @@ class Section:
             raise Invalid(found)
 
     def issues(self, run: Run) -> Iterator[Issue]:
-        """Yield what in the section does not go together, or with the rest of the run's settings.
+        """Yield conflicts within the section, or with the run's other settings.
 
-        The paths of issues begin at the section: "steps", not "stages.warmup.steps".
+        The paths of issues are relative to the section: "steps", not "stages.warmup.steps".
         """
         yield from ()
 
     @classmethod
     @functools.cache
     def hints(cls) -> dict[str, Hint]:
-        """Return what the annotation of every field says, by name."""
+        """Return the hint of every field, by name."""
         annotations = typing.get_type_hints(cls, include_extras=True)
         return {field.name: _read(annotations[field.name]) for field in dataclasses.fields(cls)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the values as a dictionary, sections within it as such too."""
+        """Return the values as a dictionary, nested sections included."""
         return dataclasses.asdict(self)
 
 
 def editable(section: Section) -> ConfigDict:
-    """Return a section as the ConfigDict that users change; a field that may be None keeps its type
-    when it is set."""
+    """Return a section as a ConfigDict that you can change. A field that may be None keeps its
+    type."""
     config = ConfigDict()
     for name, hint in section.hints().items():
         value = getattr(section, name)
@@ -304,11 +304,11 @@ def read(
     other: bool = False,
     **fields: Any,
 ) -> S:
-    """Return the record of a ConfigDict that `editable` made. Values that are wrong are added to
-    `found`, and replaced by the default, or by another value that the field may have (`other`).
+    """Return the record of a ConfigDict from `editable`. Wrong values are added to `found`, and
+    replaced by the default, or by another valid value (`other`).
 
-    path: the section's own, for messages. fields: records that stand in place of some of the
-    values. Values that the record has no field for are left out.
+    path: the section's own, for messages. fields: records that replace some of the values. Values
+    without a field are ignored.
     """
     prefix = path and f"{path}."
     for name, hint in section.hints().items():

@@ -1,4 +1,4 @@
-"""All settings of a run, and what its sections do not allow each other."""
+"""All settings of a run, and conflicts between its sections."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ RUNTIME = frozenset(
         "engine.concurrency",
     ]
 )
-"""Top-level sections and fields that do not change what is computed, beyond rounding."""
+"""Top-level sections and fields that do not change the result, beyond rounding."""
 
 RESERVED = ("init", "sample", "archive", "hf", "run", "main", "reward")
-"""Words that mean something else where the name of a stage or a task could stand: policies,
-rollouts, tasks, and the function that a run is given from Python."""
+"""Reserved words, which cannot name a stage or a task: they mean policies, rollouts, tasks, and the
+function that a run receives from Python."""
 
 
 class Config(Section):
-    """The settings of a run. tasks: further tasks of a mixed run, by name. stages: by name, in no
-    order."""
+    """The settings of a run. tasks: more tasks of a mixed run, by name. stages: by name,
+    unordered."""
 
     name: str = "run"
     seed: int = 0
@@ -67,11 +67,9 @@ class Config(Section):
 
     @classmethod
     def of(cls, config: ConfigDict) -> Config:
-        """Return the settings of a user's config as records; what makes a study of it (`sweep`) is
-        left out.
+        """Return a user's config as records, without its study (`sweep`).
 
-        Raises Invalid with every value of another type or beyond its bounds. What does not go
-        together is found by check.py.
+        Raises Invalid with every value of a wrong type or out of bounds. check.py finds conflicts.
         """
         found: list[Issue] = []
         made = cls.read(config, found)
@@ -93,7 +91,7 @@ class Config(Section):
 
     @cached_property
     def all_tasks(self) -> dict[str, Task]:
-        """Every task by name: "main", of the sections data and reward, and the further ones."""
+        """Every task by name: "main", from the sections data and reward, and the others."""
         data = self.data
         main = Task(
             train=data.train, dev=data.dev, test=data.test, weight=data.weight, reward=self.reward
@@ -116,18 +114,18 @@ class Config(Section):
 
     @property
     def verifiable(self) -> dict[str, bool]:
-        """By task, whether its reward knows right and wrong."""
+        """By task, whether its reward decides correctness."""
         return {name: task.reward.is_verifiable for name, task in self.all_tasks.items()}
 
     def policies_sampled(self) -> set[str]:
-        """Return the policies that a server would have to hold, in words."""
+        """Return, in words, the policies that a server must hold."""
         sampled: set[str] = set()
         for name, stage in self.stages.items():
             sampled |= stage.policies_sampled(name)
         return sampled
 
     def stage(self, name: str, kind: type[StageT]) -> StageT:
-        """Return a stage that is known to be of this kind. Raises TypeError otherwise."""
+        """Return a stage of a known kind. Raises TypeError otherwise."""
         stage = self.stages[name]
         if not isinstance(stage, kind):
             raise TypeError(f"stages.{name} is of kind {stage.kind}, not {kind.kind}")
@@ -138,18 +136,18 @@ class Config(Section):
         return {name: stage for name, stage in self.stages.items() if isinstance(stage, kind)}
 
     def issues(self, run: Run) -> Iterator[Issue]:
-        """Yield what whole sections do not allow each other."""
+        """Yield conflicts between whole sections."""
         for section, names in (("stages", self.stages), ("tasks", self.tasks)):
             for name in names:
                 if name in RESERVED:
                     yield error(
                         f"{section}.{name}",
-                        f"has a name that means something else, as do {', '.join(RESERVED)}",
-                        f"choose another, {name}-1 say",
+                        f"has a reserved name ({', '.join(RESERVED)})",
+                        f"choose another, such as {name}-1",
                     )
         if not any(task.weight for task in self.all_tasks.values()):
             yield error("data.weight", "and all tasks.*.weight are 0", "set one to more than 0")
-        # Where cuDNN cannot serve on any devices; models/kernels.py says the rest.
+        # cuDNN supports this on no device; models/kernels.py has the other rules.
         if self.compute.attention == "cudnn" and self.dtype == "float32":
             yield error(
                 "compute.attention",
@@ -159,14 +157,14 @@ class Config(Section):
         if not self._has_tokenizer:
             yield error(
                 "tokenizer.path",
-                "is empty, and so is model.path: random parameters come without a tokenizer",
-                "set model.path, or tokenizer.path to a folder or hub id; procedural:slips is that "
-                "of the embedded arithmetic, which knows the characters of its problems only",
+                "is empty, and so is model.path, but random parameters have no tokenizer",
+                "set model.path, or tokenizer.path to a folder or hub id; procedural:slips has the "
+                "tokenizer of the embedded arithmetic, which knows only its characters",
             )
 
     @property
     def _has_tokenizer(self) -> bool:
-        """True if a setting names a tokenizer, or a model or an embedded task that has one."""
+        """True if a setting names a tokenizer, or a model or embedded task that has one."""
         if self.model.path or self.tokenizer.path:
             return True
         paths = [stage.examples_path() or "" for stage in self.stages.values()]
@@ -176,7 +174,7 @@ class Config(Section):
 
 
 def prefix_of(task: str) -> str:
-    """Return what stands before a task's "reward" in the name of a setting: "" or "tasks.chat."."""
+    """Return the prefix of a task's "reward" in the name of a setting: "" or "tasks.chat."."""
     return "" if task == "main" else f"tasks.{task}."
 
 

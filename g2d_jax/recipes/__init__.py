@@ -1,14 +1,14 @@
 """All hyper-parameters of the recipes for real models, in one place, with their sources.
 
-    "qwen2.5-7b:lora=32"     ─► recipe(name, arg) ─► a run of G2D, or of GRPO alone
-    --model, --problems      ─► own(model, problems, …) ─► a run of G2D
-    configs/sweep-k.py       ─► the same over K
-    configs/bridging-*.py    ─► maths(), adam(), as_published(), … with the stages of that paper's rows
+    "qwen2.5-7b:lora=32"  ─► recipe(name, arg)         ─► a run of G2D, or of GRPO alone
+    --model, --problems   ─► own(model, problems, …)   ─► a run of G2D
+    configs/sweep-k.py    ─► the same over K
+    configs/bridging-*.py ─► maths(), adam(), as_published(), … with the stages of that paper's rows
 
-The papers: G2D (arXiv 2605.21266) gives K, the models, MATH-500 as the test, and that K = 150 costs
-about a fourth of GRPO; no hyper-parameters. "Bridging" (arXiv 2506.21495) gives those of GRPO and
-DPO with verifiable rewards (its table 4, verifiable tasks, and 3.2): they are taken where G2D's are
-missing. "chosen": neither paper's. Bridging's code: its authors' recipe as published
+The G2D paper (arXiv 2605.21266) states K, the models, MATH-500 as the test, and a cost of K = 150
+of about a fourth of GRPO. It states no hyper-parameters. "Bridging" (arXiv 2506.21495) states those
+of GRPO and DPO with verifiable rewards (table 4, verifiable tasks, and 3.2); they fill the gaps.
+"chosen": in neither paper. Bridging's code: its authors' published recipe
 (github.com/facebookresearch/fairseq2, recipes/lm/_online_finetune).
 """
 
@@ -25,38 +25,38 @@ from g2d_jax import config as settings
 from g2d_jax.config.choices import choices
 
 LEARNING_RATE = 1e-6  # Bridging, table 4
-# chosen: adapters want ten times that of all parameters (Schulman et al. 2025)
+# chosen: adapters need ten times the rate of all parameters (Schulman et al. 2025)
 LORA_LEARNING_RATE = 1e-5
-# chosen: as there ("LoRA Without Regret"), with their product scaled by alpha / rank
+# chosen: as in "LoRA Without Regret", with the product scaled by alpha / rank
 LORA_ALPHA = 32.0
 ADAM_EPS = 1e-4  # Bridging, table 4
 MAX_GRAD_NORM = 1.0  # Bridging, table 4
 DPO_BETA = 0.1  # Bridging, table 4
 KL_COEF = 0.001  # Bridging, table 4: beta of GRPO
-RESPONSE = 2048  # Bridging, table 4: tokens; here of the response alone
+RESPONSE = 2048  # Bridging, table 4: tokens; here of the response only
 PROMPT = 1024  # chosen: longer prompts are dropped and counted
 PROMPTS_PER_STEP = 64  # Bridging, table 4: batch size
 GROUP = 8  # Bridging, table 5: responses to a prompt; 8 is the best of 4, 8 and 12
 DECIDING = (0.6, 0.9)  # Bridging, 3.2: temperature and top-p of evaluation; in training both are 1
-COLLECTED = 8192  # chosen: prompts that G2D's pairs come from, or all there are
-# Bridging, 3.2: one correct and one incorrect response; G2D's rule is not known
+COLLECTED = 8192  # chosen: prompts for G2D's pairs, or all if there are fewer
+# Bridging, 3.2: one correct and one incorrect response; G2D does not state its rule
 PAIRS_PER_PROMPT = 1
-PAIRS_PER_STEP = 64  # chosen: as many as GRPO has prompts; one epoch
-# chosen: GRPO alone makes so many times K updates; G2D's, at K = 150, costs 4 times G2D
+PAIRS_PER_STEP = 64  # chosen: GRPO's number of prompts; one epoch
+# chosen: GRPO alone makes this many times K updates; in G2D, at K = 150, it costs 4 times G2D
 GRPO_STEPS = 4
-DEV = 500  # chosen: held-out training problems, to choose settings by
-SAMPLES = 4  # chosen: responses to a test problem, besides a greedy one
+DEV = 500  # chosen: held-out training problems, for choosing settings
+SAMPLES = 4  # chosen: responses to a test problem, in addition to a greedy one
 NUMINAMATH_TEST = 1980  # Bridging, 3.2
-K = 150  # G2D's of Qwen2.5-7B, for a user's own model chosen
-# chosen: parameters of a user's own model, between SmolLM2's 135M and the smallest model of MODELS.
-# Below it a run is one that a laptop's processor can do
+K = 150  # G2D's of Qwen2.5-7B; chosen for your own model
+# chosen: parameters of your own model, between SmolLM2's 135M and the smallest of MODELS. Below it
+# a laptop's processor can run the recipe
 SMALL = 400_000_000
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model of the recipes. variants: name -> hub id, the first is the default. k: updates of
-    G2D's warm-up.
+    """A model of the recipes. variants: name -> hub id, the default first. k: updates of G2D's
+    warm-up.
 
     tokenizer: settings that differ from the defaults.
     """
@@ -72,19 +72,19 @@ def _qwen25(size: str) -> Model:
 
 
 def _qwen3(size: str) -> Model:
-    # K: chosen, as of Qwen2.5. Thinking is off since its texts are longer than RESPONSE.
+    # K: chosen, as for Qwen2.5. Thinking is off because its texts are longer than RESPONSE.
     variants = {"chat": f"Qwen/Qwen3-{size}", "base": f"Qwen/Qwen3-{size}-Base"}
     return Model(variants, 150, {"enable_thinking": False})
 
 
 def _qwen35(size: str) -> Model:
-    # As Qwen3, whose templates have the same switch.
+    # As for Qwen3, whose templates have the same switch.
     variants = {"chat": f"Qwen/Qwen3.5-{size}", "base": f"Qwen/Qwen3.5-{size}-Base"}
     return Model(variants, 150, {"enable_thinking": False})
 
 
 def _llama(size: str) -> Model:
-    # K: G2D's of Llama-3.1-8B, for 1B chosen. Instruct first: it is Bridging's, and the base model
+    # K: G2D's of Llama-3.1-8B, chosen for 1B. Instruct first: Bridging uses it, and the base model
     # has no template.
     return Model(
         {"instruct": f"meta-llama/Llama-{size}-Instruct", "base": f"meta-llama/Llama-{size}"}, 500
@@ -92,8 +92,7 @@ def _llama(size: str) -> Model:
 
 
 def _smollm3(size: str) -> Model:
-    # K: chosen, as of Qwen2.5. The template's own system block stays: it says that there is no
-    # thinking.
+    # K: chosen, as for Qwen2.5. The template keeps its system message, which turns thinking off.
     variants = {
         "chat": f"HuggingFaceTB/SmolLM3-{size}",
         "base": f"HuggingFaceTB/SmolLM3-{size}-Base",
@@ -102,14 +101,14 @@ def _smollm3(size: str) -> Model:
 
 
 def _gemma3(size: str) -> Model:
-    # K: chosen, as of Qwen2.5. Instruct first: the base model has no template.
+    # K: chosen, as for Qwen2.5. Instruct first: the base model has no template.
     return Model(
         {"instruct": f"google/gemma-3-{size}-it", "base": f"google/gemma-3-{size}-pt"}, 150
     )
 
 
 def _olmo3(size: str) -> Model:
-    # K: chosen, as of Qwen2.5. The base model has no template; Think's texts are longer than
+    # K: chosen, as for Qwen2.5. The base model has no template; Think's texts are longer than
     # RESPONSE.
     return Model(
         {"instruct": f"allenai/Olmo-3-{size}-Instruct", "base": f"allenai/Olmo-3-1025-{size}"}, 150
@@ -117,7 +116,7 @@ def _olmo3(size: str) -> Model:
 
 
 def _phi4_mini() -> Model:
-    # K: chosen, as of Qwen2.5. PROMPT and RESPONSE fit its 4,096 positions without long factors.
+    # K: chosen, as for Qwen2.5. PROMPT and RESPONSE fit its 4,096 positions without long factors.
     return Model({"instruct": "microsoft/Phi-4-mini-instruct"}, 150)
 
 
@@ -141,17 +140,17 @@ MODELS: dict[str, Model] = {
 }
 
 TRAIN = {"gsm8k": "gsm8k:train"}
-"""Training sets whose plain name is another split's; every other name is a source as it stands
-(data/problems.py)."""
+"""Training sets whose plain name is another split. Other names are sources (data/problems.py)."""
 
 
 def recipe(name: str, arg: str) -> ConfigDict:
-    """Build the run of a model in MODELS that a config's argument asks for.
+    """Build the run of a model in MODELS from a config's argument.
 
-    method=g2d|grpo; k=K of the warm-up; steps=N of method=grpo, GRPO_STEPS * k if 0; variant of the model, or
-    path=FOLDER_OR_HUB_ID in its place; lora=RANK, 0 trains all parameters; train=math|gsm8k|numinamath and
-    test=math500|amc23|gsm8k|numinamath, or any other source; length, tokens of a response; moments of Adam.
-    Raises ValueError for what is unknown or does not go together.
+    method=g2d|grpo; k=K of the warm-up; steps=N of method=grpo, 0 for GRPO_STEPS * k; variant of
+    the model, or path=FOLDER_OR_HUB_ID instead; lora=RANK, 0 trains all parameters;
+    train=math|gsm8k|numinamath and test=math500|amc23|gsm8k|numinamath, or any other source;
+    length, tokens of a response; moments of Adam. Raises ValueError for unknown or conflicting
+    choices.
     """
     model = MODELS[name]
     chosen = choices(
@@ -173,17 +172,17 @@ def recipe(name: str, arg: str) -> ConfigDict:
                 f"choice {choice!r} must be at least {least}, got {getattr(chosen, choice)}"
             )
     if chosen.steps and chosen.method == "g2d":
-        raise ValueError("choice 'steps' is of method=grpo; the steps of G2D's warm-up are k")
+        raise ValueError("choice 'steps' needs method=grpo; for G2D's warm-up set k")
     if chosen.method == "grpo" and not (chosen.steps or chosen.k):
         raise ValueError(
-            f"method=grpo makes {GRPO_STEPS} * k updates: with k=0 say how many, steps=N"
+            f"method=grpo makes {GRPO_STEPS} * k updates: with k=0 set their number, steps=N"
         )
     config = maths(chosen.path or model.variants[chosen.variant], chosen.train, chosen.test)
     config.name = f"{name}-{chosen.variant}-{chosen.method}"
     config.tokenizer.update(model.tokenizer)
     if chosen.lora:
         config.name += f"-lora{chosen.lora}"
-        # Frozen parameters are only read: in bfloat16, as the published weights are.
+        # Frozen parameters are only read: in bfloat16, like the published weights.
         config.lora.update(rank=chosen.lora, alpha=LORA_ALPHA, base_dtype="bfloat16")
     if chosen.method == "g2d":
         _g2d(config, chosen)
@@ -193,18 +192,18 @@ def recipe(name: str, arg: str) -> ConfigDict:
 
 
 def own(model: str, problems: str, template: str | None, parameters: int) -> ConfigDict:
-    """Build the run of G2D of a user's own model, which has so many parameters, on a source of
-    problems, which is split into train, dev and test by id hash; nothing reads dev.
+    """Build a G2D run for your own model with `parameters` parameters, on your own problems. They
+    are split into train, dev and test by id hash; nothing reads dev.
 
-    template: as of tokenizer.prompt_template. None: Bridging's prompt, and only in the chat template
-    of a model that has one. Below SMALL parameters batches, lengths and rates are others (`_small`).
+    template: as in tokenizer.prompt_template. None: Bridging's prompt, in the chat template if the
+    model has one. Below SMALL parameters, batches, lengths and rates differ (`_small`).
     """
     config = maths(model, problems, problems)
     config.name = f"{PurePath(model).name}-g2d"
     config.data.test.update(path=config.data.train.path, split="test")
     config.data.dev = settings.source("")
     for split in ("train", "test"):
-        config.data[split].on_error = "raise"  # a file of your own, which you can fix
+        config.data[split].on_error = "raise"  # your own file, which you can fix
     if template is None:
         config.tokenizer.chat = True
     else:
@@ -216,12 +215,12 @@ def own(model: str, problems: str, template: str | None, parameters: int) -> Con
 
 
 def _small(config: ConfigDict) -> None:
-    """Give a run of G2D the numbers of configs/smollm2.py, which were tried on a model of 135M
-    parameters; lengths are chosen, for worked answers in words."""
+    """Apply the settings of configs/smollm2.py, tested on a model of 135M parameters. Lengths are
+    chosen for worked answers in words."""
     stages = config.stages
     config.dtype = "float32"
     config.reward.workers = 2
-    config.compute.max_num_seqs = 64  # else all at once: 12 GiB of memory
+    config.compute.max_num_seqs = 64  # otherwise all rows at once: 12 GiB of memory
     config.data.max_prompt_length = 512
     config.data.test.limit = 128
     stages.warmup.update(steps=10, prompts_per_step=8, beta=0.0)
@@ -299,11 +298,10 @@ def maths(path: str, train: str, test: str, *, dev: int = DEV) -> ConfigDict:
     config.data.train = settings.source(source, "train")
     config.data.dev = settings.source(source, "dev", dev)
     config.data.test = settings.source(test)
-    # NuminaMath comes in one piece, of which the splits are made here; the other suites are test
-    # problems.
+    # NuminaMath has one split, divided here; the other suites are test problems.
     if test.partition(":")[0] == "numinamath":
         config.data.test.update(split="test", limit=NUMINAMATH_TEST)
-    # A few rows have no text to speak of; they are counted.
+    # A few rows have almost no text; they are counted.
     for split in ("train", "dev", "test"):
         config.data[split].on_error = "skip"
     config.reward.workers = 8
@@ -323,11 +321,12 @@ def as_published(stage: ConfigDict, source: str) -> None:
     """Set what Bridging's tables leave open for an online stage: the losses' normalisers, the rest
     of the optimiser.
 
-    source: "code" takes its authors' recipe: sums of pair losses over all prompts of a batch,
-    GRPO's as the mean over the group, with advantages over their standard deviation + 1e-6; Adam's
-    betas 0.9 and 0.95, weight decay 0.1, a cosine to a fifth of the peak. "paper" takes equations
-    1, 3 and 4 as printed, and for the rest the defaults of `config.online` and `config.optimizer`.
-    In both NLL is a mean over tokens, and GRPO's loss is not divided by length (5.1).
+    source: "code" uses its authors' recipe. Pair losses are summed over all prompts of a batch;
+    GRPO's is the mean over the group, with advantages over their standard deviation + 1e-6. Adam
+    has betas 0.9 and 0.95, weight decay 0.1, and a cosine to a fifth of the peak. "paper" uses
+    equations 1, 3 and 4 as printed, and otherwise the defaults of `config.online` and
+    `config.optimizer`. In both, NLL is a mean over tokens, and GRPO's loss is not divided by length
+    (5.1).
     """
     if source == "code":
         stage.dpo.normalizer = "prompts"

@@ -1,9 +1,9 @@
-"""From what the user types to a checked config: find the file, run `get_config`, check every field,
+"""The way from your input to a checked config: find the file, run `get_config`, check every field,
 apply overrides.
 
     "demo:preset=smoke" ─► locate ─► get_config("preset=smoke") ─► from_dict (names and types) ─► overrides ─► config
 
-A config file is Python of the user's own and runs as such. Everything else is data: overrides are
+A config file is your own Python code and runs as such. Everything else is data: overrides are
 parsed, never run.
 """
 
@@ -49,24 +49,23 @@ _UNSET = ("none", "null")
 def resolve(
     spec: str | ConfigDict, overrides: Sequence[str] = (), wrong: list[Issue] | None = None
 ) -> ConfigDict:
-    """Return the locked config of a file ("my/cfg.py", "runs/a/config.json") or shipped name
-    ("demo"), with "NAME:key=value,…" for choices, or of a recipe.
+    """Return the locked config of a file ("my/cfg.py", "runs/a/config.json"), a shipped name
+    ("demo") or a recipe, with "NAME:key=value,…" for choices.
 
     overrides: "config.stages.warmup.steps=40", or without "config."; typed by the field. Later ones
-    win.
-    Paths become absolute: those that the file names are relative to its folder, those of overrides,
-    and of a shipped config's choices, to the working directory. A reward function in a file beside
-    the config's is noted as such, in reward.folder. Raises ValueError for an unknown config,
-    choice, field or a wrong type, with the valid names and a suggestion, and Invalid for overrides
-    that are wrong; these are added to `wrong` instead, if given.
+    win. Paths become absolute: those in the file are relative to its folder, those of overrides,
+    and of a shipped config's choices, to the working directory. reward.folder is set if the reward
+    function is in a file next to the config. Raises ValueError for an unknown config, choice or
+    field, or a wrong type, with the valid names and a suggestion. Raises Invalid for wrong
+    overrides, unless `wrong` collects them.
     """
     path, values = _read(spec)
     try:
         config = from_dict(values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    # What the file names is decided before overrides come, whose paths start elsewhere. A shipped
-    # config names nothing beside itself: its paths are of its choices, which were typed.
+    # The file's paths are resolved before overrides, whose paths have another base. A shipped
+    # config names no files itself: its paths come from the choices you typed.
     base = places.here()
     # A work directory's config.json names no code to run.
     folder = path.parent if isinstance(path, Path) and path.suffix == ".py" else None
@@ -88,7 +87,7 @@ def resolve(
     for section in (config, *config.tasks.values()):
         reward = section.reward
         for function in (reward.function, *reward.functions):
-            is_text = isinstance(function, str)  # else check.py says so
+            is_text = isinstance(function, str)  # otherwise check.py reports it
             if (
                 reward.folder is None
                 and folder
@@ -103,8 +102,8 @@ def resolve(
 
 
 def shipped() -> dict[str, Path | str]:
-    """Map names to the configs that come with the package: files of the installed package, or of
-    the source checkout, and the names of recipes."""
+    """Map names to the configs of the package: files of the installed package, or of the source
+    checkout, and the names of recipes."""
     package = Path(__file__).resolve().parents[1]
     folder = package / "configs"
     if not folder.is_dir() and (package.parent / "pyproject.toml").is_file():
@@ -117,7 +116,7 @@ def shipped() -> dict[str, Path | str]:
 
 
 def _read(spec: str | ConfigDict) -> tuple[Path | str, dict[str, Any]]:
-    """Return the file or the name that a spec means, and its settings."""
+    """Return the file or name of a spec, and its settings."""
     if isinstance(spec, ConfigDict):
         return str(spec.name), dict(spec.to_dict())
     path, arg = locate(spec)
@@ -132,14 +131,14 @@ def locate(spec: str) -> tuple[Path | str, str]:
     """Return a spec's config file, absolute, or the name of a recipe, and the text after its colon
     ("" if none). Raises ValueError if unknown.
 
-    A file that is a link keeps its own place: what it names is relative to the folder of the path
-    that was given.
+    A linked file keeps the path you gave: its own paths are relative to that folder.
     """
     if match := re.fullmatch(r"(.+?\.py)(?::(.*))?|(?:.*/)?config\.json", spec):
         path, arg = Path(match[1] or spec).expanduser(), match[2] or ""
         if not path.is_file():
             raise ValueError(
-                f"no config file {path.absolute()}; shipped configs are {listed(shipped())}"
+                f"there is no config file {path.absolute()}; shipped configs are "
+                f"{listed(shipped())}"
             )
         return path.parent.resolve() / path.name, arg
     name, _, arg = spec.partition(":")
@@ -153,7 +152,7 @@ def locate(spec: str) -> tuple[Path | str, str]:
 
 
 class _Uncached(importlib.machinery.SourceFileLoader):
-    """A loader that reads the source each time: bytecode of a config edited twice within a second
+    """A loader that always reads the source: bytecode of a config edited twice within a second
     would be stale."""
 
     def path_stats(self, path: Any) -> NoReturn:
@@ -161,7 +160,7 @@ class _Uncached(importlib.machinery.SourceFileLoader):
 
 
 def _recipe(name: str, arg: str) -> dict[str, Any]:
-    """Return the settings of a recipe. Raises ValueError for a choice that it does not have."""
+    """Return the settings of a recipe. Raises ValueError for an unknown choice."""
     try:
         return dict(recipes.recipe(name, arg).to_dict())
     except ValueError as error:
@@ -169,8 +168,8 @@ def _recipe(name: str, arg: str) -> dict[str, Any]:
 
 
 def _call(path: Path, arg: str) -> dict[str, Any]:
-    """Run the file's get_config. Whatever it raises becomes a ValueError with file and line; so
-    does its exit."""
+    """Run the file's get_config. Any exception, or an exit, becomes a ValueError with file and
+    line."""
     loader = _Uncached(f"g2d_config_{path.stem}", str(path))
     spec = importlib.util.spec_from_file_location(loader.name, path, loader=loader)
     assert spec is not None
@@ -178,16 +177,14 @@ def _call(path: Path, arg: str) -> dict[str, Any]:
     try:
         loader.exec_module(module)
         if not callable(get_config := getattr(module, "get_config", None)):
-            raise ValueError(
-                "a config file defines get_config(arg: str = '') that returns a ConfigDict"
-            )
+            raise ValueError("define get_config(arg: str = '') that returns a ConfigDict")
         takes_choices = bool(inspect.signature(get_config).parameters)
         if arg and not takes_choices:
-            raise ValueError(f"its get_config takes no choices: leave out {':' + arg!r}")
+            raise ValueError(f"its get_config accepts no choices: remove {':' + arg!r}")
         config = get_config(arg) if takes_choices else get_config()
     except (Exception, SystemExit) as error:
-        # The innermost line of the file itself: what it called is of other files. A file that
-        # cannot be parsed has no frame.
+        # The innermost line of the file itself, not of code that it calls. A file with a syntax
+        # error has no frame.
         place = str(path)
         line = None
         for frame in traceback.extract_tb(error.__traceback__):
@@ -206,14 +203,14 @@ def _call(path: Path, arg: str) -> dict[str, Any]:
 
 
 def _text(error: BaseException) -> str:
-    """Return the error's message in a line: str() of a KeyError is a repr, and ml_collections nests
-    and extends it."""
+    """Return the error's message in one line: str() of a KeyError is a repr, and ml_collections
+    nests messages."""
     while error.args and isinstance(error.args[0], BaseException):
         error = error.args[0]
     if isinstance(error, ImportError):
-        return f"{error}: install it beside g2d_jax, or leave the import out"
+        return f"{error}: install it in the environment of g2d_jax, or remove the import"
     if not isinstance(error, (AttributeError, KeyError, TypeError, ValueError, SyntaxError)):
-        # not a mistake in settings: its kind says more than its message
+        # a bug rather than a wrong setting: the exception's type is needed too
         return f"{type(error).__name__}: {error}"
     text = str(next(iter(error.args), type(error).__name__))
     if match := _WRONG_TYPE.match(text):
@@ -226,13 +223,12 @@ def _text(error: BaseException) -> str:
 
 
 def _every_path() -> list[str]:
-    """List the fields of a run and of each kind of stage, dotted within these."""
+    """List the fields of a run and of each kind of stage, with dotted paths."""
     sections = [schema.base(), *(editable(kind()) for kind in schema.STAGES.values())]
     return [*itertools.chain.from_iterable(map(paths, sections))]
 
 
-# ml_collections' message for a value that a field cannot have. It knows the field's own name, not
-# the path to it.
+# ml_collections' message for a wrong value. It has the field's own name, not its path.
 _WRONG_TYPE = re.compile(
     r"Could not override field '(?P<field>.+?)' \(reference\)\. (?P<given>.*) is of original "
     r"type <class '.+?'> "
@@ -242,8 +238,7 @@ _WRONG_TYPE = re.compile(
 
 
 def _wrong_type(field: str, given: str, kind: str) -> str:
-    """Say what a field takes that a config file gave a value of another type. kind: the type it
-    has."""
+    """Return the error for a config file's value of the wrong type. kind: the field's type."""
     if len(given) >= 80 or "\n" in given:
         first, _, _ = given.strip().partition("\n")
         given = f"{first:.80}…"
@@ -253,7 +248,7 @@ def _wrong_type(field: str, given: str, kind: str) -> str:
     maker = "source" if field in ("data", "train", "dev", "test") else field
     way = "set its fields one by one"
     if callable(getattr(schema, maker, None)):
-        way = f"give it settings.{maker}(…), or {way}"
+        way = f"set it to settings.{maker}(…), or {way}"
     return f"{field} is a section of settings and cannot be {given}: {way}"
 
 
@@ -266,8 +261,8 @@ def take_apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split a command line into its overrides, "config.FIELD=VALUE", and the other arguments, both
     in order.
 
-    A value is all that follows the first "=", whatever it holds. What follows "--" is no override.
-    Raises ValueError for an override without "=".
+    A value is everything after the first "=". Arguments after "--" are not overrides. Raises
+    ValueError for an override without "=".
     """
     overrides: list[str] = []
     rest: list[str] = []
@@ -284,7 +279,7 @@ def take_apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _without_equals(argument: str, following: Sequence[str]) -> str:
-    """Say how to write an override that lacks its "=". following: the arguments behind it."""
+    """Return how to write an override that lacks its "=". following: the arguments after it."""
     value = "VALUE"
     if following and not following[0].startswith("-"):
         value = following[0]
@@ -295,16 +290,16 @@ def _without_equals(argument: str, following: Sequence[str]) -> str:
 
 
 _ITEM = re.compile(
-    r"""\s*(?:'([^']*)'|"([^"]*)")\s*(?=,|\Z)"""  # in quotes: all that is between them
-    r"""|((?:\([^)]*\)|\[[^\]]*\]|[^,])*)"""  # else up to a comma that is in no brackets
+    r"""\s*(?:'([^']*)'|"([^"]*)")\s*(?=,|\Z)"""  # in quotes: everything between them
+    r"""|((?:\([^)]*\)|\[[^\]]*\]|[^,])*)"""  # otherwise up to a comma outside brackets
 )
 
 
 def split_values(text: str) -> list[str]:
     """Split values at commas, "0,'a, b',(1,2)" into "0", "a, b" and "(1,2)".
 
-    A value in quotes is what is between them, byte for byte; of others the whitespace around them
-    is left out. A comma at the end ends the last value.
+    A quoted value is the text between the quotes, byte for byte; other values are stripped. A
+    trailing comma is ignored.
     """
     values: list[str] = []
     place = 0
@@ -321,8 +316,8 @@ def split_values(text: str) -> list[str]:
 def apply(config: ConfigDict, override: str, base: places.Base | None = None) -> None:
     """Apply one override, "path=text", to the config. Raises ValueError as `resolve` does.
 
-    A setting that is text takes the value as it is, whitespace around it too. base: what a path is
-    relative to, None for the working directory.
+    A text setting keeps the value unchanged, including whitespace. base: of paths, None for the
+    working directory.
     """
     path, equals, text = override.partition("=")
     path = path.strip().removeprefix("config.")
@@ -332,14 +327,14 @@ def apply(config: ConfigDict, override: str, base: places.Base | None = None) ->
     section: Any = config
     for name in parents:
         section = field_of(section, name, path, config)
-    # the only sections whose names are the user's own
+    # only these sections have user-chosen names
     is_open = parents[-1:] in (["fields"], ["columns"])
     field = "" if is_open else field_of(section, key, path, config)
     if isinstance(field, ConfigDict):
         fields = listed(field.keys()) if field else f"{path}.NAME=…"
         raise ValueError(f"{path} is a section; set one of its fields: {fields}")
     value = typed(_parse(text, field, path), field, path)
-    # A stage's kind decides its fields; an optimiser's, three names down, may be changed.
+    # A stage's kind decides its fields; an optimiser's kind, three names down, may change.
     if key == "kind" and len(parents) == 2 and value != field:
         raise ValueError(f"{path} decides which fields the stage has: change it in the config file")
     assign(section, key, value, path)
@@ -347,7 +342,7 @@ def apply(config: ConfigDict, override: str, base: places.Base | None = None) ->
 
 
 def _parse(text: str, field: Any, path: str) -> Any:
-    """Parse the value that a text means for a field."""
+    """Parse an override's value for a field."""
     kind, optional = kind_of(field)
     if kind is not str:
         text = text.strip()
@@ -367,8 +362,8 @@ def _parse(text: str, field: Any, path: str) -> Any:
 
 
 def _written_texts(text: str) -> tuple[str, ...] | None:
-    r"""Read a list of quoted texts in brackets as Python does, so that "\n" is a line's end; None if
-    it is not such a list."""
+    r"""Parse a list of quoted texts in brackets as Python does, so that "\n" is a newline; None if
+    it is no such list."""
     if text[:1] + text[-1:] not in ("()", "[]"):
         return None
     try:
@@ -383,17 +378,17 @@ def _written_texts(text: str) -> tuple[str, ...] | None:
 
 
 def _bare_items(text: str) -> list[str]:
-    """Split the items of a list that has none to type them by; quotes stay, for they are all that
-    marks text."""
+    """Split the items of a list without a known item type. Quotes stay, since they alone mark
+    text."""
     items = list(map(str.strip, text.split(",")))
-    if items[-1] == "":  # of "", and of a trailing comma as in (10,)
+    if items[-1] == "":  # from "", and from a trailing comma as in (10,)
         items.pop()
     return items
 
 
 def _literal(text: str, path: str) -> Scalar:
-    """Parse an item of a list that has no items to type it by: a number, true or false, a name such
-    as "my_rewards:short", or quoted text."""
+    """Parse an item of a list without a known item type: a number, true or false, a name such as
+    "my_rewards:short", or quoted text."""
     if text.lower() in BOOLS:
         return BOOLS[text.lower()]
     if re.fullmatch(r"[A-Za-z_][\w.]*(:\w+)?", text):

@@ -1,8 +1,8 @@
-"""The autopsy of a finished GRPO run from the rollouts it left behind: what each step taught, and
-what is left in them.
+"""The autopsy of a finished GRPO run from its rollouts: the gain of each step, and the pairs that
+they can form.
 
-dumps ─► a row a response ─► informativeness by step ─► where the curve flattens ─► steps to build pairs from
-                                                                                    └─► rollouts.jsonl, autopsy_dpo.py
+    dumps ─► a row a response ─► informativeness by step ─► where the curve flattens ─► steps to build pairs from
+                                                                  └─► rollouts.jsonl, autopsy_dpo.py
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from g2d_jax.study import informativeness
 from g2d_jax.study.bend import EDGE, LITTLE, Bend, Estimate, bend
 
 FILES = ("autopsy.html", "autopsy.md", "autopsy.csv", "figures", "rollouts.jsonl", "autopsy_dpo.py")
-LINES = 12  # of a table, at most
-SHARE = 0.1  # of the steps that pairs come from where the curve does not say which
-FIRST = 6  # columns of the table that is shown first
+LINES = 12  # most rows of a table
+SHARE = 0.1  # share of the steps to build pairs from, if the curve shows no bend
+FIRST = 6  # columns of the first table
 SHOWN = (
     *("frac_mixed", "distinct_answers", "pairs", "prompts", "reward_std"),
     *("confidence", "mean_length", "frac_truncated"),
@@ -52,25 +52,25 @@ KNOWN = {
 PAIRS = Collect().pairs_per_prompt
 
 LEGEND = (
-    "A mixed prompt has right and wrong responses, or different rewards: only these give "
-    "advantages and pairs. Pairs are those that a collect stage makes. Reward std is within a "
+    "A mixed prompt has correct and incorrect responses, or different rewards. Only mixed prompts "
+    "have advantages and pairs. Pairs are those of a collect stage. Reward std is within a "
     "prompt's responses. Answers are counted by prompt."
 )
 RULE = (
-    "Two straight lines are fitted to the {what} by step. Brackets are 95 % intervals over another "
-    "draw of each step's prompts; they do not include another seed. Training stopped helping where "
-    f"the lines meet if a step then added less than {LITTLE:g} of what it had added before, and the "
-    "place is known to within half of the run."
+    "Two straight lines are fitted to the {what} by step. Brackets are 95 % intervals over the "
+    "prompts of each step; they do not include another seed. Training stopped helping where the "
+    f"lines meet if a later step adds less than {LITTLE:g} of an earlier one, and if the step is "
+    "known to within half of the run."
 )
 BENT = (
-    "They are where the curve may bend. G2D (arXiv 2605.21266) finds a moderate warm-up best: "
-    "earlier rollouts make weak pairs, later ones over-confident and less informative ones."
+    "The curve may bend there. G2D (arXiv 2605.21266) finds a moderate warm-up best: earlier "
+    "rollouts form weak pairs, later ones over-confident and less informative pairs."
 )
-VARIED = "There rewards differ most within a prompt (variance {most})."
+VARIED = "Rewards differ most within a prompt there (variance {most})."
 
 CONFIG = '''"""Offline DPO from the rollouts of {span} of a finished GRPO run, chosen by g2d autopsy.
 
-g2d run --config THIS_FILE --dry-run       and then with --workdir in place of --dry-run
+g2d run --config THIS_FILE --dry-run       then again, with --workdir instead of --dry-run
 """
 
 from ml_collections import ConfigDict
@@ -79,11 +79,11 @@ from g2d_jax import config as settings
 from g2d_jax import recipes
 
 POLICY = {policy!r}  # the checkpoint saved nearest to step {step}: a folder of safetensors, a URL or a hub id
-PROBLEMS = ""  # the run's problems, a file or data set: {problems}
+PROBLEMS = ""  # the run's problems, a file or dataset: {problems}
 
 
 def reward(completions, **columns):
-    raise ValueError("the rollouts have their rewards; to score other responses, put the run's own reward here")
+    raise ValueError("the rollouts have rewards already; to score other responses, put the run's own reward here")
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -92,9 +92,9 @@ def get_config(arg: str = "") -> ConfigDict:
             raise ValueError(f"{{name}} is empty: fill in its line at the top of this file")
     config = recipes.real(POLICY)
     config.name = "autopsy"
-    for split, path in (("train", PROBLEMS), ("dev", ""), ("test", "")):  # to evaluate, name others for test
+    for split, path in (("train", PROBLEMS), ("dev", ""), ("test", "")):  # to evaluate, set other problems for test
         config.data[split] = settings.source(path)
-    config.tokenizer.chat = {chat}  # False: prompts are texts as they are; None: the chat template if there is one
+    config.tokenizer.chat = {chat}  # False: plain prompts; None: the chat template if there is one
     config.reward.update(function="autopsy_dpo:reward", verifiable={verifiable}, correct_above={above!r})
     config.stages.collect = settings.collect(policy="init", dump={{"path": {rollouts!r}, "columns": {columns!r}}})
     config.stages.dpo = settings.offline(policy="init", beta=recipes.DPO_BETA, optimizer=recipes.adam())
@@ -106,10 +106,10 @@ def get_config(arg: str = "") -> ConfigDict:
 class Autopsy:
     """The responses of a dump.
 
-    rows: as of `informativeness.responses`, where a step's responses to a prompt are a group; see
-    `_response`. verifiable: rewards have one value or two, the higher for right, and `above` lies
-    between; else they rank. repeated: steps left out, with the rollouts of one before. left_out: the
-    rows that cannot be read, described; "" for none.
+    rows: from `informativeness.responses`; a group is a step's responses to a prompt; see
+    `_response`. verifiable: rewards have at most two values, the higher for correct, with `above`
+    between them; otherwise they only rank. repeated: ignored steps that repeat earlier rollouts.
+    left_out: a description of unreadable rows; "" for none.
     """
 
     rows: pd.DataFrame
@@ -120,18 +120,18 @@ class Autopsy:
 
     @property
     def judged_by(self) -> str:
-        """The measure that the curve is of."""
+        """The measure of the curve."""
         return "pass_rate" if self.verifiable else "reward_mean"
 
     @cached_property
     def measures(self) -> pd.DataFrame:
-        """The figures of each step, a row a step ascending; see `measure`."""
+        """The measures of each step, a row a step ascending; see `measure`."""
         by_step = self.rows.groupby("step")
         return pd.DataFrame({step: self.measure(rows) for step, rows in by_step}).T
 
     @cached_property
     def bend(self) -> Bend | None:
-        """The bend of the pass rate by step, or of the mean reward where rewards rank."""
+        """The bend of the pass rate by step, or of the mean reward if rewards only rank."""
         values = informativeness.prompts(self.rows)[self.judged_by].dropna()
         by_step = values.groupby(self.rows.groupby("group")["step"].first())
         means, counts = by_step.mean(), by_step.count()
@@ -141,15 +141,15 @@ class Autopsy:
 
     @property
     def flat(self) -> Bend | None:
-        """The bend from which on the run taught little, None if that is not clear."""
+        """The bend after which training added little, None if that is unclear."""
         if self.bend and self.bend.flattens:
             return self.bend
         return None
 
     @cached_property
     def chosen(self) -> tuple[int, int]:
-        """The first and the last step that pairs come from: the bend's interval, else where rewards
-        vary most."""
+        """The first and the last step for pairs: the bend's interval, otherwise the steps where
+        rewards vary most."""
         if self.flat:
             return round(self.flat.step.low), round(self.flat.step.high)
         variances = self.measures["reward_variance"].fillna(0)
@@ -159,11 +159,11 @@ class Autopsy:
 
     @property
     def checkpoint(self) -> int:
-        """The step whose checkpoint DPO starts from."""
+        """The step of the checkpoint that DPO starts from."""
         return round(self.flat.step.value) if self.flat else self.chosen[1]
 
     def between(self, first: float, last: float) -> pd.DataFrame:
-        """Return the rows of these steps, both included."""
+        """Return the rows of these steps, including both ends."""
         return self.rows[self.rows["step"].between(first, last)]
 
     def measure(self, rows: pd.DataFrame) -> dict[str, float]:
@@ -175,12 +175,12 @@ class Autopsy:
         pairs = 0
         for _, group in rows.groupby("group"):
             pairs += len(choose(group[column].to_numpy(), PAIRS, group["content"].tolist()))
-        figures = informativeness.summary(rows)
+        measures = informativeness.summary(rows)
         if self.rows["answer"].isna().all():
-            figures["distinct_answers"] = math.nan
-        figures["reward_mean"] = float(prompts["reward_mean"].mean())
-        figures["reward_std"] = float(np.sqrt(prompts["reward_variance"]).mean())
-        return {**figures, "pairs": pairs}
+            measures["distinct_answers"] = math.nan
+        measures["reward_mean"] = float(prompts["reward_mean"].mean())
+        measures["reward_std"] = float(np.sqrt(prompts["reward_variance"]).mean())
+        return {**measures, "pairs": pairs}
 
 
 def read(
@@ -188,11 +188,11 @@ def read(
     columns: Mapping[str, str] | None = None,
     answers: AnswerRule = "boxed",
 ) -> Autopsy:
-    """Read the dumps of a run; paths and columns: as of `read_dump`. answers: how final answers are
-    read in them.
+    """Read the dumps of a run; paths and columns: as in `read_dump`. answers: how final answers
+    are extracted.
 
-    Broken rows are left out and counted. Raises ValueError where no row is left, and for a row that
-    does not say its step or has no field for its reward.
+    Broken rows are left out and counted. Raises ValueError if no row is left, and for a row
+    without its step or its reward.
     """
     counted = LoadReport(", ".join(paths), "skip")
     found = [_response(row, answers) for row in read_dump(paths, columns, counted)]
@@ -205,19 +205,19 @@ def read(
     verifiable = len(rewards) <= 2
     is_judged = rows["reward"].notna() & verifiable
     rows["correct"] = (rows["reward"] > above).astype(float).where(is_judged)
-    drawn = rows[["problem_id", "content"]].agg(tuple, axis=1).groupby(rows["step"]).agg(frozenset)
-    repeated = drawn.index[drawn.duplicated()].tolist()
+    seen = rows[["problem_id", "content"]].agg(tuple, axis=1).groupby(rows["step"]).agg(frozenset)
+    repeated = seen.index[seen.duplicated()].tolist()
     rows = rows[~rows["step"].isin(repeated)]
     rows = rows.assign(group=rows.groupby(["step", "problem_id"]).ngroup())
     return Autopsy(rows, verifiable, above, repeated, counted.left_out)
 
 
 def _response(row: DumpRow, answers: AnswerRule) -> dict[str, Any]:
-    """Return what is measured of a response, and content, equal for the same text or ids; without
-    ids, its tokens are characters."""
+    """Return the measures of a response, and content, equal for the same text or ids. Without ids,
+    characters count as tokens."""
     if row.step is None or not row.has_reward:
         what = "step" if row.step is None else "reward"
-        raise ValueError(f"{row.where}: it does not give its {what}, which an autopsy goes by")
+        raise ValueError(f"{row.where}: it has no {what}, which an autopsy needs")
     ids, text = row.completion_ids, row.completion
     length, unit = len(text or ""), "characters"
     content: object = text
@@ -239,23 +239,21 @@ def _response(row: DumpRow, answers: AnswerRule) -> dict[str, Any]:
         "content": hash(content),
         "unit": unit,
         "as_text": isinstance(row.prompt, str) and row.prompt_ids is None,
-        "rendered": row.prompt is None,  # known after a chat template only, or as ids
+        "rendered": row.prompt is None,  # only ids, or the text after a chat template, are known
     }
 
 
 def report(autopsy: Autopsy, name: str) -> Report:
-    """Put together what the autopsy found. name: of the dump."""
+    """Build the report of an autopsy. name: of the dump."""
     rows = autopsy.between(*autopsy.chosen)
-    # as a collect stage has them: a prompt's of all steps together
-    figures = autopsy.measure(rows.assign(group=rows["problem_id"]))
+    # as in a collect stage: a prompt's responses of all steps together
+    pairs = autopsy.measure(rows.assign(group=rows["problem_id"]))
     chosen = (
-        f"Pairs come from the rollouts of {span(*autopsy.chosen)}: {fmt.count(figures['pairs'])} "
-        f"pairs of {fmt.count(figures['prompts'])} prompts."
+        f"Pairs come from the rollouts of {span(*autopsy.chosen)}: {fmt.count(pairs['pairs'])} "
+        f"pairs of {fmt.count(pairs['prompts'])} prompts."
     )
     left_out = {
-        "Steps with the rollouts of one before, which do not count": ", ".join(
-            map(str, autopsy.repeated)
-        ),
+        "Ignored steps that repeat earlier rollouts": ", ".join(map(str, autopsy.repeated)),
         "Rows left out": autopsy.left_out,
     }
     what, scale, unit = "mean reward", 1, ""
@@ -264,10 +262,10 @@ def report(autopsy: Autopsy, name: str) -> Report:
     lines = {}
     for series, measure in ((what, autopsy.judged_by), ("mixed prompts", "frac_mixed")):
         lines[series] = list((scale * autopsy.measures[measure]).items())
-    look = f"Look for where the {what} stops rising: later steps cost as much. {chosen}"
+    look = f"Look for where the {what} stops rising: later steps cost the same. {chosen}"
     title = f"{what.capitalize()} and share of mixed prompts, by step{unit}"
     few, others = _tables(autopsy)
-    reason = BENT if autopsy.flat else VARIED.format(most=fmt.value(figures["reward_variance"]))
+    reason = BENT if autopsy.flat else VARIED.format(most=fmt.value(pairs["reward_variance"]))
     notes = [Note(LEGEND), Note(RULE.format(what=what)), Note(f"{chosen} {reason}")]
     return Report(
         kind="autopsy",
@@ -284,15 +282,16 @@ def report(autopsy: Autopsy, name: str) -> Report:
 
 
 def verdict(autopsy: Autopsy) -> str:
-    """Say from which step on training helped little, or that no such step is clear, and why."""
+    """Return the step after which training helped little, or that no such step is clear, and
+    why."""
     fit = autopsy.bend
     unclear = "No clear point where training stopped helping"
     if fit is None:
-        return f"{unclear}: to find one takes {2 * EDGE + 1} steps of several prompts."
+        return f"{unclear}: finding one needs {2 * EDGE + 1} steps of several prompts."
     where = f"step {fit.step.value:.0f} [{fit.step.low:.0f}, {fit.step.high:.0f}]"
     steps = autopsy.measures.index
-    if fit.step.value == steps[EDGE]:  # the first that is tried: the bend may lie before it
-        where = f"step {fit.step.value:.0f} or before"
+    if fit.step.value == steps[EDGE]:  # the first candidate: the bend may be earlier
+        where = f"step {fit.step.value:.0f} or earlier"
     added = (
         f"a step added {_rate(autopsy, fit.before)} before it and {_rate(autopsy, fit.after)} after"
     )
@@ -323,27 +322,28 @@ def span(first: int, last: int) -> str:
 
 
 def _tables(autopsy: Autopsy) -> Iterator[Table]:
-    """Show the figures, each line of as many steps: those that matter most, and the others."""
+    """Show the measures in two tables with the same rows: the most important columns, then the
+    rest."""
     columns = {name: KNOWN[name] for name in (autopsy.judged_by, *SHOWN)}
     lines = []
     steps = autopsy.measures.index
     for part in np.array_split(steps, min(LINES, len(steps))):
-        figures = autopsy.measure(autopsy.between(part[0], part[-1]))
+        measures = autopsy.measure(autopsy.between(part[0], part[-1]))
         named = "–".join(dict.fromkeys([str(part[0]), str(part[-1])]))
-        lines.append({"steps": named, **fmt.cells(columns, figures.__getitem__)})
+        lines.append({"steps": named, **fmt.cells(columns, measures.__getitem__)})
     units = " or ".join(sorted(autopsy.rows["unit"].unique()))
     heads = ["steps", *(head for head, _ in columns.values())]
-    shown = {"What each step taught": heads[:FIRST]}
-    shown[f"More of each step (length in {units})"] = [heads[0], *heads[FIRST:]]
+    shown = {"Measures of each step": heads[:FIRST]}
+    shown[f"More measures (length in {units})"] = [heads[0], *heads[FIRST:]]
     for title, chosen in shown.items():
         yield table(title, [{head: line[head] for head in chosen} for line in lines])
 
 
 def _frame(autopsy: Autopsy) -> pd.DataFrame:
-    """Tabulate all figures of autopsy.csv: of every step, and of the bend ("bend/step/low")."""
+    """Tabulate all measures of autopsy.csv: of every step, and of the bend ("bend/step/low")."""
     rows = []
-    for step, figures in autopsy.measures.to_dict("index").items():
-        rows += [(str(step), measure, value) for measure, value in figures.items()]
+    for step, measures in autopsy.measures.to_dict("index").items():
+        rows += [(str(step), measure, value) for measure, value in measures.items()]
     for part in ("step", "before", "after") if autopsy.bend else ():
         for end, value in getattr(autopsy.bend, part)._asdict().items():
             rows.append(("", f"bend/{part}/{end}", value))
@@ -358,11 +358,11 @@ def write_autopsy(
     columns: Mapping[str, str],
     policy: str,
 ) -> list[str]:
-    """Write `FILES` into a folder and return their paths: the report, the chosen rollouts as they
-    stand in the dumps, and a config that makes pairs of them and trains on these from the policy.
+    """Write `FILES` into a folder and return their paths: the report, the chosen rollouts in their
+    original form, and a config that builds pairs from them and trains the policy on these.
 
-    policy: a folder, URL or hub id; "" leaves a line to fill in. Raises ValueError as
-    `output_folder`; OSError.
+    policy: a folder, URL or hub id; "" leaves a line to fill in. Raises ValueError like
+    `output_folder`, and OSError.
     """
     folder = output_folder(output, FILES, "an autopsy")
     rollouts, config = folder / "rollouts.jsonl", folder / "autopsy_dpo.py"
@@ -376,7 +376,7 @@ def write_autopsy(
     problems = "not needed, the dump has them"
     if autopsy.rows["rendered"].any():
         required.append("PROBLEMS")
-        problems = "prompts of the dump are looked up there"
+        problems = "used to look up the dump's prompts"
     text = CONFIG.format(
         span=span(*autopsy.chosen),
         policy=places.decided(policy, "model", places.here()),

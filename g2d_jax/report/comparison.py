@@ -1,5 +1,5 @@
-"""Runs side by side, on the problems that all of them answered: compare.html, compare.md,
-compare.csv, in a folder of their own."""
+"""Runs compared on the problems that all of them answered: compare.html, compare.md, compare.csv,
+in a folder of their own."""
 
 from __future__ import annotations
 
@@ -36,37 +36,36 @@ from g2d_jax.study import stats
 FILES = ("compare.html", "compare.md", "compare.csv", "figures")
 
 SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "stop", "num_generations")
-"""Settings of an evaluation without which accuracies are not of the same thing."""
+"""Settings of an evaluation that must agree for comparable accuracies."""
 
 NOTE = (
     "Accuracies, gains and pass@k are on the problems common to all runs, here and in the CSV. "
-    "Gain: over the policy its last training started from, which may not be listed. "
+    "Gain: over the policy before its last training, which may not be listed. "
     "Intervals are 95 %, and reflect the choice of problems only. Greedy accuracy, rewards, "
-    "entropy, length and what was truncated are of all problems that a run evaluated. K: steps of "
-    "online training. K and costs leave out supervised fine-tuning, and what was done elsewhere "
-    "before."
+    "entropy, length and truncation are over all problems that a run evaluated. K: steps of online "
+    "training. K and costs exclude supervised fine-tuning and earlier training outside the run."
 )
 
 DIFFERENCES = (
-    "The second policy's accuracy less the first's. Intervals are 95 % and reflect the choice of "
-    "problems only: whether one way of training is better, a study of five seeds or more (g2d "
-    "sweep) may tell. One in twenty pairs without any difference has an interval without zero. "
-    "Better, equal, worse: problems on which the second one's accuracy is higher, the same, lower."
+    "The second policy's accuracy minus the first's. Intervals are 95 % and reflect the choice of "
+    "problems only. To compare training methods, run a study of five seeds or more (g2d sweep). "
+    "Of pairs without any difference, one in twenty has an interval that excludes zero. "
+    "Better, equal, worse: problems where the second one's accuracy is higher, equal, lower."
 )
 
 CURVES_NOTE = (
-    "Stages that runs have under one name, over each other. Lines are of what a stage trained on; "
-    "fresh samples are of the trained policy itself."
+    "Stages with the same name in several runs. Lines show the training prompts; fresh samples are "
+    "from the trained policy itself."
 )
 
 
-LOOK = "A point is a policy, a line a run. Bars are 95 % intervals."
+LOOK = "Each point is a policy, each line a run. Bars are 95 % intervals."
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """A run that is compared. mark: A to Z, AA, AB, … label: its folder's name, or its path where another has
-    that. stage: the evaluation that takes part, with its result."""
+    """A compared run. mark: A to Z, AA, AB, … label: its folder's name, or its path if another run
+    has that name. stage: its compared evaluation, with the result."""
 
     mark: str
     label: str
@@ -77,8 +76,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs side by side. rows: their policies, on the common problems. last: those of them that are
-    a run's last. files: name of a row -> its completions. frame: of the rows."""
+    """Compared runs. rows: their policies, on the common problems. last: the last policy of each
+    run. files: name of a row -> its completions. frame: of the rows."""
 
     sides: Sequence[Side]
     rows: Sequence[Row]
@@ -95,11 +94,11 @@ class Comparison:
 def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> Comparison:
     """Read runs, or points of a study, on the problems that all of them answered.
 
-    Problems are those of the same id, which is a hash of their text.
-    policies: "ends" for each run's first and last one, or "all". Of each run the last of
-    `Run.widest_last` counts, on test where all runs have one. Raises ValueError for fewer than two
-    runs, one given twice, a folder that is no run, a run without a finished evaluation, and where
-    no problem is common.
+    Problems are equal if their ids are, which are hashes of their text. policies: "ends" for each
+    run's first and last one, or "all". Each run's evaluation is the last of `Run.widest_last`, on
+    test if all runs have one. Raises ValueError for fewer than two
+    runs, a run named twice, and a folder that is not a run. So it does for a run without a finished
+    evaluation, and without a common problem.
     """
     sides = _sides(workdirs)
     common = set.intersection(*(set(side.evaluation.ids) for side in sides))
@@ -109,7 +108,7 @@ def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> 
             count = f"{len(side.evaluation.ids):,} of {side.evaluation.split}"
             evaluated.append(f"{side.mark} ({side.label}) {count}")
         raise ValueError(
-            "the runs have no problem in common, they cannot be compared; evaluated are "
+            "the runs have no problem in common, so you cannot compare them; evaluated are "
             f"{', '.join(evaluated)}"
         )
     frame = frame_of(({"run": side.mark, **NO_POINT}, _cut(side, common)) for side in sides)
@@ -133,7 +132,7 @@ def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> 
 def _sides(workdirs: Sequence[PathLike]) -> list[Side]:
     roots = list(map(absolute, workdirs))
     if len(set(roots)) < max(2, len(roots)):
-        raise ValueError("a comparison takes two runs or more, each once")
+        raise ValueError("name at least two runs, each once")
     runs = list(map(read_run, roots))
     has_test = all(any(run.evaluated("test")) for run in runs)
     names = [root.name for root in roots]
@@ -143,16 +142,14 @@ def _sides(workdirs: Sequence[PathLike]) -> list[Side]:
     for mark, root, run in zip(marks, roots, runs, strict=False):
         found = run.widest_last("test" if has_test else None)
         if not found or not found[-1][1].policies:
-            raise ValueError(
-                f"{root} has no finished evaluation: let its evaluate stage finish first"
-            )
+            raise ValueError(f"{root} has no finished evaluation: finish its evaluate stage first")
         label = root.name if names.count(root.name) == 1 else str(root)
         sides.append(Side(mark, label, run, *found[-1]))
     return sides
 
 
 def _cut(side: Side, problems: Collection[str]) -> Run:
-    """Leave out what its run answered to other problems."""
+    """Drop the run's answers to other problems."""
     kept = [i for i, problem in enumerate(side.evaluation.ids) if problem in problems]
     policies = []
     for entry in side.evaluation.policies:
@@ -167,21 +164,21 @@ def _cut(side: Side, problems: Collection[str]) -> Run:
 
 
 def _row(mark: str, title: str, policy: pd.DataFrame) -> Row:
-    """Make a row of one policy of a run. Raises ValueError where none of its answers is right or
-    wrong."""
+    """Build a row for one policy of a run. Raises ValueError if none of its answers is marked
+    correct or incorrect."""
     correct = policy["correct"].iloc[0]
     if np.isnan(correct).all():
         raise ValueError(
-            f"none of the {len(correct):,} common problems is scored for {title} as right or "
-            "wrong: accuracies are compared, not rewards"
+            f"none of the {len(correct):,} common problems is scored for {title} as correct or "
+            "incorrect: a comparison needs accuracies, not rewards"
         )
-    # Runs are compared whatever their seeds.
+    # The seed does not matter in a comparison.
     return Row(mark, mark, title, policy.assign(seed=0))
 
 
 def changed_settings(first: Run, other: Run) -> list[str]:
-    """List the settings that differ, as "field: there -> here", functions given from Python
-    included."""
+    """List the settings that differ, as "field: there -> here", including functions passed from
+    Python."""
     identities = []
     for run in (first, other):
         own = read_json(run.workdir / "config.json").get("own", {})
@@ -199,8 +196,7 @@ def _incomparable(runs: Comparison) -> Iterator[str]:
         if len(set(values.values())) > 1:
             listed = ", ".join(f"{mark} {value}" for mark, value in values.items())
             yield (
-                f"The evaluations differ in {name}: {listed}. A difference in accuracy may come "
-                "from this."
+                f"The evaluations differ in {name}: {listed}. This alone may change the accuracy."
             )
     problems = [side.run.problems(side.stage) for side in runs.sides]
     different = 0
@@ -209,13 +205,12 @@ def _incomparable(runs: Comparison) -> Iterator[str]:
         different += len(answers) > 1
     if different:
         yield (
-            f"{different:,} of the common problems have other reference answers in one run than "
-            "in another."
+            f"{different:,} of the common problems have different reference answers in two runs."
         )
 
 
 def _problems(sides: Sequence[Side]) -> dict[str, Mapping[str, Any]]:
-    """Return the problems of all runs by id, as the first that has one knows it."""
+    """Return the problems of all runs by id, from the first run that has each."""
     problems: dict[str, Mapping[str, Any]] = {}
     for side in reversed(sides):
         problems |= side.run.problems(side.stage)
@@ -223,14 +218,14 @@ def _problems(sides: Sequence[Side]) -> dict[str, Mapping[str, Any]]:
 
 
 def report(runs: Comparison) -> Report:
-    """Put together all that a comparison shows. Raises ValueError for damaged completions."""
+    """Build the report of a comparison. Raises ValueError for damaged completions."""
     labels = " · ".join(f"{side.mark}: {side.label}" for side in runs.sides)
     count = len(runs.sides)
     groups = [[row for row in runs.rows if row.arm == side.mark] for side in runs.sides]
     shown = runs.rows
     if len(shown) > study.FEW:
         shown = runs.last
-    title = f"Accuracy on {counted(len(runs.problems), 'common problem')}, and what it cost"
+    title = f"Accuracy on {counted(len(runs.problems), 'common problem')}and its cost"
     first = study.of_rows(title, shown, study.SHORT)
     return Report(
         kind="comparison",
@@ -251,7 +246,7 @@ def report(runs: Comparison) -> Report:
 
 
 def runs_table(runs: Comparison) -> Table:
-    """Show the runs, how they were evaluated, and how many settings differ from the first one's."""
+    """Show the runs, their evaluations, and how many settings differ from the first run's."""
     starts = dict(zip(runs.frame["run"], runs.frame["start"], strict=True))
     lines = []
     for side in runs.sides:
@@ -289,7 +284,7 @@ def differences(runs: Comparison) -> list[Part | None]:
 
 
 def training(runs: Comparison) -> list[Part | None]:
-    """Draw what the runs logged over each other, where stages have the same name."""
+    """Draw the logged metrics of the runs in one figure, for stages with the same name."""
     logged = {}
     for side in runs.sides:
         logged[f"{side.mark}: {side.label}"] = logged_metrics(side.run)

@@ -1,5 +1,4 @@
-"""Draw the metrics of training that answer a question: a run's, and those of several runs over each
-other."""
+"""The most useful training metrics as figures: of one run, and of several runs."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ CURVES: Mapping[str, tuple[Mapping[str, str], str]] = {
     "reward": ({"reward": "all"}, "It should rise."),
     "token entropy, nats": (
         {"entropy": "entropy"},
-        "Falling slowly is healthy; at 0 nothing is explored.",
+        "Falling slowly is healthy; at 0 there is no exploration.",
     ),
     "completion length, tokens": (
         {
@@ -21,18 +20,18 @@ CURVES: Mapping[str, tuple[Mapping[str, str], str]] = {
             "completions/mean_length_correct": "right",
             "completions/mean_length_incorrect": "wrong",
         },
-        "Right and wrong drifting apart: length is being rewarded.",
+        "If correct and incorrect drift apart, length is being rewarded.",
     ),
     "KL divergence, nats": (
         {"kl": "from the reference", "kl_float32": "from float32"},
-        "How far training went.",
+        "Distance that training moved the policy.",
     ),
-    "share without use": (
+    "share of unused responses": (
         {
             "frac_reward_zero_std": "groups without signal",
             "completions/clipped_ratio": "completions cut at the limit",
         },
-        "Near 0 is good: both teach nothing.",
+        "Near 0 is good: neither adds a signal.",
     ),
     "implicit rewards": (
         {
@@ -44,18 +43,18 @@ CURVES: Mapping[str, tuple[Mapping[str, str], str]] = {
     ),
     "loss": ({"loss": "loss"}, "It should fall."),
 }
-"""Title of a figure -> its metrics and what their lines are called, and what to look for."""
+"""Title of a figure -> its metrics with the names of their lines, and a hint for reading it."""
 
 Logged = dict[str, dict[tuple[str, str], list[tuple[float, float]]]]
-"""Stage -> (kind of log, metric) -> points (step, value) ascending, of what was logged more than
+"""Stage -> (kind of log, metric) -> points (step, value) ascending, for metrics logged more than
 once."""
 
 
 def training(logged: Logged) -> list[Chart]:
     """Draw the metrics of `CURVES`, a figure a stage.
 
-    Rewards of several functions or tasks are lines of one figure. A loss is left out where
-    rewards or margins say more.
+    Rewards of several functions or tasks are lines of one figure. The loss is left out if rewards
+    or margins show more.
     """
     charts = []
     for stage, metrics in logged.items():
@@ -77,7 +76,7 @@ def _chart(stage: str, title: str, lines: Lines, note: str) -> Chart | None:
 
 
 def _part(metric: str, title: str) -> str:
-    """Name a metric that is a part of the reward: that of a function, or of a task; "" for none."""
+    """Name a part of the reward: of a function, or of a task; "" for other metrics."""
     family, _, rest = metric.partition("/")
     if family == "tasks":
         rest, _, family = rest.rpartition("/")
@@ -87,10 +86,10 @@ def _part(metric: str, title: str) -> str:
 
 
 def compared(runs: Mapping[str, Logged]) -> list[Chart]:
-    """Draw the first metric of each of `CURVES` of stages that two runs or more have under one
+    """Draw the first metric of each of `CURVES`, for stages that several runs have under the same
     name, a line a run.
 
-    runs: name of a run -> what it logged. A run has one colour in all figures.
+    runs: name of a run -> its logs. A run has the same colour in all figures.
     """
     charts = []
     for stage in dict.fromkeys(itertools.chain.from_iterable(runs.values())):

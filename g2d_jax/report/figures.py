@@ -1,8 +1,8 @@
-"""Draw figures with matplotlib: inline SVG that a page's Content-Security-Policy allows, SVG and
+"""Figures drawn with matplotlib: inline SVG that a page's Content-Security-Policy allows, SVG and
 PDF files for papers.
 
-The same numbers give the same bytes. Colours are names of the page's style sheet there, so they
-follow light and dark. Numbers that are not finite leave a gap and are counted under the figure.
+The same numbers produce the same bytes. In a page, colours are names of its style sheet, so they
+follow light and dark mode. Infinite and NaN values leave a gap, and a note counts them.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report.markup import visible
 
 MAX_POINTS = 100
-"""Points of a line; more are averaged in as many buckets."""
+"""Most points of a line; more are averaged in this many buckets."""
 
 LETTERS = 52
-"""Letters that fit a line as wide as a figure."""
+"""Letters that fit on a line of a figure."""
 
 SPAN = 10.0
-"""Percentage points that an axis of accuracies spans at least."""
+"""Smallest range of an accuracy axis, in percentage points."""
 
 _STYLE = Path(__file__).with_name("figures.mplstyle")
 _COLOURS = "#0b62a8 #c8500a #0a7d5c #8b3f86 #8a6d00 #4f5b66 #5c646c #e3e0da"
 _VARIABLES = dict(
     zip(_COLOURS.split(), ["s0", "s1", "s2", "s3", "s4", "s5", "soft", "line"], strict=True)
 )
-"""Colours of the style -> the page's names for them."""
+"""Colours of the style -> their names in the page."""
 
 
 class Point(NamedTuple):
-    """A point. low, high: the ends of its bar, NaN for none. label: written beside it."""
+    """A point. low, high: the ends of its bar, NaN for none. label: the text next to it."""
 
     x: float
     y: float
@@ -62,8 +62,8 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """A drawn figure. name: of its files. words: what it shows, for those who do not see it.
-    note: the sentence under it."""
+    """A drawn figure. name: of its files. words: a description for screen readers. note: the
+    sentence below it."""
 
     name: str
     title: str
@@ -75,7 +75,7 @@ class Chart:
         """Write a file, without the date."""
         buffer = io.BytesIO()
         with styled():
-            if form == "svg":  # by savefig it would be drawn twice
+            if form == "svg":  # savefig would draw it twice
                 FigureCanvasSVG(self.figure).print_svg(buffer, metadata={"Date": None})
             else:
                 self.figure.savefig(buffer, format=form, metadata={"CreationDate": None})
@@ -83,7 +83,7 @@ class Chart:
 
     @cached_property
     def inline(self) -> Markup:
-        """The SVG as part of a page: no style attributes and no styles, which its policy
+        """The SVG as part of a page, without style attributes and styles, which the page's policy
         forbids."""
         source = re.sub(rb"<(metadata|style).*?</\1>", b"", self.file("svg"), flags=re.DOTALL)
         root = ET.fromstring(source)
@@ -99,15 +99,15 @@ class Chart:
 
 
 def _shorter(value: str) -> str:
-    """Write an attribute with one digit after each point, and colours by the page's names."""
+    """Round an attribute's numbers to one decimal place, and replace colours by the page's
+    names."""
     named = _VARIABLES.get(value)
     return f"var(--{named})" if named else re.sub(r"(\.\d)\d+", r"\1", " ".join(value.split()))
 
 
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
-    """Drawing as it is here, whatever the user's matplotlibrc, without a word on letters that the
-    font lacks."""
+    """Use this style, not the user's matplotlibrc, without warnings about missing glyphs."""
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         matplotlib.rc_file(_STYLE)
@@ -116,7 +116,7 @@ def styled() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _axes(x_title: str = "") -> Iterator[tuple[Figure, Axes]]:
-    """Yield a figure and its axes; at the end of the block add a legend and place all parts."""
+    """Yield a figure and its axes; after the block, add a legend and place all parts."""
     with styled():
         figure = Figure(layout="constrained")
         ax = figure.subplots()
@@ -128,19 +128,19 @@ def _axes(x_title: str = "") -> Iterator[tuple[Figure, Axes]]:
         if len(handles) > 1:
             columns = max(1, LETTERS // (5 + max(map(len, names))))
             figure.legend(handles, names, loc="outside upper left", ncols=columns)
-        # once: else it is placed anew for every file
+        # once: otherwise every file repeats the layout
         layout = figure.get_layout_engine()
-        assert layout is not None  # is asked for above
+        assert layout is not None  # requested above
         layout.execute(figure)
         figure.set_layout_engine("none")
 
 
 def _named(text: str, most: int = LETTERS - 4) -> str:
-    """Write a name of data as a label: on one line, of so many letters at most."""
+    """Return data as a label: one line, of at most `most` letters."""
     name = visible(" ".join(text[:300].split()))
     if len(name) > most:
         name = f"{name[: most - 1]}…"
-    # A label that begins with an underscore is none to matplotlib.
+    # matplotlib ignores labels that begin with an underscore.
     return f" {name}" if name.startswith("_") else name
 
 
@@ -149,24 +149,24 @@ Lines = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def curves(name: str, title: str, lines: Lines, *, note: str = "") -> Chart | None:
-    """Draw lines over steps; None if there is no finite value. A series has the colour of its
-    place, which one without points keeps free."""
+    """Draw lines over steps; None without a finite value. A series has the colour of its position,
+    even if others have no points."""
     tables = {}
     for key, line in lines.items():
         table = pd.DataFrame(line, columns=["x", "y"], dtype=float)
-        # the length of an axis to what is larger would not be finite
+        # the axis would overflow for larger values
         tables[key] = table.where(table.abs() < 1e300)
     every = pd.concat([pd.DataFrame(columns=["y"]), *tables.values()])["y"]
     if not every.notna().any():
         return None
-    said = []
+    texts = []
     longest = max(map(len, tables.values()))
     with _axes("step") as (figure, ax):
         for key, table in tables.items():
             known = table["y"].dropna()
             if len(known):
                 ends = f"from {fmt.value(known.iloc[0])} to {fmt.value(known.iloc[-1])}"
-                said.append(f"{key} {ends} over {len(known)} points")
+                texts.append(f"{key} {ends} over {len(known)} points")
             if len(table) > MAX_POINTS:
                 table = table.groupby(np.arange(len(table)) * MAX_POINTS // len(table)).mean()
             label = _named(key) if len(table) else None
@@ -175,10 +175,10 @@ def curves(name: str, title: str, lines: Lines, *, note: str = "") -> Chart | No
             ax.set_ylim(0, 1.08 * every.max())
     notes = [note]
     if longest > MAX_POINTS:
-        notes.append(f"Lines are means over about {round(longest / MAX_POINTS)} steps.")
+        notes.append(f"Each point is the mean of about {round(longest / MAX_POINTS)} steps.")
     if missing := every.isna().sum():
-        notes.append(f"{missing} of {len(every)} values are not finite and not drawn.")
-    return Chart(name, title, "; ".join(said), " ".join(filter(None, notes)), figure)
+        notes.append(f"{missing} of {len(every)} values are not finite and left out.")
+    return Chart(name, title, "; ".join(texts), " ".join(filter(None, notes)), figure)
 
 
 def points(
@@ -194,9 +194,9 @@ def points(
 ) -> Chart | None:
     """Draw points with their bars, and labels next to them; None without a finite point.
 
-    The x axis is linear from 0, or logarithmic where all are above it and span two decades or more.
-    joined: series that straight lines join. written: numbers on the x axis as text. ticks: the only
-    ones, on a logarithmic axis.
+    The x axis is linear from 0, or logarithmic if all points are positive and span two decades.
+    joined: series to join by straight lines. written: numbers on the x axis as text. ticks: the
+    only ticks of a logarithmic axis.
     """
     drawn = {}
     for key, ps in series.items():
@@ -219,16 +219,16 @@ def points(
         for key, ps in drawn.items():
             if ps:
                 _draw_points(ax, _named(key), ps, is_joined=key in joined)
-                said = ", ".join(f"{_measured(*p[1:])} at {written(p.x)}" for p in ps)
-                words.append(f"{key}: {said}".removeprefix(": "))
+                text = ", ".join(f"{_measured(*p[1:])} at {written(p.x)}" for p in ps)
+                words.append(f"{key}: {text}".removeprefix(": "))
         _spread(ax.get_ylim, ax.set_ylim, title)
     missing = sum(map(len, series.values())) - len(every)
-    notes = [note, f"{missing} of {missing + len(every)} points are not known." * bool(missing)]
+    notes = [note, f"{missing} of {missing + len(every)} points are unknown." * bool(missing)]
     return Chart(name, title, "; ".join(words), " ".join(filter(None, notes)), figure)
 
 
 def _spread(limits: Callable[[], Any], set_limits: Callable[..., Any], title: str) -> None:
-    """Widen an axis of percentages to `SPAN`, about its middle."""
+    """Widen an axis of percentages to `SPAN`, about its centre."""
     low, high = limits()
     if "%" in title:
         more = max(0.0, SPAN - high + low) / 2
@@ -236,7 +236,7 @@ def _spread(limits: Callable[[], Any], set_limits: Callable[..., Any], title: st
 
 
 def _measured(value: float, low: float, high: float, label: str) -> str:
-    """Write a value with its label, and with its interval where it has one."""
+    """Return a value with its label, and its interval if known."""
     ends = "" if math.isnan(low) else f" ({fmt.value(low)} to {fmt.value(high)})"
     return f"{label} {fmt.value(value)}{ends}".strip()
 
@@ -246,14 +246,14 @@ def _draw_points(ax: Axes, name: str, points: Sequence[Point], *, is_joined: boo
     bars = None
     if np.isfinite(low).any():
         bars = np.abs([ys - low, high - ys])
-    # by errorbar even without bars: a plot and an errorbar would take two colours of the cycle
+    # errorbar also without bars: plot and errorbar would use two colours of the cycle
     line, *_ = ax.errorbar(xs, ys, bars)
     line.set_label(name)
     if not is_joined:
         line.set_linestyle("none")
     for p in filter(attrgetter("label"), points):
-        # A short label stands on its bar, where no line passes. A long one stands to the left above
-        # its point or to the right below it, where a line that rises leaves room.
+        # A short label is above its bar, where no line passes. A long one is above left or below
+        # right of its point, where a rising line leaves room.
         at, offset, side = (p.x, np.fmax(p.high, p.y)), (0, 2), "center"
         if len(p.label) > 3:
             is_right = 2 * ax.transData.transform((p.x, p.y))[0] > sum(ax.bbox.intervalx)
@@ -265,15 +265,14 @@ def _draw_points(ax: Axes, name: str, points: Sequence[Point], *, is_joined: boo
 def intervals(
     name: str, title: str, rows: Sequence[tuple[str, float, float, float]], *, note: str = ""
 ) -> Chart | None:
-    """Draw a value with its interval for each name, one below the other; None without a finite
-    value.
+    """Draw a value with its interval for each name, as rows; None without a finite value.
 
-    rows: name, value, the interval's ends, NaN where none is known.
+    rows: name, value, the interval's ends, NaN if unknown.
     """
     rows = [row for row in rows if abs(row[1]) < 1e300]
     if not rows:
         return None
-    said = []
+    texts = []
     with _axes() as (figure, ax):
         ax.grid(axis="x")
         ax.grid(visible=False, axis="y")
@@ -281,8 +280,8 @@ def intervals(
         for i, (label, value, low, high) in enumerate(rows):
             ends = np.abs([[value - low], [high - value]])
             ax.errorbar([value], [i], xerr=ends, linestyle="none")
-            said.append(_measured(value, low, high, f"{label}:"))
+            texts.append(_measured(value, low, high, f"{label}:"))
         ax.set_ylim(len(rows) - 0.5, -0.5)
         ax.set_yticks(range(len(rows)), [_named(row[0], LETTERS // 2) for row in rows])
         _spread(ax.get_xlim, ax.set_xlim, title)
-    return Chart(name, title, "; ".join(said), note, figure)
+    return Chart(name, title, "; ".join(texts), note, figure)

@@ -1,8 +1,8 @@
-// Hides, shows and orders what is on the page, and never makes markup. Without it only the controls are missing.
+// Hides, shows and sorts the page's elements, and never creates markup. Without it only the controls are missing.
 "use strict";
 const change = row => Number(row.dataset.change);
 const lengths = row => Array.from(row.querySelectorAll("[data-tokens]:not([hidden])"), e => Number(e.dataset.tokens));
-// What rows are sorted by, ascending; what is not known (NaN) comes last.
+// Sort keys of rows, ascending; unknown values (NaN) come last.
 const keys = {
   changed: row => -Math.abs(change(row)),
   lost: change,

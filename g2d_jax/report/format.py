@@ -1,4 +1,4 @@
-"""Numbers as text. What is not known (None, NaN, missing) is a dash, never a zero."""
+"""Numbers as text. An unknown number (None, NaN, missing) is a dash, never a zero."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Written = Callable[[float], str]
 def cells(
     columns: Mapping[Any, tuple[str, Written]], read: Callable[[Any], float]
 ) -> dict[str, str]:
-    """Format the numbers of a row of a table. columns: where each is read -> the head of its
-    column, and its numbers as text."""
+    """Format the numbers of a table row. columns: key of a number -> the head of its column, and
+    its format."""
     return {head: written(read(key)) for key, (head, written) in columns.items()}
 
 
 def number(record: Mapping[str, Any], *keys: str) -> float:
-    """Read the number at record[key][key]…, NaN if it is missing or no number. "NaN" and "Infinity"
-    are read so."""
+    """Return the number at record[key][key]…, NaN if it is missing or not a number. The texts "NaN"
+    and "Infinity" count as numbers."""
     value: Any = record
     for key in keys:
         if not isinstance(value, Mapping):
@@ -41,11 +41,11 @@ def number(record: Mapping[str, Any], *keys: str) -> float:
 
 
 LABELS = {"sft": "cold", "warmup": "warm-up", "dpo": "G2D"}
-"""What the stages of the shipped configs lead to, where a policy has no label of its own."""
+"""Labels of the policies of the shipped configs' stages, for policies without their own."""
 
 
 def policy_name(name: str, label: str = "") -> str:
-    """Name a policy for readers: "cold (sft)"; its name alone if it has no other label."""
+    """Return a policy's name for readers: "cold (sft)"; just the name if it has no label."""
     if label in ("", name):
         label = LABELS.get(own_stage(name), name)
     if label.replace("-", "") == name:
@@ -54,7 +54,7 @@ def policy_name(name: str, label: str = "") -> str:
 
 
 def words(measure: str) -> str:
-    """Name a measure for readers: "dropped, all correct"."""
+    """Return a measure's name for readers: "dropped, all correct"."""
     return measure.replace("_", " ").replace("/", ", ")
 
 
@@ -65,24 +65,24 @@ def _known(value: float, form: str) -> str:
 
 
 def _error(error: float, form: str) -> str:
-    """Format the error that stands behind a value, " ± 1.0"; "" where it is not defined."""
+    """Format the error after a value, " ± 1.0"; "" if undefined."""
     if math.isnan(error):
         return ""
     return f" ± {error:{form}}"
 
 
 def fixed(digits: int) -> Written:
-    """Make a format with a number of digits after the point."""
+    """Return a format with this many decimal places."""
     return lambda value: _known(value, f".{digits}f")
 
 
 def percent(fraction: float) -> str:
-    """Format a fraction in percent, 0.3338 as "33.4": tables name the unit in their heads."""
+    """Format a fraction in percent, 0.3338 as "33.4": table heads state the unit."""
     return _known(100 * fraction, ".1f")
 
 
 def spread(fraction: float, error: float) -> str:
-    """Format a percentage with its error, "33.4 ± 1.0"; without one where it is not defined."""
+    """Format a percentage with its error, "33.4 ± 1.0"; without the error if it is undefined."""
     return percent(fraction) + _error(100 * error, ".1f")
 
 
@@ -99,11 +99,10 @@ def percents(value: Interval) -> tuple[float, float, float]:
 
 
 def interval(value: Interval | None, sign: str = "", seeds: int = 0) -> str:
-    """Format a mean with its interval in percent, "84.2 [83.1, 85.3]"; without one where it is not
-    known.
+    """Format a mean with its interval in percent, "84.2 [83.1, 85.3]"; the mean alone if the
+    interval is unknown.
 
-    sign: "+" for a difference in points. seeds: how many there are, which is said where the
-    interval is of fewer.
+    sign: "+" for a difference in points. seeds: their number, shown if the interval is of fewer.
     """
     if value is None or math.isnan(value.mean):
         return UNKNOWN
@@ -124,15 +123,15 @@ def measured(value: float, error: float, *, sign: str = "") -> str:
 
 
 def count(value: float) -> str:
-    """Format a whole number with thousands separated, "1,024"."""
+    """Format a whole number with separators, "1,024"."""
     if not math.isfinite(value):
         return UNKNOWN
     return f"{value:,.0f}"
 
 
 def quantity(value: float) -> str:
-    """Format a number in three digits and a prefix, "12.3 M"; whole numbers below 1,000 as they
-    are."""
+    """Format a number in three digits and a prefix, "12.3 M"; whole numbers below 1,000
+    unchanged."""
     if not math.isfinite(value):
         return UNKNOWN
     exponent = int(f"{value:.2e}".partition("e")[2])
@@ -161,7 +160,7 @@ def duration(seconds: float) -> str:
 
 
 def until(times: Iterable[float]) -> str:
-    """Say when the last of some measurements was made, by Unix seconds; "" of none."""
+    """Return the time of the last measurement, from Unix seconds; "" for none."""
     last = max(itertools.filterfalse(math.isnan, times), default=None)
     if last is None:
         return ""
@@ -169,12 +168,12 @@ def until(times: Iterable[float]) -> str:
 
 
 def value(number: float) -> str:
-    """Format a measured value in at most four digits, for charts and their descriptions."""
+    """Format a value in at most four digits, for charts and their descriptions."""
     return _known(number, ".4g")
 
 
 def setting(value: object) -> str:
-    """Format a setting as Python writes it, "none" for an empty list."""
+    """Format a setting as in Python, "none" for an empty list."""
     if value is None:
         return UNKNOWN
     return "none" if value == [] else str(value)

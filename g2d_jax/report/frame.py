@@ -1,6 +1,6 @@
-"""One frame of policies: what each was made from, what that cost, and how it answers.
+"""One frame of policies: ancestry, cost and accuracy of each.
 
-work directories ─► read_run ─► Policy, whose ancestry is walked here ─► policies(), a row each
+work directories ─► read_run ─► Policy, which follows its ancestry ─► policies(), a row each
 """
 
 from __future__ import annotations
@@ -28,55 +28,54 @@ from g2d_jax.study.pricing import Rates
 
 
 def policies(*workdirs: PathLike) -> pd.DataFrame:
-    """Read every evaluated policy of runs, of the points of studies, and of tables such as
+    """Read every evaluated policy of runs, of points of studies, and of tables such as
     benchmarks/results, as a row each.
 
-    A row is one policy on one split of problems, of one run and so of one seed. Where several
-    stages evaluated it on a split, that of most policies counts, of equal ones the last. NaN, or an
-    empty text, is not known.
+    A row is one policy of one run on one split, so of one seed. If several stages evaluated it on a
+    split, the evaluation of the most policies counts, then the last. Unknown values are NaN or "".
 
-    workdir, study, arm       the run's folder; a point's study and arm, "" of a run
-    settings                  what its point varies: "FIELD=TEXT;…"
-    seed, policy, split       split: "test" or "dev"
-    label                     for readers: the step that a best_checkpoint stage chose
-    ancestry                  "sft > warmup@20 > dpo": the first policy, then all that was made of it
-    parent                    the policy that its training started from
-    made                      its stage's folder and step: the same in all points of a study that share it
-    warmup                    folder of the online stage behind it, where that is the only training but the
-                              first policy's and, last, offline training
-    start                     the policy of elsewhere that all began with: "run:…", "hf:…"
-    kind                      of the stage that trained it: "sft", "online", "offline"
-    loss                      of that stage: "grpo", "dpo", "simpo", …
-    learning_rate             of that stage
-    online_learning_rate      of the last online stage behind it
-    K                         online updates behind it
-    s                         updates between two synchronisations of the sampling policy, inf is never
-    ahead                     of that training: 1 where its server sampled ahead, NaN else
-    stop                      why the last online stage behind it ended, of one that may end by itself
-    generated, prefilled, scored, trained, tokens, flops, seconds, device_seconds, verifier_cpu_seconds
-                              spent to make it (tokens, FLOPs, seconds), supervised fine-tuning left out
-    hours                     that its tokens would take at the rates of a plan, where there are any
-    problems, samples         of the evaluation: how many, and sampled answers to each
-    accuracy, standard_error  mean over problems in [0, 1]; its error clustered by problem
-    low, high                 95 % interval over problems: another seed is not in it
-    gain, gain_low, gain_high accuracy over that of the parent in the same evaluation, paired by problem,
-                              with its interval
-    greedy                    accuracy of greedy answers
-    pass@K                    chance that one of K answers is right, a column for each K
-    reward/TASK               mean reward, a column for each task where there are several, or one without
-                              right and wrong
-    mean_length, entropy, truncated     tokens; nats a token; share cut at the limit
-    pairs                     that offline training was given
-    rollouts/…, pairs/…       what the rollouts that they were chosen from, and they, could teach
-    before/…, after/…, margins/…    of these pairs, before and after offline training
-    ids, correct, gains       arrays: problem ids [N] ascending; answers [N, samples], 1 right, 0 wrong,
-                              NaN not scored; accuracy over that of the parent [N], None if not known
+        workdir, study, arm        the run's folder; a point's study and arm, "" for a run
+        settings                   settings that its point varies: "FIELD=TEXT;…"
+        seed, policy, split        split: "test" or "dev"
+        label                      for readers: the step that a best_checkpoint stage chose
+        ancestry                   "sft > warmup@20 > dpo": the first policy, then its descendants
+        parent                     the policy that its training started from
+        made                       its stage's folder and step, equal in all points that share it
+        warmup                     folder of its online stage, if that is the only training besides
+                                   the first policy's and final offline training
+        start                      the external policy that it began with: "run:…", "hf:…"
+        kind                       of the stage that trained it: "sft", "online", "offline"
+        loss                       of that stage: "grpo", "dpo", "simpo", …
+        learning_rate              of that stage
+        online_learning_rate       of the last online stage in its ancestry
+        K                          online updates in its ancestry
+        s                          updates from one synchronisation to the next, or inf
+        ahead                      of that training: 1 if its server sampled ahead, otherwise NaN
+        stop                       why its last online stage ended, if that may end by itself
+        generated, prefilled, scored, trained, tokens, flops, seconds, device_seconds, verifier_cpu_seconds
+                                   cost of its training (tokens, FLOPs, seconds), without
+                                   supervised fine-tuning
+        hours                      of its tokens at the rates of a plan, if there are any
+        problems, samples          of the evaluation: problems, and sampled answers to each
+        accuracy, standard_error   mean over problems in [0, 1]; its error clustered by problem
+        low, high                  95 % interval over problems, for this seed only
+        gain, gain_low, gain_high  accuracy minus the parent's in the same evaluation, paired by
+                               problem, with its interval
+        greedy                     accuracy of greedy answers
+        pass@K                     chance that one of K answers is correct, a column for each K
+        reward/TASK                mean reward, for several tasks, or one whose reward only ranks
+        mean_length, entropy, truncated  tokens; nats a token; share truncated at the limit
+        pairs                      of its offline training
+        rollouts/…, pairs/…        informativeness of those pairs, and of the rollouts they are from
+        before/…, after/…, margins/…  of these pairs, before and after offline training
+        ids, correct, gains        arrays: problem ids [N] ascending; answers [N, samples],
+                               1 correct, 0 incorrect, NaN not scored; gains [N] or None
 
-    Tables have fewer columns. Raises ValueError without a folder, for one that holds none of these,
+    Tables have fewer columns. Raises ValueError without a folder, for a folder with none of these,
     and for damaged records.
     """
     if not workdirs:
-        raise ValueError("policies() takes folders of runs or studies, as in policies('runs/mine')")
+        raise ValueError("name folders of runs or studies, as in policies('runs/mine')")
     frames = []
     for folder in map(absolute, workdirs):
         if (folder / TABLES[0]).exists():
@@ -87,11 +86,11 @@ def policies(*workdirs: PathLike) -> pd.DataFrame:
 
 
 TABLES = ("policies.parquet", "verdicts.parquet")
-"""Files of studies whose work directories are gone: see benchmarks/claims.py."""
+"""Tables of studies whose work directories no longer exist: see benchmarks/claims.py."""
 
 
 def _archived(folder: epath.Path) -> pd.DataFrame:
-    """Read the policies of `TABLES`, with the intervals that the verdicts give."""
+    """Read the policies of `TABLES`, with the intervals of the verdicts."""
     table, verdicts = (pd.read_parquet(folder / name) for name in TABLES)
     one = ["study", "arm", "setting", "rate", "seed", "budget", "policy"]
     verdicts["correct"] /= verdicts["answers"]
@@ -109,8 +108,8 @@ def _archived(folder: epath.Path) -> pd.DataFrame:
 def frame_of(
     runs: Iterable[tuple[Mapping[str, str], Run]], rates: Rates | None = None
 ) -> pd.DataFrame:
-    """Return the frame of runs, each with what its point of a study varies; see `policies`. rates:
-    those of `hours`."""
+    """Return the frame of runs, each with the settings that its point varies; see `policies`.
+    rates: for `hours`."""
     rows = []
     for point, run in runs:
         policy_of = functools.cache(functools.partial(Policy, run, rates=rates))
@@ -125,15 +124,15 @@ def frame_of(
 
 
 KEPT = ("seed", "policy", "split", "accuracy", "correct")
-"""Columns that a frame without rows has too."""
+"""Columns of a frame even without rows."""
 
 NO_POINT = {"study": "", "arm": "", "settings": ""}
-"""The columns of a run that belongs to no study."""
+"""The columns of a run outside a study."""
 
 
 def runs_of(workdir: PathLike, study: str | None = None) -> Iterator[tuple[Mapping[str, str], Run]]:
-    """Yield the run of a work directory, or the points of its studies, or of one of these, each
-    with what it varies."""
+    """Yield the run of a work directory, or the points of its studies, or of one study, each with
+    the settings that it varies."""
     read = functools.cache(stage_result.read_lenient)
     names = studies(workdir) if study is None else [study]
     if not names:
@@ -206,14 +205,13 @@ def _learning_rate(section: Settings) -> float:
 
 
 def interval_of(entry: Evaluated) -> frontier.Interval:
-    """Return a policy's accuracy with its 95 % interval over problems, NaN where there is none."""
+    """Return a policy's accuracy with its 95 % interval over problems, NaN if unknown."""
     return frontier.mean_interval(stats.row_means(entry.correct)[None], limits=(0, 1))
 
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """A policy of a run, its ancestry, and what that cost. rates: those at which its tokens are
-    priced."""
+    """A policy of a run, with its ancestry and cost. rates: prices of its tokens."""
 
     run: Run
     name: str
@@ -224,14 +222,12 @@ class Policy:
 
     @cached_property
     def chain(self) -> list[str]:
-        """Itself, what it was trained from, or chosen from, and so on down to the first that
-        neither made.
+        """Itself, then the policy that it was trained or chosen from, and so on to the first.
 
-        Unlike `accounting.behind` without what its pairs were made from, which may be of other
-        policies.
+        Unlike `accounting.behind`, it excludes the policies behind its pairs.
         """
         names = [self.name]
-        for _ in self.run.sections:  # a config that goes in a circle ends too
+        for _ in self.run.sections:  # a config with a cycle must end too
             section = self._section(names[-1])
             kind = section.get("kind")
             if kind not in (ONLINE, OFFLINE, SELECT):
@@ -243,38 +239,36 @@ class Policy:
 
     @cached_property
     def trained(self) -> list[str]:
-        """The policies in `chain` from the one that was trained: the second where a stage chose
-        it."""
+        """The policies in `chain` from the trained one: the second if a stage chose it."""
         return self.chain[self._section(self.name).get("kind") == SELECT :]
 
     def _of_kind(self, kind: str, policies: Iterable[str]) -> list[str]:
-        """List those of these policies that a stage of a kind made, in their order."""
+        """Return the policies trained by a stage of a kind, in order."""
         return [policy for policy in policies if self._section(policy).get("kind") == kind]
 
     @property
     def section(self) -> Settings:
-        """The config of the stage that trained it, {} if none did."""
+        """The config of the stage that trained it, {} if there is none."""
         return self._section(self.trained[0])
 
     @property
     def kind(self) -> str:
-        """The kind of the stage that trained it, "" if none did."""
+        """The kind of the stage that trained it, "" if there is none."""
         return str(self.section.get("kind", ""))
 
     @property
     def result(self) -> StageResult | None:
-        """The record of the stage that trained it, None if none did or it is not finished."""
+        """The record of the stage that trained it, None if there is none or it is not finished."""
         return self.run.results.get(own_stage(self.trained[0]))
 
     @property
     def parent(self) -> str:
-        """The policy its training started from; "" of one that online or offline training did not
-        make."""
+        """The policy that its training started from; "" without online or offline training."""
         return self.trained[1] if self.kind in (ONLINE, OFFLINE) else ""
 
     @property
     def made(self) -> str:
-        """The folder and the step of the stage that made it, its name where none did."""
+        """The folder and step of the stage that trained it, or its name."""
         folder = self.run.folders.get(own_stage(self.name))
         if folder is None:
             return self.name
@@ -282,15 +276,15 @@ class Policy:
 
     @property
     def warmup(self) -> str:
-        """The folder of the online stage behind it, "" where there is none, or further training
-        but, last, offline training."""
+        """The folder of its online stage; "" if there is none, or more training other than final
+        offline training."""
         before = self.trained[self.kind == OFFLINE : -1]
         is_alone = len(self.online) == 1 and not self._of_kind(OFFLINE, before)
         return self.run.folders[own_stage(self.online[0])].name if is_alone else ""
 
     @property
     def loss(self) -> str:
-        """The loss of the training that made it, "" of any other policy."""
+        """The loss of its online or offline training, otherwise ""."""
         if self.kind == OFFLINE:
             loss = str(self.section.get("loss_type", "sigmoid"))
             return loss if loss in ("simpo", "ipo") else "dpo"
@@ -298,7 +292,7 @@ class Policy:
 
     @property
     def start(self) -> str:
-        """The policy of elsewhere ("run:…", "hf:…") that all began with, "" for none."""
+        """The external policy ("run:…", "hf:…") that its training began with, "" for none."""
         start = self.chain[-1]
         if start in self.run.sections:
             start = str(self._section(start).get("policy", ""))
@@ -306,22 +300,21 @@ class Policy:
 
     @cached_property
     def online(self) -> list[str]:
-        """The policies in `chain` that online training made, the last one first."""
+        """The policies in `chain` from online training, the last one first."""
         return self._of_kind(ONLINE, self.chain)
 
     @property
     def last_online(self) -> Settings:
-        """The config of the last online stage behind it, {} for none."""
+        """The config of its last online stage, {} for none."""
         return self._section(self.online[0]) if self.online else {}
 
     @cached_property
     def steps(self) -> float:
-        """K: the online steps behind it; NaN if a stage that counts them is not finished."""
+        """K: its online steps; NaN if one of those stages is not finished."""
         return sum(map(self.steps_of, self.online))
 
     def steps_of(self, policy: str) -> float:
-        """Count the steps that the online stage of a policy in `chain` made; NaN if that is not
-        finished."""
+        """Count the steps of an online stage in `chain`; NaN if it is not finished."""
         step = PolicyName.parse(policy).step or ""
         if step.isdecimal():
             return float(step)
@@ -330,7 +323,7 @@ class Policy:
 
     @property
     def stop(self) -> str:
-        """Why the last online stage ended, of one that may end by itself; "" of any other."""
+        """Why its last online stage ended, if that may end by itself; otherwise ""."""
         if not number(self.last_online, "budget", "amount") > 0:
             return ""
         result = self.run.results.get(own_stage(self.online[0]))
@@ -339,7 +332,7 @@ class Policy:
 
     @property
     def taught(self) -> dict[str, float]:
-        """The measures of the pairs that made it, and of the rollouts they were chosen from."""
+        """The measures of its pairs, and of the rollouts they are from."""
         parts = dict(self.result.measures) if self.result else {}
         found = {}
         if collected := self.run.results.get(str(self.section.get("preferences", ""))):
@@ -352,10 +345,10 @@ class Policy:
 
     @cached_property
     def costs(self) -> dict[str, float]:
-        """The cost of making it by measure, supervised fine-tuning left out: it is the same for
-        all. NaN where a stage behind it is not finished.
+        """The cost of its training by measure, without supervised fine-tuning, which is the same
+        for all. NaN if one of its stages is not finished.
 
-        "hours": those that its tokens would take elsewhere, where there are `rates`.
+        "hours": of its tokens at `rates`, if given.
         """
         made = (self.name, self.run.sections, self.run.results)
         hours = {}

@@ -1,5 +1,5 @@
-// Renews the page of a run under way: loads it again when the next one is due, until the page is one that does not ask
-// for it. A page that was due long ago is of a run that was killed: it says so, and is left as it is.
+// Reloads the page of a running run when the next one is due. The final page has no due time and is not reloaded.
+// An overdue page, from a killed run, shows a warning and is not reloaded.
 "use strict";
 const page = document.body.dataset, every = 1000 * Number(page.every);
 const isOld = Date.now() - 1000 * Number(page.written) > 3 * every + 60000;

@@ -1,5 +1,5 @@
-"""Follow a run while it lives: progress.json, which `g2d status` reads, and report.html, which the
-browser that shows it renews."""
+"""Live progress of a run: progress.json, which `g2d status` reads, and report.html, which reloads
+itself in the browser."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ from g2d_jax.session.workdir import without_secrets
 PAGE = "report.html"
 
 PAUSE = 2.0
-"""Seconds between two writings of progress.json on a local disk."""
+"""Seconds between two updates of progress.json on a local disk."""
 
 PAUSE_ON_STORE = 30.0
-"""The same on an object store, where each is a request that costs."""
+"""The same on an object store, where each update is a paid request."""
 
 SHORTEST = 30.0
-"""Seconds between two pages, at least."""
+"""Least seconds between two pages."""
 
 SHARE = 0.01
-"""The share of the time that making pages may take, of one core."""
+"""Largest share of one core's time for building pages."""
 
 RENEWED = (
-    "This page renews itself while the run lives. At its end it is the whole report, as g2d report "
-    "writes it at any time."
+    "This page reloads itself while the run works. At its end it becomes the whole report, which "
+    "g2d report can write at any time."
 )
 
 
 COLUMNS = {"prompt": 120, "completion": 400, "answer": 60, "reward": 20, "verdict": 20}
-"""Columns of the last completions, and the characters that each shows at most."""
+"""Columns of the last completions, and the most characters of each."""
 
 
 @contextlib.contextmanager
 def followed(session: Session) -> Iterator[None]:
-    """Follow a run, whose work directory this process holds, while the block runs.
+    """Report the progress of a run, whose work directory this process holds, during the block.
 
-    A thread writes progress.json and the page; an error in it is a warning, said once. However the
-    block ends, progress.json goes. Where it ends badly a last page says how, without what only the
-    whole report has, since little time may be left; the page of a good end is the caller's.
+    A thread writes progress.json and the page; an error in it is one warning. progress.json is
+    removed when the block ends. After an error, a last page shows it, without the slower parts of
+    the report, since little time may be left; the caller writes the page of a successful run.
     """
     follower = _Follower(session)
     pause = PAUSE if storage.is_local(session.workdir) else PAUSE_ON_STORE
     try:
-        # Without patience: a page of a run under way must not be written over that of its end.
+        # Without retries: a late page must not overwrite the final one.
         with repeating((pause, follower.look)):
             follower.look()
             yield
@@ -65,7 +65,7 @@ def followed(session: Session) -> Iterator[None]:
         follower.end()
         raise
     finally:
-        follower.untell()
+        follower.remove_progress()
 
 
 def _ended_by(error: BaseException) -> Ended:
@@ -77,7 +77,7 @@ def _ended_by(error: BaseException) -> Ended:
 
 
 class _Follower:
-    """Writes what there is to see of a run under way, each time that it looks."""
+    """Writes the progress of a running run each time that `look` is called."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -85,38 +85,38 @@ class _Follower:
         self._warned: set[str] = set()
 
     def look(self) -> None:
-        """Write progress.json, and the page where it is due."""
+        """Write progress.json, and the page when it is due."""
         with self._only_warned():
-            self._tell()
+            self._write_progress()
         if time.monotonic() < self._next_page:
             return
         began, every = time.thread_time(), SHORTEST
         with self._only_warned():
             report = page_of(self._session)
-            html(report)  # draws the figures: then it is known when the next page is due
+            html(report)  # the time to render figures decides when the next page is due
             every = max(SHORTEST, (time.thread_time() - began) / SHARE)
             self._write(report._replace(live=Live(time.time(), every)))
         self._next_page = time.monotonic() + every
 
-    def _tell(self) -> None:
-        """Write what the bar shows, and the host memory that the stage took so far. Without a bar
-        there is no such file: the last one's steps are not those of what goes on now."""
+    def _write_progress(self) -> None:
+        """Write the state of the progress bar, and the stage's peak host memory. Without a bar,
+        remove the file, since it describes a finished activity."""
         at = self._session.tracker.screen.under_way
         if at is None:
-            self.untell()
+            self.remove_progress()
             return
-        told = {"time": time.time(), **at._asdict()}
+        progress = {"time": time.time(), **at._asdict()}
         if self._session.tracker.peak is not None:
-            told["peak_memory_bytes"] = self._session.tracker.peak.so_far
-        storage.write_json(self._session.workdir / PROGRESS, told)
+            progress["peak_memory_bytes"] = self._session.tracker.peak.so_far
+        storage.write_json(self._session.workdir / PROGRESS, progress)
 
-    def untell(self) -> None:
-        """Remove progress.json, also that of a run that was killed."""
+    def remove_progress(self) -> None:
+        """Remove progress.json, also one left by a killed run."""
         with self._only_warned():
             (self._session.workdir / PROGRESS).unlink(missing_ok=True)
 
     def end(self) -> None:
-        """Write the page of a run that ended badly."""
+        """Write the page of a failed run."""
         with self._only_warned():
             run = read_run(self._session.workdir, lenient=True, has_ended=True)
             self._write(summary(run))
@@ -126,36 +126,36 @@ class _Follower:
 
     @contextlib.contextmanager
     def _only_warned(self) -> Iterator[None]:
-        """Run a block that shows what is on disk: an error in it is a warning, said once, for the
-        run goes on."""
+        """Run a block that only displays progress: an error becomes one warning, and the run
+        continues."""
         try:
             yield
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             if text not in self._warned:
                 self._warned.add(text)
-                self._session.tracker.say(f"WARNING: the run is not followed: {text}", "yellow")
+                self._session.tracker.say(f"WARNING: live progress is off: {text}", "yellow")
 
 
 def page_of(session: Session) -> Report:
-    """Put together what there is to see of a run under way: its stages, the last completions, the
-    evaluations and curves so far."""
+    """Build the live page of a run: its stages, the last completions, the evaluations and curves so
+    far."""
     run = read_run(session.workdir, lenient=True)
     short = summary(run)
     states = stage_states(session.workdir, session.config, "this process")
     at = next((stage for stage in states if stage.state.startswith("running")), None)
-    headline = "Under way."
+    headline = "Running."
     if at:
-        headline = f"Under way: {at.name}, {at.state}."
+        headline = f"Running: {at.name}, {at.state}."
     samples = samples_table(session.tracker.last_samples)
     now: list[Part | None] = [stages_table(states), Note(RENEWED), samples]
     parts = {"now": now, **short.parts}
-    # That it is under way is no warning.
+    # A running run is no reason for a warning.
     return short._replace(headline=headline, warnings=run.warnings, parts=parts)
 
 
 def stages_table(states: Sequence[StageState]) -> Table:
-    """Show how far each stage is."""
+    """Show the progress of each stage."""
     rows = []
     for stage in states:
         rows.append(
@@ -172,7 +172,7 @@ def stages_table(states: Sequence[StageState]) -> Table:
 
 
 def samples_table(last: Samples | None) -> Table:
-    """Show the completions that the run kept last."""
+    """Show the latest completions that the run recorded."""
     if last is None:
         return table("", [])
     rows = []

@@ -1,8 +1,8 @@
-"""Escape text: what a model, a data set or a config wrote goes through `shown`, or in attributes
-`visible`.
+"""Escaping of text: untrusted text of models, datasets and configs passes through `shown`, or in
+attributes `visible`.
 
-Two fences: jinja2 escapes all that is not Markup, and the page's Content-Security-Policy forbids
-scripts, requests and any style but the page's own, should that ever fail.
+There are two safeguards: jinja2 escapes everything that is not Markup, and the page's
+Content-Security-Policy forbids foreign scripts, requests and styles.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from markupsafe import Markup, escape
 
 
 def _invisible(text: str) -> dict[str, str | int | None]:
-    r"""Map each character of a text that is invisible or steers its direction to its escape, such
-    as \u202e."""
+    r"""Map each invisible or direction-changing character of a text to its escape, such as
+    \u202e."""
     if text.isprintable():
         return {}
     hidden: dict[str, str | int | None] = {}
@@ -39,13 +39,13 @@ def shown(text: str) -> Markup:
 
 
 def prose(text: str) -> Markup:
-    """Return a sentence or a number as HTML, whose lines break in no "81 %", "± 0.6",
-    "K = 6" or "[1, 2]"."""
+    """Return a sentence or a number as HTML that does not break lines inside "81 %", "± 0.6", "K =
+    6" or "[1, 2]"."""
     return shown(re.sub(r"(?<=\d) (?=%)|(?<=[±=]) | (?=[±=]|[^ \[]+\])", "\u00a0", text))
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return the text, its middle left out if it is longer than `limit` characters."""
+    """Return the text, without its middle if it is longer than `limit` characters."""
     extra = len(text) - limit
     if extra <= 0:
         return text

@@ -1,9 +1,8 @@
-"""A report as sections, and the files made of them: a page, Markdown without what only a page can
-show, and figures.
+"""A report as sections, and its files: a page, Markdown without the interactive parts, and figures.
 
-The page is one file without requests, to be opened anywhere and sent to anyone. Its scripts filter
-what is on it (filter.js) and load the page of a run under way again (live.js); the
-Content-Security-Policy allows their bytes and no others.
+The page is one self-contained file without requests. Its scripts filter its lists (filter.js) and
+reload the page of a running run (live.js); the Content-Security-Policy allows their bytes and no
+others.
 """
 
 from __future__ import annotations
@@ -41,38 +40,39 @@ TITLES = {
     "answers": "Answers in detail",
     "differences": "Differences",
     "frontier": "Accuracy against compute",
-    "priced": "What its tokens would take elsewhere",
+    "priced": "Time of its tokens on another machine",
     "curves": "Training",
     "informativeness": "Informativeness",
     "pairs": "Preference pairs",
-    "browser": "Answers to read",
+    "browser": "Browse answers",
     "problems": "Problems",
     "compute": "Cost",
     "points": "Points left out",
     "steps": "Steps",
     "settings": "Settings",
 }
-"""Anchor of a section -> its title, in the order of any page. Each kind of report has some."""
+"""Anchor of a section -> its title, in the order of any page. Each kind of report has some of
+them."""
 
 
 class Note(NamedTuple):
-    """A paragraph that explains; none of an empty text."""
+    """A paragraph of explanation; left out if empty."""
 
     text: str
 
     def __bool__(self) -> bool:
-        """Whether there is anything to show."""
+        """Return whether there is anything to show."""
         return bool(self.text)
 
 
 class Code(NamedTuple):
-    """A value as JSON, folded."""
+    """A value as JSON, collapsed."""
 
     title: str
     value: Mapping[str, Any]
 
     def __bool__(self) -> bool:
-        """Whether there is anything to show."""
+        """Return whether there is anything to show."""
         return bool(self.value)
 
     @property
@@ -85,20 +85,20 @@ Part: TypeAlias = Note | Table | Chart | Listing | Code
 
 
 class Live(NamedTuple):
-    """When the page of a run under way was written (Unix seconds), and how many seconds after that
-    the next one is due."""
+    """When the page of a running run was written (Unix seconds), and the seconds until the next
+    one."""
 
     written: float
     every: float
 
 
 class Report(NamedTuple):
-    """All of a report, from which its page, its Markdown, its CSV and its figures are made.
+    """The content of a report; its page, Markdown, CSV and figures are built from it.
 
-    kind: "report", "study", "comparison" or "autopsy". eyebrow: the line above the name;
-    verdict: the sentence below it, where there is one to say; headline: of all that is measured.
-    parts: by section, a name in `TITLES`; None among them is left out. frame: makes the rows of the
-    CSV. live: of a run under way, whose page renews itself.
+    kind: "report", "study", "comparison" or "autopsy". eyebrow: the line above the name; verdict:
+    the sentence below it, "" for none; headline: a summary of all results. parts: by section, a
+    name in `TITLES`; None is ignored. frame: returns the rows of the CSV. live: for a running run,
+    whose page reloads itself.
     """
 
     kind: str
@@ -113,8 +113,7 @@ class Report(NamedTuple):
 
     @property
     def sections(self) -> dict[str, list[Part]]:
-        """The sections in which there is more than notes, in the order of `TITLES`: name -> what
-        it shows."""
+        """The sections with more than notes, in the order of `TITLES`: name -> its parts."""
         sections = {}
         for name in TITLES:
             parts = [part for part in self.parts.get(name, ()) if part]
@@ -124,15 +123,15 @@ class Report(NamedTuple):
 
     @property
     def shown_parts(self) -> list[Part]:
-        """The parts of all sections, in their order."""
+        """The parts of all sections, in order."""
         return list(itertools.chain.from_iterable(self.sections.values()))
 
     def __repr__(self) -> str:
-        """Name the report and its sections: all of it would be hundreds of kB of text."""
+        """Return the names of the report and its sections: its text has hundreds of kB."""
         return f"Report({self.kind!r}, {self.name!r}: {', '.join(self.sections)})"
 
     def _repr_html_(self) -> str:
-        """Write the page in a frame of its own, in which nothing can run, for a notebook."""
+        """Return the page in a sandboxed frame, for a notebook."""
         return f'<iframe srcdoc="{escape(html(self))}" sandbox width="100%" height="600"></iframe>'
 
 
@@ -155,8 +154,7 @@ def _environment() -> jinja2.Environment:
 
 
 def html(report: Report) -> str:
-    """Write the page. Scripts stand on it only where there is a list to filter, or a run under way
-    to follow."""
+    """Write the page. It includes scripts only for a list to filter, or a running run to reload."""
     scripts = []
     if any(isinstance(part, Listing) for part in report.shown_parts):
         scripts.append(SCRIPT)
@@ -177,7 +175,7 @@ def _digest(source: str) -> str:
 
 
 def text(report: Report) -> str:
-    """Write the same as Markdown, without what only a page can show."""
+    """Write the same as Markdown, without the interactive parts."""
     lines = [f"# {one_line(report.name)}", one_line(report.verdict), one_line(report.headline)]
     lines.append("\n".join(f"- Warning: {one_line(warning)}" for warning in report.warnings))
     for name, parts in report.sections.items():
@@ -192,29 +190,29 @@ def text(report: Report) -> str:
 
 
 def output_folder(output: PathLike, files: Sequence[str], what: str) -> epath.Path:
-    """Return the folder that these files may be written to. Raises ValueError if it holds others.
+    """Return the folder for these files. Raises ValueError if it holds other files.
 
-    what: these files together, for the message.
+    what: a name for these files in the message.
     """
     folder = absolute(output)
     if not folder.exists():
         return folder
     if not folder.is_dir():
-        raise ValueError(f"{folder} is a file: give --output a folder")
+        raise ValueError(f"{folder} is a file: set --output to a folder")
     others = sorted(child.name for child in folder.iterdir() if child.name not in files)
     if others:
         raise ValueError(
-            f"{folder} holds other things than {what} ({others[0]}): choose another --output"
+            f"{folder} holds files that are not of {what} ({others[0]}): choose another --output"
         )
     return folder
 
 
 def write(report: Report, folder: epath.Path, name: str, *, figures: bool = True) -> list[str]:
-    """Write NAME.html, NAME.md and NAME.csv into a folder, whose paths are returned, and
+    """Write NAME.html, NAME.md and NAME.csv into a folder, and return their paths; also write
     figures/NAME-….svg and .pdf.
 
-    The figures, but for those that are folded, are for papers. The same report gives the same
-    bytes. Raises OSError.
+    Figures of collapsed sections are not written. The same report produces the same bytes. Raises
+    OSError.
     """
     contents = {"html": html(report), "md": text(report), "csv": sheet(report.frame())}
     paths = []

@@ -1,4 +1,4 @@
-"""Compare rows of a study: at equal compute, chosen on dev, problem by problem."""
+"""Comparisons of rows of a study: at equal compute, chosen on dev, problem by problem."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from g2d_jax.study import frontier
 
 
 def difference(row: Row, other: Row) -> frontier.Interval:
-    """Subtract another row's accuracy, paired by seed and problem; NaN without a seed or the
-    problems in common."""
+    """Subtract another row's accuracy, paired by seed and problem; NaN without a common seed, or on
+    other problems."""
     return apart(row.by_seed, other.by_seed if row.ids == other.ids else {})
 
 
 def apart(
     own: Mapping[int, Array], other: Mapping[int, Array], level: float = 0.95
 ) -> frontier.Interval:
-    """Subtract values on the same problems, seed -> [N], of the seeds that both have; NaN without
-    one."""
+    """Subtract values on the same problems, seed -> [N], for common seeds; NaN without any."""
     common = [seed for seed in own if seed in other]
     return mean_change({seed: own[seed] - other[seed] for seed in common}, level)
 
@@ -30,11 +29,11 @@ def apart(
 def over_baseline(
     row: Row, baseline: Sequence[Row], measure: str, level: float = 0.95
 ) -> frontier.Interval:
-    """Subtract what the baseline of each seed reaches for the same cost, on a straight line between
-    two of its rows that follow each other; `OUT_OF_RANGE` where a seed's cost lies beyond them.
+    """Subtract each seed's baseline at the same cost, on a straight line between two consecutive
+    rows; `OUT_OF_RANGE` if a seed's cost is beyond them.
 
-    baseline: by steps. Left out are seeds of which the baseline has fewer than two rows, or two at
-    one cost, or of which a cost is not known. NaN without a seed, or on other problems.
+    baseline: by steps. A seed is left out if its baseline has fewer than two rows, or two at one
+    cost, or if a cost is unknown. NaN without a seed, or on other problems.
     """
     over: dict[int, Array] = {}
     if baseline[0].ids != row.ids:
@@ -55,14 +54,14 @@ def over_baseline(
 
 
 OUT_OF_RANGE = frontier.mean_interval([[math.nan]])
-"""The difference from a baseline that does not reach a cost: which seeds' does is no accident."""
+"""The difference if a baseline does not reach a cost. Leaving out those seeds would bias the
+rest."""
 
 
 def comparable(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows to choose among: those that have every seed that any of them has, all
-    evaluated on dev.
+    """Return the rows to choose among: those with all seeds of any row, all evaluated on dev.
 
-    A row of fewer seeds may be best because its seeds are.
+    A row of fewer seeds may be best just because of its seeds.
     """
     rows = list(rows)
     seeds = set(itertools.chain.from_iterable(row.seeds for row in rows))
@@ -70,16 +69,16 @@ def comparable(rows: Iterable[Row]) -> list[Row]:
 
 
 def chosen(rows: Iterable[Row]) -> Row | None:
-    """Return the row that is best on dev, the first of equal ones; None if none is `comparable`."""
+    """Return the best row on dev, the first if equal; None if no row is `comparable`."""
     return max(comparable(rows), key=lambda row: row.mean("dev"), default=None)
 
 
 def best_at(study: Study, row: Row) -> Group | None:
-    """Return the baseline that is best on dev at a row's FLOPs, its mean over seeds between its
+    """Return the best baseline on dev at a row's FLOPs, by its mean over seeds between its
     `comparable` points.
 
-    So its learning rate is chosen for each budget without the test split. None where none reaches
-    them, or dev was not evaluated; where there is but one baseline it is that one.
+    So dev, not test, chooses its learning rate for each budget. None if no baseline reaches the
+    FLOPs, or dev was not evaluated. A single baseline is returned without a choice.
     """
     baselines = [group for group in study.baselines if group[0].ids == row.ids]
     if len(baselines) == 1:
@@ -97,8 +96,8 @@ def best_at(study: Study, row: Row) -> Group | None:
 
 
 def reference(study: Study) -> Row | None:
-    """Return the row that all others are compared with, None for none: of a spectrum the arm whose
-    sampling policy is never refreshed, else the GRPO alone that is best on dev."""
+    """Return the row that all others are compared with, None for none: in a spectrum the arm that
+    never synchronises its sampling policy, otherwise the best GRPO alone on dev."""
     if study.spectrum:
         return next((row for row in study.spectrum if math.isinf(row.first["s"])), None)
     return chosen(flat(study.baselines))

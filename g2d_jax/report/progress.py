@@ -1,5 +1,5 @@
-"""How far the stages of a work directory are, from its files: what `g2d status` and the page of a
-run under way show."""
+"""The progress of the stages of a work directory, from its files, for `g2d status` and the live
+page."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from g2d_jax.session import stage_result
 from g2d_jax.session.workdir import LINKS, stage_folders
 
 PROGRESS = "progress.json"
-"""File of a work directory in which a run tells what it is at: what its progress bar shows, and
-its memory in bytes. It goes when the run ends; where it is left by one that was killed, no process
-holds the work directory."""
+"""A run's file for the state of its progress bar, and its memory in bytes. It is removed when the
+run ends; if the run was killed, the file remains, but no process holds the work directory."""
 
 
 class StageState(NamedTuple):
-    """A stage of a run. state: "done", "waiting", "damaged", or "running" or "stopped" and how far.
+    """A stage of a run. state: "done", "waiting", "damaged", or "running" or "stopped" with
+    progress.
 
-    remark: on damage, or the error that is the last of its log. ended: that end. kind, steps: of its
-    settings. seconds, peak_bytes (host memory): NaN where not known. note: the last metrics of a
-    running stage, or which program compiles. sides: of a server that samples, how long it and the
-    trainer waited for each other. Each "" for none.
+    remark: a damage, or the last error in its log. ended: how it last ended. kind, steps: of its
+    settings. seconds, peak_bytes (host memory): NaN if unknown. note: the last metrics of a running
+    stage, or the program that compiles. sides: with a sampling server, how long it and the trainer
+    waited for each other. Each is "" for none.
     """
 
     name: str
@@ -52,13 +52,13 @@ def stage_states(workdir: epath.Path, config: Config, owner: str) -> list[StageS
 
     owner: the process that works on the run, "" for none.
     """
-    # A study's point: its stages lie elsewhere, each with its own metrics and its own process.
+    # A study's point: its stages have other folders, each with its own metrics and process.
     is_point = (workdir / LINKS).exists()
     folders = stage_folders(workdir) if is_point else plan(config).folders(workdir)
-    told = storage.read_informing(workdir / PROGRESS)[0] if owner else {}
+    progress = storage.read_informing(workdir / PROGRESS)[0] if owner else {}
     # Stages of a run share one log, which may be long.
     read_log = cache(log_in)
-    # A run does its stages one after the other: its process is at the first that is not finished.
+    # A run works on one stage at a time: the first that is not finished.
     is_next = True
     states = []
     for name, folder in folders.items():
@@ -67,25 +67,25 @@ def stage_states(workdir: epath.Path, config: Config, owner: str) -> list[StageS
             logged, running = folder, bool(holder(folder))
         state = describe(name, folder, partial(read_log, logged), running)
         is_next = is_next and state.state == "done"
-        if told and state.state.startswith("running"):
-            # of the stage, or of what it has begun with
-            what = "" if told["stage"] == name else f"{told['stage']} "
-            reached = f"running {what}{told['done']} of {told['total']}"
-            reached = ", ".join(filter(None, [reached, told["left"]]))
-            peak = told.get("peak_memory_bytes", math.nan)
-            state = state._replace(state=reached, peak_bytes=peak, note=told["note"])
+        if progress and state.state.startswith("running"):
+            # of the stage, or of its current step
+            what = "" if progress["stage"] == name else f"{progress['stage']} "
+            reached = f"running {what}{progress['done']} of {progress['total']}"
+            reached = ", ".join(filter(None, [reached, progress["left"]]))
+            peak = progress.get("peak_memory_bytes", math.nan)
+            state = state._replace(state=reached, peak_bytes=peak, note=progress["note"])
         stage = config.stages[name]
         steps = str(getattr(stage, "steps", ""))
         states.append(state._replace(kind=stage.kind, steps=steps))
     return states
 
 
-def waits(figures: Mapping[str, Any]) -> str:
-    """Say how long the trainer and the server that sampled for it waited for each other, by the
-    numbers of a stage's sampling; "" without a server."""
-    if "server_idle" not in figures:
+def waits(measures: Mapping[str, Any]) -> str:
+    """Return how long the trainer and its server waited for each other, from a stage's sampling
+    metrics; "" without a server."""
+    if "server_idle" not in measures:
         return ""
-    trainer, server = (100 * number(figures, name) for name in ("share", "server_idle"))
+    trainer, server = (100 * number(measures, name) for name in ("share", "server_idle"))
     return (
         f"the trainer waited for the server {trainer:.0f} % of the time, and the server for "
         f"requests {server:.0f} %"
@@ -93,11 +93,11 @@ def waits(figures: Mapping[str, Any]) -> str:
 
 
 Log: TypeAlias = Sequence[Mapping[str, Any]]
-"""What was logged, in its order."""
+"""The logged records, in order."""
 
 
 def log_in(folder: epath.Path) -> Log:
-    """Read the log of metrics in a folder, without what is damaged in it."""
+    """Read the log of metrics in a folder, without damaged lines."""
     ignored: list[str] = []
     return storage.read_segments(folder / "metrics", ignored.append)
 
@@ -105,13 +105,13 @@ def log_in(folder: epath.Path) -> Log:
 def describe(
     name: str, folder: epath.Path, read_log: Callable[[], Log], running: bool
 ) -> StageState:
-    """Describe a stage by its record, else by the steps logged or the rollouts written.
+    """Describe a stage by its record, otherwise by the logged steps or the written rollouts.
 
-    read_log: is called for a stage that is not finished. running: whether a process is at it.
+    read_log: called if the stage is not finished. running: True if a process works on it.
     """
     result, damage = stage_result.read_lenient(folder)
     if damage:
-        return StageState(name, "damaged", f"has a record that cannot be read: {damage}")
+        return StageState(name, "damaged", f"has a damaged record: {damage}")
     if result:
         seconds, sides = result.cost.seconds, waits(result.generation)
         done = StageState(name, "done", seconds=seconds, sides=sides)

@@ -1,5 +1,5 @@
-"""Read problems back from the tokens of the prompts that a run sampled from: a collect stage keeps
-no other text of them."""
+"""Decoding of problems from the tokens of sampled prompts: a collect stage saves no other text of
+them."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from g2d_jax.runtime.storage import is_local
 
 @dataclass(frozen=True)
 class Prompts:
-    """Decodes the prompts of a run. tokenizer: None if it is not available; fault: then why."""
+    """Decodes the prompts of a run. tokenizer: None if unavailable; fault: the reason."""
 
     tokenizer: PromptTokenizer | None
     fault: str = ""
 
     @cached_property
     def _around(self) -> list[str]:
-        """The texts that stand before and behind a problem."""
-        with contextlib.suppress(ValueError):  # of a template that fails; prompts stay whole
+        """The texts before and after a problem."""
+        with contextlib.suppress(ValueError):  # for a failing template; prompts stay whole
             if self.tokenizer is not None:
                 return self.tokenizer.template.frame()
         return []
 
     def __call__(self, ids: Sequence[int]) -> str:
-        """Return the problem in the tokens [T] of a prompt: all of their text where the template
-        cannot be told from it, "" without a tokenizer and for what are no tokens."""
+        """Return the problem in the tokens [T] of a prompt: its whole text if the template cannot
+        be removed, "" without a tokenizer and for invalid tokens."""
         if self.tokenizer is None or min(ids, default=0) < 0:
             return ""
         plain = self.tokenizer.decode(ids)
-        # A chat template writes special tokens, and a BOS before a plain prompt is none of its own.
+        # A chat template writes special tokens; a BOS before a plain prompt is not part of the
+        # template.
         for text in (self.tokenizer.decode_raw(ids), plain):
             if len(self._around) == 2:
                 before, after = self._around
@@ -48,8 +49,8 @@ class Prompts:
 
 
 def prompts_of(config: Mapping[str, Any]) -> Prompts:
-    """Load the tokenizer that a run's config names from this machine: no hub and no object store is
-    asked for it."""
+    """Load the tokenizer of a run's config from this machine, without any request to a hub or an
+    object store."""
     names = ("chat", "prompt_template", "system", "enable_thinking")
     try:
         settings, model = config.get("tokenizer") or {}, config.get("model") or {}
@@ -57,13 +58,13 @@ def prompts_of(config: Mapping[str, Any]) -> Prompts:
         section = settings if settings.get("path") else model
         path = section.get("path") or arithmetic.SLIPS.name
         if not is_local(path):
-            raise ValueError(f"it lies at {path}, and a report reads this machine's files alone")
+            raise ValueError(f"it is at {path}, but a report reads only files on this machine")
         if not (path in arithmetic.TASKS or places.is_path(path) or os.path.isdir(path)):
             from huggingface_hub import snapshot_download
 
             path = snapshot_download(path, revision=section.get("revision"), local_files_only=True)
         # a report only decodes
         return Prompts(load_tokenizer(path, TemplateSettings(**given), fault=lambda error: None))
-    # of a config.json that nothing here wrote, too
+    # config.json may also be from another tool
     except (ValueError, OSError, ImportError, TypeError, AttributeError) as error:
         return Prompts(None, f"the tokenizer cannot be loaded: {error}")

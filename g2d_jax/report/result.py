@@ -1,5 +1,5 @@
-"""The outcome of a run as `pipeline.run` returns it: records, and in a notebook the summary and
-the figures."""
+"""The result of a run, as `pipeline.run` returns it: records, and in a notebook the summary and the
+figures."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Result(Mapping[str, StageResult]):
     table and figures."""
 
     def __init__(self, workdir: PathLike) -> None:
-        """Read a work directory, also of a run that is not at its end. Raises ValueError if it
-        holds nothing of one."""
+        """Read a work directory, also of an unfinished run. Raises ValueError if it holds no
+        run."""
         self._run = read_run(workdir)
         self.workdir = self._run.workdir
 
     @property
     def accuracies(self) -> pd.DataFrame:
-        """The evaluation that is the result, a row a policy: mean of samples, its standard error, greedy; in [0,
+        """The final evaluation, a row a policy: mean of samples, its standard error, greedy; in [0,
         1], NaN if unknown.
 
         Without an evaluation it has no rows.
@@ -44,8 +44,7 @@ class Result(Mapping[str, StageResult]):
 
     @property
     def policies(self) -> dict[str, epath.Path]:
-        """Where each trained policy lies, stage -> checkpoint folder of its last step; `g2d export`
-        writes it out."""
+        """Each trained stage -> the checkpoint folder of its last step, for `g2d export`."""
         saved = {}
         for name in self:
             checkpoints = (self._run.folders[name] / "checkpoints").glob("*")
@@ -56,7 +55,7 @@ class Result(Mapping[str, StageResult]):
 
     @property
     def report(self) -> epath.Path | None:
-        """The page of the report, which follows a run from its first stage on; None before."""
+        """The report page, which exists from the first stage on; None before."""
         page = self.workdir / "report.html"
         return page if page.exists() else None
 
@@ -70,13 +69,13 @@ class Result(Mapping[str, StageResult]):
         return len(self._run.results)
 
     def __reduce__(self) -> tuple[type[Result], tuple[str]]:
-        """Go to another process as a work directory, which is read there."""
+        """Pickle as a work directory, which the other process reads."""
         return Result, (str(self.workdir),)
 
     def __repr__(self) -> str:
         return f"Result({str(self.workdir)!r}: {', '.join(self) or 'no stage is finished'})"
 
     def _repr_html_(self) -> str:
-        from g2d_jax.report.run import summary  # here: it loads what draws figures
+        from g2d_jax.report.run import summary  # here, since it imports the drawing of figures
 
         return summary(self._run)._repr_html_()

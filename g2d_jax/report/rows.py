@@ -1,4 +1,4 @@
-"""The policies of a study beside each other: selections of its frame.
+"""The policies of a study as rows: selections of its frame.
 
 points ─► frame_of, a row a policy and seed ─► Row, its seeds ─► a group of rows, its K ─► Study
 """
@@ -29,7 +29,7 @@ from g2d_jax.study.pricing import Rates
 Array = NDArray[np.float64]
 
 UNFINISHED, UNTESTED = "not finished", "not evaluated on test"
-"""Why a point is left out of a study."""
+"""Why a point of a study is left out."""
 
 WARMUP = "warm-up (GRPO goes on)"
 """The arm of `Study.warmups`."""
@@ -40,7 +40,7 @@ class Row:
     """Policies that differ in their seed alone, on the same problems.
 
     group: the name of the rows that differ from it in K alone. policies: rows of the frame, with
-    their accuracy on dev, as of `Study.tested`.
+    their accuracy on dev, from `Study.tested`.
     """
 
     arm: str
@@ -49,7 +49,7 @@ class Row:
     policies: pd.DataFrame
 
     def mean(self, column: str) -> float:
-        """Average a column over seeds; NaN if one lacks it."""
+        """Average a column over seeds; NaN if a seed lacks it."""
         if column not in self.policies:
             return math.nan
         return float(self.policies[column].mean(skipna=False))
@@ -65,12 +65,12 @@ class Row:
 
     @property
     def is_offline(self) -> bool:
-        """Whether it ends with offline training; else it is online training that simply goes on."""
+        """True if it ends with offline training, False for online training alone."""
         return bool((self.policies["kind"] == OFFLINE).any())
 
     @property
     def stops(self) -> bool:
-        """Whether the warm-up ends by itself."""
+        """True if the warm-up ends by itself."""
         return bool((self.policies["stop"] != "").any())
 
     @property
@@ -80,7 +80,7 @@ class Row:
 
     @property
     def seeds(self) -> list[int]:
-        """The policies' seeds, in their order."""
+        """The policies' seeds, in order."""
         return self.policies["seed"].tolist()
 
     @cached_property
@@ -100,8 +100,8 @@ class Row:
 
     @cached_property
     def gains(self) -> dict[int, Array]:
-        """Seed -> what its last training added on each test problem [N]; without those of which
-        that is not known."""
+        """Seed -> the gain of its last training on each test problem [N], for seeds where it is
+        known."""
         gains = dict(zip(self.seeds, self.policies["gains"], strict=True))
         return {seed: gain for seed, gain in gains.items() if gain is not None}
 
@@ -122,19 +122,18 @@ def mean_change(changes: Mapping[int, Array], level: float = 0.95) -> frontier.I
 
 
 def flat(groups: Iterable[Group]) -> list[Row]:
-    """List the rows of groups, in their order."""
+    """List the rows of groups, in order."""
     return list(itertools.chain.from_iterable(groups))
 
 
 @dataclass(frozen=True)
 class Study:
-    """A study's directory. frame: of all its points. tested: its rows on test by workdir and
-    policy, with the accuracy on dev. groups: of what points are about. left_out: label of a point
-    -> why it is in none.
+    """The directory of a study. frame: of all its points. tested: its rows on test by workdir and
+    policy, with the accuracy on dev. groups: of the points' last policies. left_out: label of a
+    point -> why it is in no group.
 
-    runs: of all points. warmups: groups of online training alone, as points that end
-    offline evaluated it on their way, where no point is about it. rates: those at which tokens are
-    priced.
+    runs: of all points. warmups: groups of online training alone, from warm-ups that offline points
+    evaluated, if no group covers them. rates: prices of tokens.
     """
 
     workdir: epath.Path
@@ -170,10 +169,10 @@ class Study:
 
     @property
     def spectrum(self) -> list[Row]:
-        """The arms of online training from offline (s = ∞) to s = 1, other losses after the one
-        with the most s.
+        """The arms of online training from offline (s = ∞) to s = 1. Losses other than that of the
+        arm with the largest s come last.
 
-        [] if all have the same s and loss: the study is about something else. The range is that of
+        [] if all have the same s and loss: the study varies something else. The range is that of
         "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495).
         """
         arms = [row for row in self.rows if row.first["kind"] == ONLINE]
@@ -185,8 +184,8 @@ class Study:
 
     @property
     def start(self) -> Row | None:
-        """The policy that all of the `spectrum` was trained from, where that is one for each seed
-        and was evaluated on test."""
+        """The policy that all of the `spectrum` was trained from, if it is one for each seed and
+        was evaluated on test."""
         keys: list[tuple[str, str]] = []
         for row in self.spectrum:
             keys += zip(row.policies["workdir"], row.policies["parent"], strict=True)
@@ -198,15 +197,15 @@ class Study:
 
 
 def _there(rows: pd.DataFrame, keys: Iterable[tuple[str, str]]) -> pd.DataFrame:
-    """Select the rows of these workdirs and policies that there are, once each."""
+    """Select the existing rows of these workdirs and policies, once each."""
     return rows.loc[[key for key in dict.fromkeys(keys) if key in rows.index]]
 
 
 def read_study(workdir: PathLike, name: str, rates: Rates | None = None) -> Study:
-    """Read a study, finished or not. rates: those at which its tokens are priced.
+    """Read a study, finished or not. rates: prices of its tokens.
 
-    Raises ValueError if the directory has none of that name, a file is damaged, or points that
-    differ in their seed alone were tested on different problems.
+    Raises ValueError if the directory has no study of that name, a file is damaged, or seeds of one
+    point were tested on different problems.
     """
     root = absolute(workdir)
     there = studies(root)
@@ -241,7 +240,7 @@ def read_study(workdir: PathLike, name: str, rates: Rates | None = None) -> Stud
 
 
 def _last_evaluated(run: Run) -> str | None:
-    """Return the policy a point is about; None until its evaluations, and all they rest on, are
+    """Return the last policy of a point; None until its evaluations, and the stages they need, are
     finished.
 
     So points of K = 0 do not wait for a warm-up.
@@ -262,9 +261,10 @@ def _last_evaluated(run: Run) -> str | None:
 def _place(
     point: Mapping[str, Any], of_arm: Sequence[Mapping[str, str]], run: Run
 ) -> tuple[str, int]:
-    """Name the group of a point, and its k, the steps of the first online stage of which they vary.
+    """Name the group of a point, and its k: the steps of the first online stage that the arm
+    varies.
 
-    A group is named by its arm, and by the settings of which the arm has several at a k.
+    The name is the arm's, with the settings that vary within one k.
     """
     values = point["values"]
     steps = [f"stages.{name}.steps" for name in run.folders if run.kind(name) == ONLINE]
@@ -289,8 +289,8 @@ def _group(arm: str, group: str, policies: pd.DataFrame, by: str) -> Group:
 
 
 def _warmups(groups: Sequence[Group], rows: pd.DataFrame) -> list[Group]:
-    """Make groups of online training alone, of warm-ups that points evaluated, unless a group is
-    about just that. K = 0 is the policy that it starts from."""
+    """Build groups of online training alone from evaluated warm-ups, unless a group covers them. K
+    = 0 is their initial policy."""
     alone = _trajectories(flat(group for group in groups if not group[0].is_offline))
     families: list[list[Group]] = []
     for group in groups:
@@ -316,5 +316,5 @@ def _warmups(groups: Sequence[Group], rows: pd.DataFrame) -> list[Group]:
 
 
 def _trajectories(rows: Collection[Row]) -> set[str]:
-    """Return the online stages that are alone behind these rows."""
+    """Return the online stages that are the only training of these rows."""
     return set().union(*(row.policies["warmup"] for row in rows)) - {""}

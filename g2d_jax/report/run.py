@@ -24,21 +24,21 @@ from g2d_jax.session.accounting import TRAINING
 from g2d_jax.session.stage_result import Evaluation
 from g2d_jax.study.stats import t_quantile
 
-READ_MORE = "Means over the problems; docs/metrics.md says what each measure is."
+READ_MORE = "Means over the problems; docs/metrics.md defines each measure."
 
 TRAINING_NOTE = (
-    "Lines are of what a stage trained on; fresh samples are of the trained policy itself, on the "
-    "same prompts each time. Every other metric is in metrics/ and in TensorBoard."
+    "Lines show the training prompts; fresh samples are from the trained policy itself, on the "
+    "same prompts each time. Other metrics are in metrics/ and in TensorBoard."
 )
 
 
 def write_run(
     run: Run, *, figures: bool = True, say: Callable[[str], None] | None = None
 ) -> list[str]:
-    """Write report.html, report.md, report.csv and, unless they are unwanted, figures of a run.
+    """Write report.html, report.md, report.csv and, by default, figures of a run.
 
     The run may be unfinished. Returns the paths of the first three in this order. The same work
-    directory gives the same bytes. say: is given the verdict, such as to print it. Raises
+    directory produces the same bytes. say: receives the verdict, for example to print it. Raises
     ValueError if completions or pairs are damaged; OSError.
     """
     page = report(run)
@@ -48,7 +48,7 @@ def write_run(
 
 
 def summary(run: Run) -> Report:
-    """Put together what a notebook shows of a run: the result and the figures of training."""
+    """Build the notebook's view of a run: the result and the training figures."""
     latest = run.latest
     results = [_scores(run, latest), summary_table(run, latest)] if latest else []
     return Report(
@@ -63,7 +63,7 @@ def summary(run: Run) -> Report:
 
 
 def headline(run: Run) -> str:
-    """Say with what error a run stopped, or why it has no verdict; "" of a good one."""
+    """Return the error that stopped a run, or why it has no verdict; "" for a good one."""
     if run.ended and run.ended.how == "error" and not run.is_running:
         return f"Stopped by an error: {run.ended.text}"
     kinds = {section.get("kind") for section in run.sections.values()}
@@ -71,7 +71,7 @@ def headline(run: Run) -> str:
 
 
 def report(run: Run) -> Report:
-    """Put together all that there is to show of a run."""
+    """Build the whole report of a run."""
     short = summary(run)
     parts: dict[str, Sequence[Part | None]] = {
         **short.parts,
@@ -89,14 +89,14 @@ def report(run: Run) -> Report:
 
 
 def eyebrow(run: Run) -> str:
-    """Say when it was measured, and of which seed."""
+    """Return the time of the measurements, and the seed."""
     measured = fmt.until(float(record["time"]) for record in run.metrics)
     seed = f"seed {run.config['seed']}" if "seed" in run.config else ""
     return " · ".join(filter(None, ["G2D report", measured, seed]))
 
 
 def state(run: Run) -> str:
-    """Say what an unfinished run lacks, "" if nothing."""
+    """Describe the missing parts of an unfinished run, "" if there are none."""
     begun = [f"{name}{_reached(run, name)}" for name in run.folders if name not in run.results]
     waiting = [name for name in run.sections if name not in run.folders]
     named = {"not finished": begun, "not begun": waiting}
@@ -104,11 +104,12 @@ def state(run: Run) -> str:
     if not missing:
         return ""
     if run.is_running:
-        return f"This is the report of a run under way ({missing})."
+        return f"This run is still running ({missing})."
     ended = run.ended
     if ended and ended.how == "until":
         return (
-            f"This run ended after the stage of --until ({missing}): without --until it continues."
+            f"This run ended after the stage of --until ({missing}): run it without --until to "
+            "continue."
         )
     how = ""
     if ended:
@@ -125,15 +126,14 @@ def _reached(run: Run, stage: str) -> str:
 
 
 def summary_table(run: Run, evaluation: Evaluation) -> Table:
-    """Build the result of an evaluation of a run, with the cost of making each policy."""
+    """Build the result table of an evaluation of a run, with the cost of each policy."""
     costs = {policy.name: Policy(run, policy.name).costs for policy in evaluation.policies}
     return tables.summary_table(evaluation, costs)
 
 
 def _scores(run: Run, evaluation: Evaluation) -> Chart | None:
-    """Draw each policy's accuracy, or reward, over the FLOPs that made it; without them where one is
-    not known."""
-    note = "Bars: 95 %, over problems only; g2d sweep has other seeds too."
+    """Draw each policy's accuracy, or reward, over its FLOPs; without FLOPs if one is unknown."""
+    note = "Bars: 95 %, over problems only; for several seeds use g2d sweep."
     task = tables.score_of(evaluation)
     title = "Mean reward" if task else "Accuracy, %"
     last = Policy(run, evaluation.policies[-1].name).chain
@@ -148,7 +148,7 @@ def _scores(run: Run, evaluation: Evaluation) -> Chart | None:
             numbers = result.reward, result.reward - half, result.reward + half
         points.append(Point(Policy(run, entry.name).flops, *numbers, name))
         series.setdefault("" if entry.name in last else name, []).append(points[-1])
-    # Policies of elsewhere cost nothing here: then there is no axis to speak of.
+    # Without any cost, as of external policies, the cost axis is useless.
     if not 0 < sum(point.x for point in points) < math.inf:
         bars = [(point.label, *point[1:4]) for point in points]
         return figures.intervals("accuracy", title, bars, note=note)
@@ -164,7 +164,7 @@ def _scores(run: Run, evaluation: Evaluation) -> Chart | None:
 
 
 def _answers(run: Run) -> Iterator[Part | None]:
-    """Show what else is known of the answers, what was chosen by them, and other evaluations."""
+    """Show more about the answers, the selections based on them, and other evaluations."""
     latest = run.latest
     if latest is not None:
         yield _pass_at(latest)
@@ -186,14 +186,14 @@ def _pass_at(evaluation: Evaluation) -> Chart | None:
     ks = sorted({point.x for point in itertools.chain.from_iterable(series.values())})
     if len(ks) <= 1:
         return None
-    note = "Chance that one of k answers is right. Where lines meet, training only sharpened."
+    note = "Chance that one of k answers is correct. If lines meet, training only sharpened."
     return figures.points(
         "pass-at-k", "pass@k, %", series, x_title="k", joined=series, ticks=ks, note=note
     )
 
 
 def _informativeness(run: Run) -> Iterator[Part | None]:
-    """Show how much rollouts of each policy can teach."""
+    """Show the informativeness of each policy's rollouts."""
     columns = {}
     for name, result in run.results.items():
         if result.kind == COLLECT:
@@ -207,21 +207,21 @@ def _informativeness(run: Run) -> Iterator[Part | None]:
 
 
 def _training(run: Run) -> Iterator[Part | None]:
-    """Say what training did, and draw metrics over steps."""
-    said = []
+    """Describe the training counts, and draw metrics over steps."""
+    texts = []
     for name, result in run.results.items():
         if result.kind in TRAINING:
             waited = waits(result.generation)
-            said.append(f"{name}: {tables.counted(result.counts)}{f' {waited}.' * bool(waited)}")
-    yield Note(" ".join(said))
+            texts.append(f"{name}: {tables.counted(result.counts)}{f' {waited}.' * bool(waited)}")
+    yield Note(" ".join(texts))
     if charts := curves.training(logged_metrics(run)):
         yield Note(TRAINING_NOTE)
         yield from charts
 
 
 def logged_metrics(run: Run) -> Logged:
-    """Read what the run's stages logged more than once, in the order of their folders; evaluations
-    are in the result."""
+    """Read the metrics that the run's stages logged more than once, in the order of their folders;
+    evaluations are in the result."""
     logged: Logged = {name: {} for name in run.folders if run.kind(name) != EVALUATE}
     for record in run.metrics:
         of_stage = logged.get(record["stage"], {})
@@ -234,7 +234,7 @@ def logged_metrics(run: Run) -> Logged:
 
 
 def _pairs(run: Run) -> Iterator[Part | None]:
-    """Say what became of collections' prompts, and show pairs under the policy before and after
+    """Describe what happened to collected prompts, and show pairs under the policy before and after
     training on them."""
     moved: dict[str, Mapping[str, str]] = {}
     for name, result in run.results.items():
@@ -245,4 +245,4 @@ def _pairs(run: Run) -> Iterator[Part | None]:
             moved[f"before {name}"] = cells(PAIRS, partial(number, before or {}))
             after = {**(after or {}), **(margins or {})}
             moved[f"after {name}"] = cells(PAIRS, partial(number, after))
-    yield tables.transposed("The pairs under the policy before and after training on them", moved)
+    yield tables.transposed("Pairs under the policy before and after training on them", moved)

@@ -1,4 +1,4 @@
-"""Read what a run left on disk: its config, its stages, their records and what they logged."""
+"""A run read from disk: its config, its stages, their records and logs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Settings = Mapping[str, Any]
 def read_parquet(
     file: epath.Path, columns: Sequence[str], problems: Collection[str] | None = None
 ) -> pa.Table:
-    """Read columns of a Parquet file; problems: ids of those whose rows are wanted, None for all.
+    """Read columns of a Parquet file; problems: ids of the rows to keep, None for all.
 
     Raises FileNotFoundError, and ValueError naming the file if it is damaged or lacks a column.
     """
@@ -48,12 +48,12 @@ def read_parquet(
         if missing:
             raise ValueError(f"it has no column {', '.join(missing)}")
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise ValueError(f"{file} is damaged or not a part written here: {error}") from error
+        raise ValueError(f"{file} is damaged or from another program: {error}") from error
     return table
 
 
 def read_optional(path: epath.Path) -> Any:
-    """Read a JSON file, {} if there is no such file. Raises ValueError if it is damaged."""
+    """Read a JSON file, {} if it does not exist. Raises ValueError if it is damaged."""
     try:
         return read_json(path)
     except FileNotFoundError:
@@ -64,10 +64,10 @@ def read_optional(path: epath.Path) -> Any:
 class Run:
     """A work directory, or a study's point, finished or not.
 
-    folders: stage -> its folder, of those that have begun, in order. results: stage -> its record,
-    of those that are finished, in order. left_out: what is wrong with records that were read as if
-    they were not there. has_ended: whether the run has ended though its process still holds the
-    lock; else the lock says whether one works on it.
+    folders: stage -> its folder, for started stages, in order. results: stage -> its record, for
+    finished stages, in order. left_out: faults of records that are treated as missing. has_ended:
+    True if the run has ended though its process still holds the lock; otherwise the lock shows if
+    it runs.
     """
 
     workdir: epath.Path
@@ -79,7 +79,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The config's name, else the folder's."""
+        """The config's name, otherwise the folder's."""
         return str(self.config.get("name") or self.workdir.name)
 
     @property
@@ -93,36 +93,36 @@ class Run:
         return self.config.get("stages", {})
 
     def kind(self, stage: str) -> str:
-        """Return the kind of a stage, "" if it is not known."""
+        """Return the kind of a stage, "" if unknown."""
         if stage in self.results:
             return self.results[stage].kind
         return str(self.sections.get(stage, {}).get("kind", ""))
 
     def evaluated(self, split: str | None = None) -> Iterator[tuple[str, Evaluation]]:
-        """Yield the evaluate stages that are finished, in order, with their results. split: of that
-        one alone."""
+        """Yield the finished evaluate stages in order, with their results. split: only of this
+        one."""
         for name, result in self.results.items():
             if result.evaluation is not None and split in (None, result.evaluation.split):
                 yield name, result.evaluation
 
     def widest_last(self, split: str | None = None) -> list[tuple[str, Evaluation]]:
-        """List what `evaluated` yields, the evaluation of most policies last, of equal ones the
-        later: the last one counts, since a policy is there beside those that it was made from."""
+        """List the stages from `evaluated`, the evaluation of the most policies last, then the
+        later one. The last one counts: it has a policy next to those it was trained from."""
         return sorted(self.evaluated(split), key=lambda found: len(found[1].policies))
 
     @property
     def latest(self) -> Evaluation | None:
-        """The evaluation that is the result: on test where there is one, the last of `widest_last`;
-        None without any. On dev a checkpoint or a setting may have been chosen."""
+        """The final evaluation: on test if there is one, the last of `widest_last`; None without
+        any. Dev may have been used to choose a checkpoint or a setting."""
         found = self.widest_last("test") or self.widest_last()
         return found[-1][1] if found else None
 
     def rollouts_file(self, stage: str, policy: Evaluated) -> epath.Path:
-        """Return where a stage wrote the completions of a policy; they may be gone."""
+        """Return the file of a stage's completions of a policy; it may not exist."""
         return absolute(self.folders[stage] / policy.rollouts)
 
     def parts(self, stage: str, name: str = "rollouts") -> list[epath.Path]:
-        """List the Parquet files in a folder of a stage, in order; [] if there is none."""
+        """List the Parquet files in a folder of a stage, in order; [] without any."""
         folder = self.folders[stage] / name
         return sorted(folder.glob("*.parquet")) if folder.exists() else []
 
@@ -132,12 +132,12 @@ class Run:
         return {str(row["id"]): row for row in rows}
 
     def environment_of(self, stage: str) -> Mapping[str, Any]:
-        """Return where a study's stage was made, {} if that is not written or damaged."""
+        """Return the environment of a study's stage, {} if it is missing or damaged."""
         return read_informing(self.folders[stage] / "environment.json")[0]
 
     @property
     def environment(self) -> Mapping[str, Any]:
-        """Where it was made, {} if that is not written."""
+        """The environment of the run, {} if it is missing."""
         return read_informing(self.workdir / "environment.json")[0]
 
     @cached_property
@@ -147,19 +147,19 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """What the stages logged, see `tracking.read_metrics`."""
+        """The stages' logs, see `tracking.read_metrics`."""
         return self._logged[0]
 
     @property
     def damage(self) -> list[str]:
-        """The damage found in files that only inform, and that was left out."""
+        """The damage found, and ignored, in informative files."""
         environment = read_informing(self.workdir / "environment.json")[1]
         return [*self.left_out, *self._logged[1], *filter(None, [environment])]
 
     @property
     def is_running(self) -> bool:
-        """Whether a process works on it now: in its folder, or of a study's point in that of a
-        stage."""
+        """True if a process works on it now: in its folder, or for a study's point in a stage's
+        folder."""
         if self.has_ended:
             return False
         open_ones = [folder for name, folder in self.folders.items() if name not in self.results]
@@ -167,13 +167,12 @@ class Run:
 
     @property
     def ended(self) -> Ended | None:
-        """How it ended last; None where it went on after that, or is finished, or was killed."""
+        """How it ended last; None if it continued, is finished, or was killed."""
         return ended_by(max(self.metrics, key=itemgetter("time"), default={}))
 
     @property
     def warnings(self) -> list[str]:
-        """List what the stages warned of, in their order: as records have it; of one under way, as
-        it was logged.
+        """List the stages' warnings, in order: from records, or from the log of a running stage.
 
         `damage` comes last.
         """
@@ -189,7 +188,7 @@ class Run:
 
 
 def studies(workdir: PathLike) -> list[str]:
-    """List the names of the studies in a directory, [] if it is none of studies."""
+    """List the names of the studies in a directory, [] for none."""
     return sorted(path.stem for path in (absolute(workdir) / PLANS).glob("*.json"))
 
 
@@ -200,12 +199,11 @@ def read_run(
     has_ended: bool = False,
     read: Callable[[epath.Path], tuple[StageResult | None, str]] = stage_result.read_lenient,
 ) -> Run:
-    """Read config and records; all else is read when it is asked for. What is not written yet is
-    empty.
+    """Read config and records; everything else is read on access. Missing files are empty.
 
-    lenient: read a damaged record as if its stage had not finished, see `Run.left_out`. has_ended:
-    see `Run`. read: reads a record, such as with a cache that points of a study share. Raises
-    ValueError if there is no such folder, it holds nothing of a run, or a file is damaged.
+    lenient: treat a stage with a damaged record as not finished, see `Run.left_out`. has_ended: see
+    `Run`. read: reads a record, for example with a cache that points of a study share. Raises
+    ValueError if there is no such folder, it holds no run, or a file is damaged.
     """
     root = epath.Path(workdir)
     try:
@@ -222,7 +220,7 @@ def read_run(
         if damage and not lenient:
             raise ValueError(damage)
         if damage:
-            left_out.append(f"{name} is left out: {damage}")
+            left_out.append(f"{name} is ignored: {damage}")
         if result is not None:
             results[name] = result
     return Run(root, config, folders, results, left_out, has_ended)

@@ -1,9 +1,9 @@
-"""List completions to look through: rollouts of evaluations and collections, and pairs, to be
-sorted, filtered and read.
+"""Lists of completions to browse: rollouts of evaluations and collections, and pairs, with sorting
+and filters.
 
-    Listing ─ Listed (one problem) ─ Cell (what one policy answered) ─ Sample
+    Listing ─ Listed (one problem) ─ Cell (one policy's answers) ─ Sample
 
-What the script compares stands in attributes as numbers and verdicts; model text is only ever text.
+The script compares attributes with numbers and verdicts; model text is only ever text.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from g2d_jax.report.runs import COLLECT, Run, read_parquet
 from g2d_jax.session.stage_result import Evaluation
 
 PROBLEMS, CHANGED, SAMPLES = 40, 20, 4
-"""The problems of a list, those among them that are there for their change, and the first samples
-(pairs) of each problem."""
+"""The problems of a list, those among them chosen for their change, and the first samples (pairs)
+of each problem."""
 
 LENGTH = 1500
 """Characters of a completion that are shown."""
@@ -44,21 +44,21 @@ PAIR = (
 )
 
 
-BY_ID = "the first by id, which is a hash"
+BY_ID = "the first by id (a hash)"
 ORDERS = {"": "as listed", "shortest": "shortest answer", "longest": "longest answer"}
-"""How the script can sort a list -> how readers know that."""
+"""The script's sort keys -> their names for readers."""
 
 CHANGES = {
     "changed": "most changed",
-    "lost": "right before, wrong after",
-    "gained": "wrong before, right after",
+    "lost": "newly incorrect",
+    "gained": "newly correct",
 }
-"""The same, where changes are known."""
+"""The same, if changes are known."""
 
 
 class Sample(NamedTuple):
-    """One completion. verdict: a Verdict's value; facts: what else is known of it; text: at most
-    `LENGTH` characters of it; tokens: its length."""
+    """One completion. verdict: a Verdict's value; facts: other measures; text: at most `LENGTH`
+    characters; tokens: its length."""
 
     verdict: str
     facts: str
@@ -67,7 +67,7 @@ class Sample(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """What one policy answered to a problem. number: the policy's in the list."""
+    """One policy's answers to a problem. number: the policy's in the list."""
 
     number: int
     name: str
@@ -75,8 +75,8 @@ class Cell(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """One problem. answer: None if no reference is known. anchor: its id on the page. change: by how
-    much it is answered better by the last policy than by the first, NaN if that is not known."""
+    """One problem. answer: None if no reference is known. anchor: its id on the page. change: the
+    gain of the last policy over the first, NaN if unknown."""
 
     prompt: str
     facts: str
@@ -87,13 +87,13 @@ class Listed(NamedTuple):
 
     @property
     def has_change(self) -> bool:
-        """Whether its change is known."""
+        """True if its change is known."""
         return not math.isnan(self.change)
 
 
 class Listing(NamedTuple):
-    """A list of problems; false if it is empty. rule: which these are. verdicts: those that occur.
-    orders: of `ORDERS`. note: why prompts are missing, "" if none are."""
+    """A list of problems; false if empty. rule: the selection in words. verdicts: those that occur.
+    orders: from `ORDERS`. note: why prompts are missing, "" if none are."""
 
     title: str
     rule: str
@@ -104,7 +104,7 @@ class Listing(NamedTuple):
     note: str
 
     def __bool__(self) -> bool:
-        """Whether there is anything to show."""
+        """Return whether there is anything to show."""
         return bool(self.rows)
 
 
@@ -120,8 +120,8 @@ def browser(run: Run) -> list[Listing]:
 
 
 def conversation(prompt: Prompt | Sequence[Mapping[str, str]]) -> str:
-    """Return a prompt, or a completion, as text: chat messages below each other with their roles,
-    but for what a user alone says."""
+    """Return a prompt, or a completion, as text: chat messages with their roles, except for a
+    single user message."""
     if isinstance(prompt, str):
         return prompt
     if [message["role"] for message in prompt] == ["user"]:
@@ -149,15 +149,14 @@ def _sample(row: Mapping[Any, Any]) -> Sample:
     if pd.notna(row["reward"]) and (is_scored or row["reward"] not in (0, 1)):
         facts.append(f"reward {fmt.value(row['reward'])}")
     if row.get("stop_reason") == "length":
-        facts.append("cut at the limit")
+        facts.append("truncated")
     return Sample(
         row["verdict"], ", ".join(facts), shorten(conversation(row["text"]), LENGTH), length
     )
 
 
 def _outcome(rows: Rows) -> str:
-    """Sum up a policy's answers to one problem: "3/4" right ones, or "reward 1.25", the mean of
-    other rewards."""
+    """Summarise a policy's answers to one problem: "3/4" correct ones, or "reward 1.25", a mean."""
     verdicts = [row["verdict"] for row in rows]
     if Verdict.SCORED.value in verdicts:
         return f"reward {fmt.value(float(np.nanmean([row['reward'] for row in rows])))}"
@@ -176,11 +175,11 @@ def _listing(
     outcome: Callable[[Rows], object] = _outcome,
     note: str = "",
 ) -> Listing:
-    """Put answers to each problem beside each other, in the order of ids.
+    """Put answers to each problem next to each other, in the order of ids.
 
-    total: the problems there are; which of them are listed. columns: name of each -> its answers.
-    entries: prompts and reference answers, of problems.json. changes: of `Listed`. outcome: sums up
-    the answers to a problem.
+    total: the number of problems; which: the choice in words. columns: name of each -> its answers.
+    entries: prompts and reference answers, of problems.json. changes: for `Listed`. outcome:
+    summarises the answers to a problem.
     """
     groups: dict[str, dict[str, Rows]] = {name: {} for name in columns}
     for name, rows in columns.items():
@@ -199,7 +198,7 @@ def _listing(
                 facts.append(f"{name} {outcome(answers[problem])}")
         reference = None if entry.get("answer") is None else str(entry["answer"])
         prompt = conversation(entry.get("prompt", "")) or f"problem {problem}"
-        # a hash, which has nothing of the names
+        # a hash, so that the anchor contains no name
         digest = hashlib.sha256(json.dumps([title, problem]).encode()).hexdigest()
         change = changes.get(problem, math.nan)
         anchor = f"p-{digest[:12]}"
@@ -207,7 +206,7 @@ def _listing(
     rule = f"{len(ids):,} of {total:,} problems"
     if len(ids) < total:
         rule += f": {which}"
-    rule += f". At most {SAMPLES} answers a column are shown."
+    rule += f". Each column shows at most {SAMPLES} answers."
     verdicts = [verdict.value for verdict in Verdict if verdict.value in there]
     orders = ORDERS | CHANGES if len(changes) else ORDERS
     return Listing(title, rule, list(columns), listed, verdicts, orders, note)
@@ -215,7 +214,7 @@ def _listing(
 
 def _scores(file: epath.Path) -> pd.Series[float]:
     """Return a policy's mean accuracy over all samples of each problem, ids ascending, or its mean
-    reward where that alone is scored; NaN without either."""
+    reward if only that is scored; NaN without either."""
     rows = read_parquet(file, ["problem_id", "verdict", "reward"]).to_pandas()
     known = rows["verdict"].map({verdict.value: verdict.accuracy for verdict in Verdict})
     scores = known.where(rows["verdict"] != Verdict.SCORED.value, rows["reward"])
@@ -233,14 +232,14 @@ def _evaluated(run: Run, stage: str, evaluation: Evaluation) -> Iterator[Listing
             scores.append(_scores(file))
     if not files:
         return
-    # Equal scores are equal also where rounding tells 2/3 - 1/3 from 1 - 2/3.
+    # Round, so that equal changes such as 2/3 - 1/3 and 1 - 2/3 stay equal.
     changes = (scores[-1] - scores[0]).round(9)
     sizes = changes.abs().sort_values(ascending=False, kind="stable")
     most = list(sizes.index[sizes > 0])[:CHANGED]
-    # A dict keeps the order: those that changed most, then the first of the others by id.
+    # A dict keeps the order: the largest changes, then the first of the others by id.
     ids = list(dict.fromkeys([*most, *changes.index]))[:PROBLEMS]
     before, *_, after = [*files, *files]
-    which = f"first those that changed most from {before} to {after}, then by id"
+    which = f"first the largest changes from {before} to {after}, then by id"
     yield _listing(
         f"Held-out problems, {stage}",
         ids,
@@ -253,8 +252,7 @@ def _evaluated(run: Run, stage: str, evaluation: Evaluation) -> Iterator[Listing
 
 
 def _collected(run: Run, stage: str) -> Iterator[Listing]:
-    """List the rollouts of a collect stage, and its pairs: the chosen ones beside the rejected
-    ones."""
+    """List the rollouts of a collect stage, and its pairs: chosen next to rejected."""
     rollouts, total = _first(_rollouts(run, stage), ROLLOUT)
     pairs, paired = _first(run.parts(stage, "preferences"), PAIR)
     decoded = prompts_of(run.config)
@@ -294,7 +292,7 @@ def _rollouts(run: Run, stage: str) -> list[epath.Path]:
 def most_different(
     last: Sequence[Row], files: Mapping[str, epath.Path], problems: Mapping[str, Mapping[str, Any]]
 ) -> list[Listing]:
-    """Show the problems on which the runs' last policies differ, most first, with every policy's
+    """Show the problems where the runs' last policies differ, most first, with every policy's
     answers. files: name of a policy -> its completions. problems: id -> row of problems.json."""
     means = pd.DataFrame([row.accuracies[0] for row in last], columns=last[0].ids)
     sizes = means.max(skipna=False) - means.min(skipna=False)

@@ -22,21 +22,21 @@ from g2d_jax.study import frontier
 from g2d_jax.study.pricing import Rates
 
 CAUTION = (
-    "Intervals are 95 %, over problems and training seeds. Those of one seed are over problems "
-    "only, and those of fewer than 5 are wide. Gain: over the policy its last training started "
-    "from. Differences are in points, paired by seed and problem. Costs leave out supervised "
-    "fine-tuning, which is the same for all. s: updates between two synchronisations of the "
-    "sampling policy; ∞ is never."
+    "Intervals are 95 %, over problems and training seeds. With one seed they are over problems "
+    "only; with fewer than 5 they are wide. Gain: over the policy before its last training. "
+    "Differences are in points, paired by seed and problem. Costs exclude supervised fine-tuning, "
+    "which is the same for all. s: updates between two synchronisations of the sampling policy; "
+    "∞ is never."
 )
 
 FEW = 8
-"""Rows that are shown first; of more the best of each arm."""
+"""Most rows of the first table; beyond it, the best of each arm."""
 
 Columns = Mapping[str, Callable[[Row], str]]
 """Head of a column -> the cell of a row."""
 
 Numbers = Mapping[str, tuple[str, Written]]
-"""Column of the frame -> head of its column here, and its numbers as text."""
+"""Column of the frame -> head of its column here, and its format."""
 
 ACCURACY = "accuracy % [95 %]"
 SHORT: Columns = {
@@ -44,7 +44,7 @@ SHORT: Columns = {
     "gain": lambda row: fmt.interval(row.gain, "+", len(row.seeds)),
     "FLOPs": lambda row: fmt.quantity(row.mean("flops")),
 }
-"""Columns that are shown first: what a row reaches, what its last training added, what it cost."""
+"""Columns of the first table: accuracy, gain of the last training, cost."""
 
 SPENT = ("generated", "trained", "flops", "seconds")
 DETAILS: Numbers = {
@@ -57,7 +57,7 @@ DETAILS: Numbers = {
 }
 
 MEASURES = ("flops", "seconds")
-"""Costs that accuracy is drawn against, a figure each."""
+"""Costs to draw accuracy against, a figure each."""
 
 TAUGHT: Numbers = {
     "rollouts/pass_rate": ("pass rate %", fmt.percent),
@@ -68,17 +68,17 @@ TAUGHT: Numbers = {
     "pairs/prompts": ("their prompts", fmt.count),
     "before/gap_mean": ("gap before, nats", fmt.fixed(2)),
     "after/gap_mean": ("gap after, nats", fmt.fixed(2)),
-    "margins/accuracy": ("margins right %", fmt.percent),
+    "margins/accuracy": ("margins correct %", fmt.percent),
 }
 
 TAUGHT_NOTE = (
-    "Means over seeds; the CSV has more. Mixed: prompts with right and wrong completions, which can "
-    "give pairs. Distinct: answers to a prompt. Gap: log-probability of the chosen completion less "
-    "that of the rejected one, before and after offline training. Margins right: pairs whose gap "
-    "training widened."
+    "Means over seeds; the CSV has more. Mixed: prompts with correct and incorrect completions, "
+    "which can form pairs. Distinct: answers to a prompt. Gap: log-probability of the chosen "
+    "completion minus that of the rejected one, before and after offline training. Margins "
+    "correct: pairs whose gap training widened."
 )
 
-LOOK = "Look for the leftmost point that is as high as GRPO at its best. Bars are 95 % intervals."
+LOOK = "Look for the leftmost point as high as the best GRPO. Bars are 95 % intervals."
 
 
 def write_study(
@@ -92,10 +92,10 @@ def write_study(
     """Write NAME.html, NAME.md, NAME.csv and figures of a study into its directory; the study may
     be unfinished.
 
-    show: is given the result table (title, columns, rows), such as to print it, say: what the study
-    found. rates: those of a recipe on a machine, at which the study's tokens are priced too.
-    Returns the paths of the first three in this order. The same directory gives the same bytes.
-    Raises ValueError if it holds no study of that name or a file is damaged, OSError.
+    show: receives the result table (title, columns, rows), say: the verdict, for example to print
+    them. rates: of a recipe on a machine, to price the study's tokens too. Returns the paths of the
+    first three in this order. The same directory produces the same bytes. Raises ValueError if it
+    holds no study of that name or a file is damaged, OSError.
     """
     study = read_study(workdir, name, rates)
     if show is not None and study.rows:
@@ -109,7 +109,7 @@ def write_study(
 
 
 def report(study: Study) -> Report:
-    """Put together all that a study shows."""
+    """Build the whole report of a study."""
     groups = [*study.offline, *study.baselines]
     rows = flat(groups)
     charts = [frontier_chart(groups, measure) for measure in MEASURES]
@@ -136,7 +136,7 @@ def report(study: Study) -> Report:
 def of_rows(
     title: str, rows: Iterable[Row], columns: Columns, numbers: Numbers | None = None
 ) -> Table:
-    """Make a table with a line for each row, of cells and of means over seeds."""
+    """Build a table with a line for each row, from cells and means over seeds."""
     lines = []
     for row in rows:
         cells = {head: cell(row) for head, cell in columns.items()}
@@ -151,9 +151,9 @@ def left_out(study: Study) -> Table:
 
 
 def first(rows: Sequence[Row]) -> Table:
-    """Show what is shown first: all rows where they are `FEW`, else the best of each arm on dev, or
-    on test where dev cannot choose."""
-    title = "Accuracy, and what it cost"
+    """Show the first table: all rows up to `FEW`, otherwise the best of each arm on dev, or on test
+    if dev cannot choose."""
+    title = "Accuracy and cost"
     if len(rows) <= FEW:
         return of_rows(title, rows, SHORT)
     by_arm: dict[str, list[Row]] = {}
@@ -163,12 +163,12 @@ def first(rows: Sequence[Row]) -> Table:
     title += ": the best of each arm"
     if not best:
         best = [max(own, key=lambda row: row.accuracy.mean) for own in by_arm.values()]
-        title += " on test, which flatters it, as dev chose none"
+        title += " on test, since dev chose none; this is optimistic"
     return of_rows(title, best, SHORT)
 
 
 def state(study: Study) -> str:
-    """Say what is missing, and the command that runs it; "" if nothing is."""
+    """Describe the missing points, and the command that runs them; "" if there are none."""
     missing = Counter(study.left_out.values())
     parts = []
     if unfinished := missing[UNFINISHED]:
@@ -180,19 +180,19 @@ def state(study: Study) -> str:
         parts.append(f"Not evaluated on test and left out: {counted(untested, 'point')}.")
     if len({frozenset(row.seeds) for row in study.rows}) > 1:
         parts.append("Rows have different seeds: their means are not yet comparable.")
-    if unfinished:  # last and alone: it is there to be copied
+    if unfinished:  # last and on its own, for copying
         parts.append(f"To finish: {command(study)}")
     return " ".join(parts)
 
 
 def details(rows: Sequence[Row]) -> Table:
-    """Show how the policies of rows answer, and what making them cost.
+    """Show how the policies of rows answer, and their cost.
 
-    pass@k is of the k answers that all of them have.
+    pass@k is for the k answers that all of them have.
     """
     k = int(min((row.policies["samples"].min() for row in rows), default=1))
     passed: Columns = {f"pass@{k} %": lambda row: fmt.percent(row.pass_at(k))}
-    return of_rows("Their answers, and what they cost", rows, passed if k > 1 else {}, DETAILS)
+    return of_rows("Answers and cost", rows, passed if k > 1 else {}, DETAILS)
 
 
 def results(study: Study) -> Table:
@@ -226,7 +226,7 @@ def results(study: Study) -> Table:
 
 
 def _versus(study: Study, row: Row) -> str:
-    """Compare a row with the baseline `best_at` what it cost, named if there are several."""
+    """Compare a row with `best_at` its cost, named if there are several baselines."""
     if not row.is_offline:
         return UNKNOWN
     best = paired.best_at(study, row)
@@ -240,7 +240,7 @@ OUT_OF_RANGE = "GRPO was not run that far"
 
 
 def _against(baseline: Group, measure: str, row: Row) -> str:
-    """Format what a row has over a baseline that spent as much."""
+    """Format a row's difference from a baseline of equal cost."""
     if not row.is_offline:
         return UNKNOWN
     over = paired.over_baseline(row, baseline, measure)
@@ -248,18 +248,18 @@ def _against(baseline: Group, measure: str, row: Row) -> str:
 
 
 def _elsewhere(study: Study, rates: Rates) -> list[Part | None]:
-    """Show what the study's tokens would take elsewhere: no forecast, since another model takes
-    other steps."""
-    scaled = f"all tokens times {rates.scale:.3g}" if rates.scale != 1 else "tokens as they are"
+    """Show the time of the study's tokens on another machine. It is no forecast, since another
+    model needs another number of steps."""
+    scaled = f"all tokens times {rates.scale:.3g}" if rates.scale != 1 else "tokens unscaled"
     absent = ", ".join(kind for kind in TOKENS if kind not in rates.seconds.get("", {}))
     note = (
         f"This study's own tokens ({scaled}) at the plan's rates for {rates.recipe} on "
         f"{rates.topology}: responses of {rates.response:,.0f} tokens, {rates.reached:.0%} of "
-        "the stated rates, without verifiers, checkpoints and loading. It prices what was done "
-        "here, and is no forecast of how many steps that model would need."
+        "the stated rates, without verifiers, checkpoints and loading. It prices this study's "
+        "tokens, and does not forecast how many steps that model would need."
     )
     if absent:
-        note += f" The recipe has no rate for tokens {absent}: they count as nothing."
+        note += f" The recipe has no rate for tokens {absent}: they count as 0."
     chart = frontier_chart([*study.offline, *study.baselines], "hours")
     return [Note(note), priced(study, rates), chart]
 
@@ -282,9 +282,9 @@ def priced(study: Study, rates: Rates) -> Table:
 def frontier_chart(
     groups: Sequence[Group], measure: str, note: str = LOOK, *, has_labels: bool = True
 ) -> Chart | None:
-    """Draw accuracy against one cost; None where it is known of no point or zero for all.
+    """Draw accuracy against one cost; None if the cost is unknown for all points or always zero.
 
-    A line for each group. Labels of its points are K; of what an arm has at one K alone the setting.
+    A line for each group. Points are labelled with K, or with the setting if an arm has only one K.
     """
     name, written = COSTS[measure]
     series: dict[str, list[Point]] = {}
@@ -316,14 +316,13 @@ def frontier_chart(
 
 
 def taught(study: Study) -> Table:
-    """Show what the rollouts behind every row that ends offline could teach."""
-    title = "Rollouts and pairs that offline training was given"
+    """Show the informativeness of the rollouts of every row that ends offline."""
+    title = "Rollouts and pairs of offline training"
     return of_rows(title, flat(study.offline), {}, TAUGHT)
 
 
 def _settings(study: Study) -> list[Part | None]:
-    """Show the study's config, and the environments its stages were made in, but for the
-    command."""
+    """Show the study's config, and the environments of its stages, without the command."""
     distinct = {}
     for run in study.runs:
         for stage in run.folders:

@@ -29,7 +29,7 @@ from g2d_jax.session.stage_result import (
 )
 
 if TYPE_CHECKING:
-    import pandas as pd  # takes half a second, which `g2d status` need not wait for
+    import pandas as pd  # takes half a second, which `g2d status` saves
 
 FIRST = (
     *("K", "accuracy %", "accuracy % [95 %]", "reward"),
@@ -37,7 +37,7 @@ FIRST = (
     *("FLOPs", "time", "price", "greedy %", "seed std"),
     *("better", "worse", "equal", "folder", "seed", "problems", "answers each"),
 )
-"""Heads of what a terminal shows first of a table: what came out, by how much, and its cost."""
+"""Columns that a terminal shows first: results, differences, cost."""
 
 COSTS: Mapping[str, tuple[str, Written]] = {
     **{name: (name, fmt.quantity) for name in TOKENS},
@@ -46,9 +46,9 @@ COSTS: Mapping[str, tuple[str, Written]] = {
     "seconds": ("time", fmt.duration),
     "device_seconds": ("device time", fmt.duration),
     "verifier_cpu_seconds": ("verifier CPU", fmt.duration),
-    "hours": ("time there", lambda hours: fmt.duration(3600 * hours)),
+    "hours": ("time on target", lambda hours: fmt.duration(3600 * hours)),
 }
-"""Measure of a cost -> what readers call it, and its numbers as text."""
+"""Measure of a cost -> its name for readers, and its format."""
 
 MEASURES: Mapping[str, tuple[str, Written]] = {
     "pass_rate": ("pass rate %", fmt.percent),
@@ -59,36 +59,36 @@ MEASURES: Mapping[str, tuple[str, Written]] = {
     "confidence": ("confidence %", fmt.percent),
     "ece": ("ECE", fmt.fixed(3)),
     "mean_length": ("length", fmt.fixed(1)),
-    "frac_truncated": ("cut at limit %", fmt.percent),
+    "frac_truncated": ("truncated %", fmt.percent),
 }
-"""The same of a policy's rollouts: docs/metrics.md says what they mean."""
+"""The same for a policy's rollouts: docs/metrics.md defines them."""
 
 PAIRS: Mapping[str, tuple[str, Written]] = {
     "gap_mean": ("gap in log-prob, chosen − rejected, nats", fmt.fixed(2)),
-    "gap_p10": ("its lowest tenth, below", fmt.fixed(2)),
-    "frac_ranked": ("pairs ranked right %", fmt.percent),
+    "gap_p10": ("10 % quantile of the gap", fmt.fixed(2)),
+    "frac_ranked": ("pairs ranked correctly %", fmt.percent),
     "chosen_length": ("length, chosen", fmt.fixed(1)),
     "rejected_length": ("length, rejected", fmt.fixed(1)),
     "margin_mean": ("implicit margin", fmt.fixed(2)),
-    "accuracy": ("margins right %", fmt.percent),
+    "accuracy": ("margins correct %", fmt.percent),
 }
-"""The same of an offline stage's pairs."""
+"""The same for an offline stage's pairs."""
 
 
 class Table(NamedTuple):
-    """A table of text cells; without rows it is not shown."""
+    """A table of text cells; hidden without rows."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
     def __bool__(self) -> bool:
-        """Whether it is shown."""
+        """Return whether it is shown."""
         return bool(self.rows)
 
     @property
     def numeric(self) -> list[bool]:
-        """The columns but the first whose cells all start with a number, True for each."""
+        """True for each column, except the first, whose cells all start with a number."""
         columns = zip(*self.rows, strict=True)
         return [i > 0 and all(map(_NUMBER.fullmatch, cells)) for i, cells in enumerate(columns)]
 
@@ -97,8 +97,8 @@ _NUMBER = re.compile(rf"([\d.,e+-]+( .*)?|{UNKNOWN})?")
 
 
 def table(title: str, rows: Iterable[Mapping[str, str]]) -> Table:
-    """Make a table of rows that map heads to cells, without heads of which no row knows
-    anything."""
+    """Build a table from rows that map heads to cells, without heads that are unknown in all
+    rows."""
     rows = list(rows)
     columns = {}
     for head in dict.fromkeys(itertools.chain.from_iterable(rows)):
@@ -120,17 +120,17 @@ def markdown(table: Table) -> str:
 
 
 def one_line(text: str) -> str:
-    """Put a text on one line in which Markdown and HTML see no markup."""
+    """Put a text on one line without Markdown or HTML markup."""
     return re.sub(r"[\\|`*_<>\[\]#]", r"\\\g<0>", clean(text, newlines=False))
 
 
-# the last four: their full-width forms, which some spreadsheets take too
+# the last four: full-width forms, which some spreadsheets also accept
 _FORMULA = "=+-@\uff1d\uff0b\uff0d\uff20"
 
 
 def sheet(frame: pd.DataFrame) -> str:
-    """Write a frame as CSV, whose texts no spreadsheet takes for formulas, without its arrays; of
-    folders the last part."""
+    """Write a frame as CSV, without its arrays and with the last part of folders. No spreadsheet
+    reads its texts as formulas."""
     shown = frame.drop(columns=["ids", "correct", "gains"], errors="ignore")
     if "workdir" in shown:
         shown["workdir"] = shown["workdir"].map(os.path.basename)
@@ -141,8 +141,8 @@ def sheet(frame: pd.DataFrame) -> str:
 
 
 def guarded(text: str) -> str:
-    """Guard a text from being taken for a formula: on one line, an apostrophe before a leading = +
-    - @."""
+    """Guard a text against use as a formula: one line, with an apostrophe before a leading = + -
+    @."""
     line = clean(text, newlines=False)
     if line.lstrip().startswith(tuple(_FORMULA)):
         return f"'{line}"
@@ -150,8 +150,8 @@ def guarded(text: str) -> str:
 
 
 def cost_cells(costs: Mapping[str, float], measures: Iterable[str]) -> dict[str, str]:
-    """Format these measures of a cost, those it lacks as unknown; device time only where there were
-    several devices."""
+    """Format these measures of a cost, missing ones as unknown; device time only for several
+    devices."""
     if not costs.get("device_seconds", math.nan) > costs.get("seconds", math.nan):
         costs = {**costs, "device_seconds": math.nan}
     cells = {}
@@ -162,29 +162,29 @@ def cost_cells(costs: Mapping[str, float], measures: Iterable[str]) -> dict[str,
 
 
 def has_accuracy(evaluation: Evaluation) -> bool:
-    """Whether any of its problems has right and wrong answers."""
+    """Return whether any of its problems has correct and incorrect answers."""
     tasks = _tasks(evaluation)
     return not tasks or any(result.verifiable for result in tasks.values())
 
 
 def ranked(evaluation: Evaluation) -> list[str]:
-    """List the tasks without right and wrong."""
+    """List the tasks whose rewards only rank."""
     return [task for task, result in _tasks(evaluation).items() if not result.verifiable]
 
 
 def score_of(evaluation: Evaluation) -> str:
-    """Return the task whose reward is the result, "" where the accuracy is."""
+    """Return the task whose reward is the result, "" if accuracy is."""
     return "" if has_accuracy(evaluation) else ranked(evaluation)[0]
 
 
 def _tasks(evaluation: Evaluation) -> Mapping[str, TaskResult]:
-    """Return the results of the first policy by task; {} where there is accuracy alone."""
+    """Return the results of the first policy by task; {} if there is only accuracy."""
     return evaluation.policies[0].tasks if evaluation.policies else {}
 
 
 def count_problems(evaluation: Evaluation, what: str) -> str:
-    """Count the problems that the result is about: those with right and wrong answers, if there are
-    any. what: their name where they are of test."""
+    """Count the problems of the result: those with correct and incorrect answers, if there are any.
+    what: their name on test."""
     judged = [result for result in _tasks(evaluation).values() if result.verifiable]
     count = evaluation.problems
     if judged:
@@ -195,11 +195,11 @@ def count_problems(evaluation: Evaluation, what: str) -> str:
 
 
 def summary_table(evaluation: Evaluation, costs: Mapping[str, Mapping[str, float]]) -> Table:
-    """Build the result: the accuracy of each policy, its gain on the one before it, and the FLOPs
-    that made it.
+    """Build the result table: each policy's accuracy, its gain over the previous one, and its
+    FLOPs.
 
-    Without problems that have right and wrong answers the reward of their task stands there. costs:
-    policy -> its cost by measure.
+    If all rewards only rank, it shows their task's reward instead. costs: policy -> its cost by
+    measure.
     """
     rows = []
     task = score_of(evaluation)
@@ -219,7 +219,8 @@ def summary_table(evaluation: Evaluation, costs: Mapping[str, Mapping[str, float
 
 
 def _compared(evaluation: Evaluation) -> Iterator[tuple[str, Evaluated, Change]]:
-    """Yield each policy's name for readers, its results, and its difference from the one before."""
+    """Yield each policy's name for readers, its results, and its difference from the previous
+    one."""
     before = ""
     for policy in evaluation.policies:
         yield policy_name(policy.name, policy.label), policy, evaluation.change(before, policy.name)
@@ -227,7 +228,7 @@ def _compared(evaluation: Evaluation) -> Iterator[tuple[str, Evaluated, Change]]
 
 
 def answers_table(evaluation: Evaluation) -> Table:
-    """Build what else is known of each policy's answers, a column each."""
+    """Build a table of the other measures of each policy's answers, a column each."""
     columns: dict[str, dict[str, str]] = {}
     for name, policy, change in _compared(evaluation):
         gained = change.greedy
@@ -246,11 +247,11 @@ def answers_table(evaluation: Evaluation) -> Table:
         for verdict, count in policy.verdicts.items():
             if count and verdict not in (Verdict.CORRECT, Verdict.SCORED):
                 cells[f"{words(verdict)} %"] = fmt.percent(count / total)
-    return transposed("What else is known of the answers", columns)
+    return transposed("More about the answers", columns)
 
 
 def transposed(title: str, columns: Mapping[str, Mapping[str, str]]) -> Table:
-    """Make a table with a row a measure, of which any column knows something. columns: head -> its
+    """Build a table with a row a measure, for measures known in any column. columns: head -> its
     cells by measure."""
     rows = []
     for measure in dict.fromkeys(itertools.chain.from_iterable(columns.values())):
@@ -268,12 +269,11 @@ def selection_table(name: str, selection: Selection) -> Table:
         scored = selection.steps[step]
         score = fmt.measured(scored.score, scored.sem)
         rows.append({"step": f"{step}{' (chosen)' * is_chosen}", "score": score})
-    return table(f"Selection {name}: by the score on {selection.split} (± standard error)", rows)
+    return table(f"Selection {name}: score on {selection.split} (± standard error)", rows)
 
 
 def stages_table(results: Mapping[str, StageResult]) -> Table:
-    """Show what each finished stage cost, and where its time went, a column each; the last is all
-    of them."""
+    """Show the cost and time of each finished stage, a column each; the last is their sum."""
     costs = {name: result.cost for name, result in results.items()}
     peaks = {name: result.peak_memory_bytes for name, result in results.items()}
     if len(results) > 1:
@@ -288,7 +288,7 @@ def stages_table(results: Mapping[str, StageResult]) -> Table:
         for activity, share in cost.shares.items():
             cells[f"{activity}, % of the time"] = fmt.percent(share or math.nan)
         columns[name] = cells
-    return transposed("What each stage cost (generated to trained: tokens)", columns)
+    return transposed("Cost of each stage (generated to trained: tokens)", columns)
 
 
 def gibibytes(size: float) -> str:
@@ -297,16 +297,16 @@ def gibibytes(size: float) -> str:
 
 
 def compiled(results: Iterable[StageResult]) -> str:
-    """Name the programs that took longest to compile, those of a name together, "" of none."""
+    """Name the programs with the longest compile times, summed by name, "" for none."""
     seconds: dict[str, float] = {}
     for result in results:
         for name, program in result.programs.items():
             seconds[name] = seconds.get(name, 0.0) + program.seconds
     longest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:5]
     listed = ", ".join(f"{name} {seconds[name]:.1f} s" for name in longest)
-    return listed and f"Programs that took longest to compile, or to read from the cache: {listed}."
+    return listed and f"Slowest programs to compile, or to read from the cache: {listed}."
 
 
 def counted(counts: Mapping[str, float]) -> str:
-    """Write the counts of a stage as a sentence, without those that are 0."""
+    """Write the counts of a stage as a sentence, without zeros."""
     return ", ".join(f"{fmt.count(n)} {words(name)}" for name, n in counts.items() if n) + "."

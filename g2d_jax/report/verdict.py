@@ -1,8 +1,8 @@
-"""Verdicts on how much online RL is enough: records of a run, a study and a comparison, and the
-sentences made from them.
+"""Verdicts on how much online RL is enough: of a run, a study and a comparison, as records and
+sentences.
 
-A record says no more than its 95 % intervals do: a change whose interval has 0 in it is
-inconclusive, and a study that cannot decide names the command that adds to it.
+A verdict follows its 95 % intervals: a change whose interval includes 0 is inconclusive, and an
+undecided study names the command that adds to it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from g2d_jax.study.frontier import Interval
 from g2d_jax.study.stats import Paired, t_quantile
 
 MARGIN = 0.02
-"""A policy is as good as the best where the 95 % interval of its difference lies above minus this
-much accuracy."""
+"""A policy is as good as the best if the 95 % interval of its difference is above minus this
+accuracy."""
 
 _SENTENCES = jinja2.Environment(autoescape=False, undefined=jinja2.StrictUndefined)
 """Sentences are plain text: the page escapes them."""
@@ -42,11 +42,11 @@ _SENTENCES = jinja2.Environment(autoescape=False, undefined=jinja2.StrictUndefin
 class RunVerdict:
     """The last policy evaluated: its training, accuracy and cost.
 
-    score, error: its accuracy, or where there is none the mean reward of the first task without
-    right and wrong; standard error clustered by problem. problems: what it was evaluated on. flops:
-    of making it, NaN if not known. before: the first policy evaluated, "" if the last was not made
-    from it. gain: over that. loss, added: the last training where that was offline, "" else, and
-    what it added. Intervals are over problems: another seed is not in them.
+    score, error: its accuracy, otherwise the mean reward of the first task that only ranks;
+    standard error clustered by problem. problems: of the evaluation. flops: its cost, NaN if
+    unknown. before: the first policy evaluated, "" if the last was not trained from it. gain: over
+    `before`. loss, added: the last training if offline, otherwise "", and its gain. Intervals are
+    over problems, for one seed.
     """
 
     made_by: str
@@ -62,8 +62,8 @@ class RunVerdict:
 
     @property
     def share(self) -> float:
-        """The share of the gain that the last offline training added; NaN where one of both is
-        inconclusive or a loss."""
+        """The share of the gain from the last offline training; NaN if one of both is inconclusive
+        or a loss."""
         conclusive = self.gain.conclusive and self.added.conclusive
         if not conclusive or min(self.gain.mean, self.added.mean) < 0:
             return math.nan
@@ -86,8 +86,7 @@ _RUN = _SENTENCES.from_string(
 
 
 def run_verdict(run: Run) -> RunVerdict | None:
-    """Judge the last policy of the evaluation that is a run's result; None without one that has a
-    score."""
+    """Judge the last policy of a run's final evaluation; None without a scored one."""
     evaluation = run.latest
     if evaluation is None or not evaluation.policies:
         return None
@@ -106,7 +105,7 @@ def run_verdict(run: Run) -> RunVerdict | None:
         loss = LOSSES.get(policy.loss, "DPO")
 
     def change(other: str) -> Interval:
-        """Return what it has over another policy, with the interval over problems."""
+        """Return its gain over another policy, with the interval over problems."""
         found = evaluation.change(other, last.name)
         pair = found.sampled if task is None else found.tasks.get(task, NOT_COMPARED)
         return _interval(pair)
@@ -148,14 +147,14 @@ def run_sentence(verdict: RunVerdict | None) -> str:
 
 
 LOSSES = {"simpo": "SimPO", "ipo": "IPO"}
-"""Losses of offline training that are not DPO's -> their names."""
+"""Losses of offline training other than DPO -> their names."""
 
 UPDATES = {"raft": "RAFT", "dpo": "online DPO", "group_dpo": "online group DPO"}
-"""Losses of online training that are not GRPO's -> their names."""
+"""Losses of online training other than GRPO -> their names."""
 
 
 def _made_by(policy: Policy) -> str:
-    """Name the training behind a policy: "10 GRPO updates, then DPO"."""
+    """Name the training of a policy: "10 GRPO updates, then DPO"."""
     phases: list[list[Any]] = []
     for name in reversed(policy.chain):
         section = policy.run.sections.get(own_stage(name), {})
@@ -172,7 +171,7 @@ def _made_by(policy: Policy) -> str:
             how = f"{UPDATES.get(str(section.get('loss')), 'GRPO')} update"
             if not every:
                 how = f"offline {how}"
-            # Several updates on one batch are still online: they are how it is learnt from.
+            # Several updates on one batch still count as online.
             elif every > section.get("num_iterations", 1):
                 how = f"semi-online {how}"
             if not phases or phases[-1][0] != how:
@@ -192,17 +191,17 @@ Finding = Literal[
 
 @dataclass(frozen=True)
 class StudyVerdict:
-    """Which policy comes within a point or two of the best GRPO for the least.
+    """The policy that comes within `MARGIN` of the best GRPO for the least cost.
 
-    finding: "enough": `row`, a K with offline training, does, and no GRPO alone for less; "alone":
-    GRPO alone does for less, `row` is the cheapest K that does; "none": every cheaper K is worse
-    beyond `MARGIN`, `row` is the nearest; "inconclusive": the intervals do not tell, `row` is the
-    nearest; "dearer": every K costs more than the best GRPO, `row` is the highest. Of a study that
-    does not have both GRPO and K: "chosen": `row` is the best on dev; "undecided": nothing can be
-    chosen, `row` is the best on test; "unfinished": no point is tested.
-    best: GRPO's best, as dev chose it; of "chosen" what all rows are compared with, if there are more. alone: the
-    cheapest GRPO that comes near. difference: of `row` from `best`, in accuracy. measure: of costs,
-    "flops" or "hours". command: which goes on with the study.
+    finding: "enough": `row`, a K with offline training, does, and no GRPO alone for less. "alone":
+    GRPO alone does for less; `row` is the cheapest K that does. "none": every cheaper K is worse
+    beyond `MARGIN`; `row` is the nearest. "inconclusive": the intervals are too wide; `row` is the
+    nearest. "dearer": every K costs more than the best GRPO; `row` is the highest. For a study
+    without both GRPO and K: "chosen": `row` is the best on dev. "undecided": dev cannot choose;
+    `row` is the best on test. "unfinished": no point is tested. best: the best GRPO, chosen on dev;
+    for "chosen" the row that others are compared with, if there are more. alone: the cheapest GRPO
+    that comes near. difference: of `row` from `best`, in accuracy. measure: of costs, "flops" or
+    "hours". command: continues the study.
     """
 
     finding: Finding
@@ -221,7 +220,7 @@ class StudyVerdict:
 
 _STUDY: Mapping[Finding, str] = {
     "unfinished": "No point of this study is finished and tested yet. To continue: {{ v.command }}",
-    "undecided": "{{ v.row.name }} is the most accurate ({{ at(v.row) }}), but to choose one needs "
+    "undecided": "{{ v.row.name }} is the most accurate ({{ at(v.row) }}), but choosing one needs "
     "the dev split: {% if v.row.mean('dev') >= 0 %}finish all seeds with "
     "{{ v.command }}{% else %}add an evaluate stage with split='dev'.{% endif %}",
     "chosen": "{{ v.row.name }}{% if v.best %}, chosen on dev{% endif %}: "
@@ -234,9 +233,9 @@ _STUDY: Mapping[Finding, str] = {
     "{{ share(v.row) }} of its {{ unit }}. {{ reached }} GRPO alone needs {{ share(v.alone) }} to come as near.",
     "alone": "GRPO alone is enough: {{ v.alone.name }} comes within {{ margin }} of {{ best }} for "
     "{{ share(v.alone) }} of its {{ unit }}, {{ v.row.name }} for {{ share(v.row) }}. {{ reached }}",
-    "none": "No K tried is enough: none comes within {{ margin }} of {{ best }} for less. {{ reached }}",
-    "dearer": "Every K tried costs more than {{ best }}. {{ reached }}",
-    "inconclusive": "More seeds must tell whether a K comes within {{ margin }} of {{ best }} for "
+    "none": "No tested K is enough: none is within {{ margin }} of {{ best }} for less. {{ reached }}",
+    "dearer": "Every tested K costs more than {{ best }}. {{ reached }}",
+    "inconclusive": "Too few seeds to decide if a K comes within {{ margin }} of {{ best }} for "
     "less. {{ reached }} Add --seeds to: {{ v.command }}",
 }
 """Finding -> its sentence."""
@@ -245,8 +244,8 @@ _STUDY: Mapping[Finding, str] = {
 def study_verdict(study: Study) -> StudyVerdict:
     """Judge a study.
 
-    GRPO's best, and each K's setting, are those that dev chose; a K counts that has the seeds of
-    GRPO's best, and no others. Within: the 95 % interval of the difference lies above -`MARGIN`.
+    Dev chooses the best GRPO, and each K's setting. A K counts only with exactly the seeds of the
+    best GRPO. Within: the 95 % interval of the difference is above -`MARGIN`.
     """
     if (found := _near_best(study)) is not None:
         return found
@@ -262,8 +261,7 @@ def study_verdict(study: Study) -> StudyVerdict:
 
 
 def _near_best(study: Study) -> StudyVerdict | None:
-    """Judge whether a K is enough; None of a study that does not have both GRPO and K, or whose
-    costs are not known."""
+    """Judge if a K is enough; None for a study without both GRPO and K, or with unknown costs."""
     grpo = paired.comparable(flat(study.baselines))
     best = paired.chosen(grpo)
     by_k: dict[float, list[Row]] = {}
@@ -273,7 +271,7 @@ def _near_best(study: Study) -> StudyVerdict | None:
     if best is None or len(grpo) < 2 or len(by_k) < 2 or study.spectrum:
         return None
     measure = "flops" if study.rates is None else "hours"
-    # The difference is of the seeds that both have: of others, the accuracies beside it are not.
+    # The same seeds: otherwise the difference would not match the accuracies next to it.
     settings = []
     for rows in by_k.values():
         row = paired.chosen(rows)
@@ -337,7 +335,7 @@ def study_sentence(verdict: StudyVerdict) -> str:
 
 
 def for_flops(amount: float) -> str:
-    """Say what a policy cost, " for 448 GFLOPs", "" where that is not known or nothing."""
+    """Return a policy's cost, " for 448 GFLOPs", "" if unknown or zero."""
     if amount > 0:
         return f" for {flops(amount)}"
     return ""
@@ -350,10 +348,10 @@ def flops(amount: float) -> str:
 
 
 def command(study: Study) -> str:
-    """Return the command that made the study, as its last stages have it: the first ones may be
-    another study's.
+    """Return the command of the study, from its last stages, since the first may be another
+    study's.
 
-    It goes on with what is not finished, in the folder where the study lies now.
+    It continues unfinished points, in the current folder of the study.
     """
     place = f"--workdir {shlex.quote(str(study.workdir))}"
     for run in study.runs:
@@ -365,7 +363,7 @@ def command(study: Study) -> str:
 
 
 def _without_workdir(words: Sequence[str]) -> list[str]:
-    """Leave out a command's work directory, which may be an argument of its own."""
+    """Remove a command's work directory, which may be a positional argument."""
     kept = []
     option = ""
     for word in words:
@@ -382,26 +380,26 @@ def _without_workdir(words: Sequence[str]) -> list[str]:
 
 
 def comparison_sentence(last: Sequence[Row]) -> str:
-    """Say how far the best of the runs' last policies, a row each, is from the next one on the
-    problems scored for both.
+    """Compare the best of the runs' last policies with the next best, on the problems scored for
+    both.
 
-    Never that one way of training is better: each policy is of one seed.
+    It makes no claim about training methods: each policy has one seed.
     """
     best, second = sorted(last, key=lambda row: -row.accuracy.mean)[:2]
-    said = []
+    texts = []
     for row in (best, second):
         cost = for_flops(row.mean("flops"))
-        said.append(f"{row.name} {fmt.percent(row.accuracy.mean)} %{cost}")
+        texts.append(f"{row.name} {fmt.percent(row.accuracy.mean)} %{cost}")
     apart = paired.difference(best, second)
     return (
-        f"{', '.join(said)}. On {counted(apart.problems, 'common problem')} the difference is "
-        f"{fmt.interval(apart, '+')} points. It reflects the choice of problems only: another seed "
-        "of training is not in it."
+        f"{', '.join(texts)}. On {counted(apart.problems, 'common problem')} the difference is "
+        f"{fmt.interval(apart, '+')} points. It reflects the choice of problems only, not another "
+        "seed of training."
     )
 
 
 def no_verdict(evaluation: Evaluation | None, has_stage: bool) -> str:
-    """Say why a run has no verdict, "" where it has an evaluation."""
+    """Return why a run has no verdict, "" if it has an evaluation."""
     if evaluation is not None and evaluation.policies:
         return ""
     if not has_stage:

@@ -1,2 +1,2 @@
-"""The ground of a run: processes, locks, files, metrics, compiled programs. Nothing here knows what
-is trained."""
+"""The foundation of a run: processes, locks, files, metrics, compiled programs. Nothing here
+depends on the training."""

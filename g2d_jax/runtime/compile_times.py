@@ -1,9 +1,8 @@
-"""Knows which program this process compiles now, and the seconds that compiling took; says nothing
-of how.
+"""The program that this process compiles now, and the seconds spent on compiling.
 
-JAX tells the start and the end of tracing, lowering and compiling each function (jax.monitoring),
-one inside another where a function calls a function. Whoever imports JAX hands these on
-(session/clock.py); this module does not import it.
+JAX reports the start and the end of tracing, lowering and compiling each function (jax.monitoring),
+nested if a function calls another. The importer of JAX passes these on (session/clock.py); this
+module does not import it.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from dataclasses import dataclass, field
 
 _EVENTS = "/jax/core/compile/"
 _COMPILED, _WAITING = f"{_EVENTS}backend_compile_duration", f"{_EVENTS}waiting"
-_PAUSE = 1.0  # seconds between two phases of one program at most: tracing, lowering, compiling
+_PAUSE = 1.0  # most seconds between two phases of one program: tracing, lowering, compiling
 
 
 @dataclass
 class _Thread:
-    """The account of one thread. phases: when each phase under way began, outermost first. program:
-    the outermost one's name; began, ended: when its first phase began and its last one ended.
-    seconds: of all that is over."""
+    """The account of one thread. phases: start times of the current phases, outermost first.
+    program: the outermost one's name; began, ended: start of its first phase and end of its last.
+    seconds: of all finished phases."""
 
     phases: list[float] = field(default_factory=list)
     program: str = ""
@@ -33,14 +32,14 @@ class _Thread:
 
 
 class Compiling:
-    """Seconds of compiling by thread, and what is under way in any of them."""
+    """Seconds of compiling by thread, and the current program in any of them."""
 
     def __init__(self) -> None:
         self._threads: dict[int, _Thread] = {}
         self._programs: dict[str, dict[str, float]] = {}
 
     def start(self, event: str, value: float, **fields: str | int) -> None:
-        """Listen to scalar events: a phase begins, of the function fields["fun_name"]."""
+        """Listen to scalar events: a phase of the function fields["fun_name"] begins."""
         if not event.startswith(_EVENTS):
             return
         account, now = self._account(), time.perf_counter()
@@ -52,7 +51,7 @@ class Compiling:
         account.phases.append(now)
 
     def end(self, event: str, duration_secs: float, **fields: str | int) -> None:
-        """Listen to durations: the phase that began last is over."""
+        """Listen to durations: the last phase that began has ended."""
         account = self._account()
         if not event.startswith(_EVENTS) or not account.phases:
             return
@@ -68,7 +67,7 @@ class Compiling:
 
     @contextmanager
     def waiting(self, program: str) -> Iterator[None]:
-        """Count a block, in which this thread waits for another one that compiles, as compiling."""
+        """Count a block, in which this thread waits for another one's compilation, as compiling."""
         self.start(_WAITING, 0.0, fun_name=program)
         try:
             yield
@@ -76,20 +75,19 @@ class Compiling:
             self.end(_WAITING, 0.0)
 
     def seconds(self) -> float:
-        """Return the seconds of this thread so far, of what is over; what lies inside another phase
-        counts once."""
+        """Return this thread's seconds of finished phases; nested phases count once."""
         return self._account().seconds
 
     def take_programs(self) -> dict[str, dict[str, float]]:
-        """Tell of every program, since the last time, how often it was compiled and the seconds
-        that took on the clock in whichever thread, tracing and lowering included; one that was read
-        from a cache counts too."""
+        """Return, for every program since the last call, its compilations and their seconds of wall
+        time in any thread, including tracing and lowering. A program read from a cache counts
+        too."""
         taken, self._programs = self._programs, {}
         return {name: program for name, program in taken.items() if program["compiled"]}
 
     def under_way(self) -> tuple[str, float] | None:
-        """Return the program that is compiled now, in whichever thread, and for how many seconds;
-        None if none is."""
+        """Return the program that any thread compiles now, and the seconds so far; None if there is
+        none."""
         now = time.perf_counter()
         busy = [
             (account.program, now - account.began)
@@ -103,4 +101,4 @@ class Compiling:
 
 
 compiling = Compiling()
-"""The one of this process."""
+"""The account of this process."""

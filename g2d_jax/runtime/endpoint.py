@@ -1,8 +1,7 @@
-"""HTTP endpoints that a setting names: their url, their key, and one JSON request with a
-deadline.
+"""HTTP endpoints from settings: their url, their key, and one JSON request with a deadline.
 
-The client is the standard library's. huggingface_hub's is httpx before version 2 and httpx2 from
-it on, and has no deadline for a whole answer: 283 tokens around it would replace 653 of these.
+The client is the standard library's. huggingface_hub's is httpx before version 2 and httpx2 from it
+on, and has no deadline for a whole answer: 283 tokens around it would replace 653 of these.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ ERROR_CHARACTERS = 300
 
 
 def check_url(url: str) -> None:
-    """Raise ValueError for a url that is not the base of an endpoint, or that holds a login, and
-    for a proxy in front of it that cannot be used."""
+    """Raise ValueError for a url that is not the base of an endpoint or holds a login, and for an
+    unusable proxy."""
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and _has_place(parts)
@@ -41,18 +40,17 @@ def check_url(url: str) -> None:
         )
     if not valid or parts.path.rstrip("/").endswith("/completions"):
         raise ValueError(
-            f'{url!r} is no endpoint: give the base, as in "http://localhost:8000/v1" or '
+            f'{url!r} is not an endpoint: write its base, as in "http://localhost:8000/v1" or '
             '"https://api.openai.com/v1"'
         )
     _connection(parts, 1.0)
 
 
 def _has_place(parts: SplitResult) -> bool:
-    """Return whether a url has a host and a port that can be asked for. Raises ValueError for some
-    that cannot."""
+    """Return whether a url has a valid host and port. Raises ValueError for some invalid ones."""
     host = parts.hostname or ""
-    if ":" not in host:  # else an address of IPv6
-        host.encode("idna")  # as a connection does: each part of a name has 1 to 63 characters
+    if ":" not in host:  # otherwise an IPv6 address
+        host.encode("idna")  # as for a connection: each part of a name has 1 to 63 characters
     return (
         bool(host) and host.isascii() and host.isprintable() and " " not in host and parts.port != 0
     )
@@ -61,22 +59,20 @@ def _has_place(parts: SplitResult) -> bool:
 def api_key(url: str, variable: str) -> str:
     """Return the key in an environment variable, "" if no variable is named.
 
-    Raises ValueError where it is needed and not set (a server on this machine may want none), and
-    for a key that no header can hold.
+    Raises ValueError for a key that no header can hold, and if a key is needed and not set. A
+    server on this machine may need none.
     """
     key = variable and os.environ.get(variable, "")
-    if not (
-        key.isascii() and key.isprintable() and " " not in key
-    ):  # the key itself is told to nobody
+    if not (key.isascii() and key.isprintable() and " " not in key):  # never print the key itself
         raise ValueError(
-            f"the key in the environment variable {variable} holds a space, a line's end or "
-            "another character that no key has: set it anew, without what stands around the key"
+            f"the key in the environment variable {variable} holds a space, a newline or another "
+            "invalid character: set it to the key alone"
         )
     if key or not variable or is_this_machine(urlsplit(url).hostname or ""):
         return key
     raise ValueError(
-        f"{url} needs a key: set the environment variable {variable}, name another one with "
-        'api_key_env, or set that to "" if the server wants none'
+        f"{url} needs a key: set the environment variable {variable}, set another one with "
+        'api_key_env, or set that to "" if the server needs none'
     )
 
 
@@ -89,8 +85,8 @@ def is_this_machine(host: str) -> bool:
 
 
 def shown(text: str, key: str) -> str:
-    """Shorten a server's text for an error message: without the key, which some repeat, and with
-    escapes."""
+    """Shorten a server's text for an error message, with escapes and without the key, which some
+    servers repeat."""
     if key:
         text = text.replace(key, "***")
     return text[:ERROR_CHARACTERS].encode("unicode_escape").decode("ascii")
@@ -107,12 +103,12 @@ def exchange(
     method: str, url: str, body: Any = None, *, key: str = "", timeout: float, most_bytes: int
 ) -> Answer:
     """Send a request, with JSON unless the body is None; return the answer. Redirects are not
-    followed: they could lead the key elsewhere. Compressed answers are not asked for and not
+    followed, since they could expose the key. Compressed answers are neither requested nor
     expanded.
 
-    timeout: seconds to connect to an address, and until the whole answer is there. https goes
-    through the proxy of HTTPS_PROXY. Raises TimeoutError, another OSError or HTTPException without
-    an answer, and ValueError for one of more than most_bytes and for a proxy that cannot be used.
+    timeout: seconds to connect to an address, and for the complete answer. https uses the proxy in
+    HTTPS_PROXY. Raises TimeoutError, another OSError or HTTPException without an answer, and
+    ValueError for one of more than most_bytes and for an unusable proxy.
     """
     parts = urlsplit(url)
     headers = {"Content-Type": "application/json"}
@@ -123,8 +119,8 @@ def exchange(
         connection.connect()
         if parts.scheme == "https":
             context = ssl.create_default_context()
-            # Without the handshake, so that the deadline reaches the new socket before the server
-            # says anything.
+            # Without the handshake, so that the deadline covers the new socket before the server
+            # sends anything.
             connection.sock = context.wrap_socket(
                 connection.sock, server_hostname=parts.hostname, do_handshake_on_connect=False
             )
@@ -140,13 +136,13 @@ def exchange(
                 data += piece
                 if len(data) > most_bytes:
                     raise ValueError(f"the answer has more than {most_bytes:,} bytes")
-            if response.length:  # read1 does not tell a connection that ended too soon
+            if response.length:  # read1 does not report a connection that closed too early
                 raise http.client.IncompleteRead(bytes(data), response.length)
             return Answer(response.status, bytes(data))
 
 
 def _connection(parts: SplitResult, timeout: float) -> http.client.HTTPConnection:
-    """Return a connection, not yet made, to the host of a url or to the proxy in front of it."""
+    """Return a connection, still closed, to the host of a url or to the proxy in front of it."""
     host = parts.hostname or ""
     proxy = urllib.request.getproxies().get("https", "")
     if parts.scheme != "https":
@@ -156,7 +152,7 @@ def _connection(parts: SplitResult, timeout: float) -> http.client.HTTPConnectio
     port = parts.port or http.client.HTTPS_PORT
     if not proxy or is_this_machine(host) or urllib.request.proxy_bypass(host):
         connection = http.client.HTTPConnection(host, port, timeout=timeout)
-        connection.default_port = http.client.HTTPS_PORT  # or else the header Host names it
+        connection.default_port = http.client.HTTPS_PORT  # otherwise the header Host includes it
         return connection
     try:
         through = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
@@ -164,10 +160,7 @@ def _connection(parts: SplitResult, timeout: float) -> http.client.HTTPConnectio
     except ValueError:
         valid = False
     if not valid:  # not repeated here: it may hold a login
-        raise ValueError(
-            "HTTPS_PROXY names no proxy that is spoken to by http: write http://HOST:PORT, or "
-            "unset it"
-        )
+        raise ValueError("HTTPS_PROXY is not an http proxy: write http://HOST:PORT, or unset it")
     connection = http.client.HTTPConnection(
         through.hostname or "", through.port or http.client.HTTP_PORT, timeout=timeout
     )
@@ -184,11 +177,11 @@ def _connection(parts: SplitResult, timeout: float) -> http.client.HTTPConnectio
 def _deadline(
     connection: http.client.HTTPConnection, seconds: float
 ) -> Iterator[Callable[[], None]]:
-    """Cut a connection off after so many seconds: each byte that drips begins a socket's own
-    timeout anew.
+    """Cut a connection off after a number of seconds: a socket's own timeout restarts with each
+    byte.
 
-    Yields what raises TimeoutError once the deadline is over, which the block calls where it has a
-    new socket. Raises TimeoutError for a block that was not through by then.
+    Yields a function that raises TimeoutError after the deadline; call it for each new socket.
+    Raises TimeoutError if the block ends after the deadline.
     """
     done = threading.Event()
     late = threading.Event()
@@ -197,9 +190,9 @@ def _deadline(
         if done.wait(seconds):
             return
         late.set()
-        while not done.is_set():  # a socket that comes later is cut off too
+        while not done.is_set():  # a socket opened later is cut off too
             with contextlib.suppress(OSError, AttributeError, TypeError):
-                # Not TLS's own, which a reader in another thread trips over.
+                # Not TLS's own shutdown, which breaks a reader in another thread.
                 socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
             done.wait(0.1)
 
@@ -215,4 +208,4 @@ def _deadline(
         raise
     finally:
         done.set()
-    raise_if_late()  # also where the cut looks like the answer's end
+    raise_if_late()  # also if the cut looks like the answer's end

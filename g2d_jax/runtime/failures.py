@@ -1,5 +1,5 @@
-"""Failures of the machine as one line: a full disk, no memory or threads, another process that is
-gone, an optional package (an extra of pyproject.toml) that is not installed.
+"""Failures of the machine as one line: a full disk, no memory or threads, a lost process, a missing
+optional package (an extra of pyproject.toml).
 
 error ─► line ─► what the terminal shows; "" for an error of the code, which keeps its traceback
 """
@@ -14,16 +14,16 @@ import sys
 from collections.abc import Iterator
 
 _LIMITS = {
-    errno.ENOSPC: "make room there",
-    errno.EDQUOT: "make room there",
+    errno.ENOSPC: "free some space there",
+    errno.EDQUOT: "free some space there",
     errno.EFBIG: "allow larger files there (ulimit -f)",
     errno.EMFILE: "allow more open files (ulimit -n)",
 }
-"""The limits of a disk or a process for files, each with what to do."""
-_TEXTS = {os.strerror(number): number for number in _LIMITS}  # all that C++ libraries keep
-_FORBIDDEN = "give this user the right to it, or choose another folder"
-_UNWRITABLE = "choose a folder that can be written to"
-_TAKEN = "a file is there: choose another folder"
+"""Limits of a disk or a process on files, each with its fix."""
+_TEXTS = {os.strerror(number): number for number in _LIMITS}  # C++ libraries keep only the text
+_FORBIDDEN = "give this user access, or choose another folder"
+_UNWRITABLE = "choose a writable folder"
+_TAKEN = "this is a file: choose another folder"
 _ADVICE = {
     errno.EACCES: _FORBIDDEN,
     errno.EPERM: _FORBIDDEN,
@@ -32,17 +32,16 @@ _ADVICE = {
     errno.EEXIST: _TAKEN,
     errno.ENOTDIR: _TAKEN,
 }
-_STORES = {"gcsfs": "gcs", "s3fs": "s3"}  # packages that another one asks for, by their names
+_STORES = {"gcsfs": "gcs", "s3fs": "s3"}  # optional packages of other packages, by name
 _GLOO = re.compile(r"\bGloo [\w -]+ failed: ")
 _LESS = (
-    "end other programs, raise the limit (ulimit -v, ulimit -u, a container's), or take less: "
+    "end other programs, raise the limit (ulimit -v, ulimit -u, a container's), or reduce "
     "reward.workers, compute.max_num_seqs, compute.microbatch_tokens"
 )
 
 
 def line(error: BaseException) -> str:
-    """Return what is wrong with the machine and what to do, "" for an error that says nothing of
-    the machine."""
+    """Return what is wrong with the machine and how to fix it, "" for other errors."""
     number = limit_of_files(error)
     if number:
         return _limited(error, number)
@@ -53,26 +52,25 @@ def line(error: BaseException) -> str:
             if package in str(error):
                 return f"{error}: {install_command(extra)}"
     if isinstance(error, MemoryError):
-        said = " ".join(str(error).split())[:300]  # numpy's says how much, and for which array
-        what = f" ({said})" if said else ""
-        return f"this machine, or its limit for a process, has no more memory{what}: {_LESS}"
+        detail = " ".join(str(error).split())[:300]  # numpy's has the size and the array
+        what = f" ({detail})" if detail else ""
+        return f"out of memory on this machine, or over a limit for this process{what}: {_LESS}"
     if isinstance(error, RuntimeError) and _GLOO.search(str(error)):
         return (
-            f"what the processes compute together gave up: {str(error).splitlines()[0]:.300}. "
-            "Another process is gone, "
-            "or came later than the others could wait; a run continues by the same command"
+            f"a collective operation failed: {str(error).splitlines()[0]:.300}. Another process "
+            "was lost, or came too late; the same command continues a run"
         )
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
         return (
-            "the system starts no more threads: memory or the number of processes is at its "
+            "the system cannot start more threads: memory or the number of processes is at its "
             f"limit; {_LESS}"
         )
     return ""
 
 
 def limit_of_files(error: BaseException) -> int:
-    """Return the errno of a full disk, a used-up quota or another limit for files that an error, or
-    one that it came from, is of; 0 for none."""
+    """Return the errno of a full disk, a quota or another limit on files, from an error or its
+    causes; 0 for none."""
     for each in _chain(error):
         if isinstance(each, OSError) and each.errno in _LIMITS:
             return each.errno
@@ -83,8 +81,8 @@ def limit_of_files(error: BaseException) -> int:
 
 
 def _limited(error: BaseException, number: int) -> str:
-    """Name the file that could not be written, where one of the errors knows it."""
-    advice = f"{_LIMITS[number]}, then give the same command again: a run continues where it was"
+    """Name the file that could not be written, if one of the errors has it."""
+    advice = f"{_LIMITS[number]}, then run the same command again: a run resumes where it stopped"
     for each in _chain(error):
         if isinstance(each, OSError) and each.errno == number and each.filename is not None:
             return f"{each.strerror}: {each.filename!r}; {advice}"
@@ -92,8 +90,7 @@ def _limited(error: BaseException, number: int) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, what it was raised from, and so on; `raise … from None` ends it, as in a
-    traceback."""
+    """Yield an error and its causes; `raise … from None` ends the chain, as in a traceback."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
@@ -104,12 +101,12 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def hush() -> None:
-    """Keep libraries from printing their own tracebacks of a full disk or a damaged checkpoint: the
-    command's own line tells of it.
+    """Silence libraries' own tracebacks of a full disk or a damaged checkpoint: the command prints
+    one line about it.
 
-    A save that fails is logged by Orbax in each of its threads, by asyncio for each write that
-    nobody waited for, and by Tensorstore, which then calls back into an event loop that is closed.
-    A read that fails leaves Orbax's other reads behind, whose errors nobody takes.
+    Orbax logs a failed save in each of its threads, asyncio for each write without a waiting
+    caller, and Tensorstore, which then calls back into a closed event loop. A failed read leaves
+    Orbax's other reads pending, with errors that nothing retrieves.
     """
     for name in ("absl", "asyncio"):
         logger = logging.getLogger(name)
@@ -120,14 +117,14 @@ def hush() -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return whether a log record is about anything but a limit for files."""
+    """Return whether a log record is about anything but a limit on files."""
     error = record.exc_info[1] if record.exc_info else None
     return error is None or not limit_of_files(error)
 
 
 def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-    """Print an error that nothing can catch, unless it is Ctrl-C, which is raised again at the next
-    check, or that of a callback into a closed event loop, or of a coroutine of Orbax."""
+    """Print an uncatchable error, except Ctrl-C (raised again at the next check), a callback into a
+    closed event loop, and a coroutine of Orbax."""
     error = unraisable.exc_value
     is_lost = isinstance(error, KeyboardInterrupt)
     is_late = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
@@ -137,11 +134,10 @@ def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra, and where to give it."""
+    """Return the command that installs an extra, and the folder to run it in."""
     return f"pip install '.[{extra}]' in the folder of g2d_jax's repository"
 
 
 def missing_extra(need: str, extra: str) -> ImportError:
-    """Return the error for an extra that is not installed. need: what cannot be done without, for
-    the message."""
+    """Return the error for a missing extra. need: its use, for the message."""
     return ImportError(f"{need}, from an extra that is not installed: {install_command(extra)}")

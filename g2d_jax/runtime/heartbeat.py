@@ -1,11 +1,11 @@
 """Heartbeats, hang detection, and one coordinated end of several processes.
 
-SIGTERM, SIGHUP or Ctrl-C of one ─► told to all ─► Preempted where the run can be continued
-no sign of life, or no progress anywhere ─► every process ends by itself, with a message that names the host
+    SIGTERM, SIGHUP or Ctrl-C of one ─► sent to all ─► Preempted at a point where the run can resume
+    no heartbeat, or no progress anywhere ─► every process ends by itself, and names the host
 
-JAX's own heartbeats cannot do it: their timeout is set before the config is read, and after it JAX
-aborts the process (SIGABRT, which no launcher takes for "start again") with a message that knows
-the peer's number, not its host. A process that hangs gives JAX signs of life for ever.
+JAX's own heartbeats do not suffice. Their timeout is set before the config is read. After it JAX
+aborts the process (SIGABRT, which no launcher restarts) with a message that has the peer's number
+but not its host. A hanging process still sends heartbeats to JAX.
 """
 
 from __future__ import annotations
@@ -26,21 +26,20 @@ from typing import Any, NoReturn
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.threads import repeating
 
-_PAUSE = 1.0  # seconds between two signs of life
-_HEED = 3.0  # seconds from another's leaving to this process's end, if it does not end by itself
+_PAUSE = 1.0  # seconds between two heartbeats
+_GRACE = 3.0  # seconds from another's end to this process's end, unless it ends by itself
 
 
 @contextlib.contextmanager
 def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
-    """See to it that no process waits for ever, and that SIGTERM of one stops all where they can be
-    continued.
+    """Prevent endless waits, and stop all processes on SIGTERM of one, where the run can resume.
 
-    So do SIGHUP, which a terminal sends that is closed, and the first Ctrl-C; the second ends a g2d
-    command at once, and in a program of the user's own it is KeyboardInterrupt. Signals are heard
-    in the main thread; a handler for Ctrl-C that is not Python's own stays. A peer that gives no
-    sign of life for peer_timeout seconds is lost; when no process has got any further for
-    hang_timeout seconds they hang. Either ends this process with RESTART, and a message that names
-    the host. An error that leaves the block ends the others within seconds.
+    So do SIGHUP, sent when a terminal closes, and the first Ctrl-C. The second Ctrl-C ends a g2d
+    command at once, and raises KeyboardInterrupt in your own program. Signals are handled in the
+    main thread; a custom handler for Ctrl-C stays. A peer without a heartbeat for peer_timeout
+    seconds is lost. If no process makes progress for hang_timeout seconds, they hang. Either ends
+    this process with RESTART, and a message that names the host. An error that leaves the block
+    ends the others within seconds.
     """
     processes.state.run += 1
     processes.state.gathers = 0
@@ -55,7 +54,7 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
             if processes.count() == 1:
                 yield
                 return
-            # of those, too, that were joined by a program of the user's own
+            # also of processes that your own program joined
             processes.meet_before_programs()
             watcher = _Watcher(peer_timeout, hang_timeout)
             calls = (_PAUSE, watcher.give_and_take), (_PAUSE, watcher.judge)
@@ -66,14 +65,14 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
             processes.say(f"stopped by {stopped.cause}: {processes.AGAIN}")
         raise
     except OSError as error:
-        # A line may be on its way to a terminal that is being closed: the write fails first, and
-        # the signal follows.
+        # A line may be on its way to a closing terminal: the write fails first, then the signal
+        # comes.
         if error.errno == errno.EIO:
             time.sleep(_PAUSE)
             if processes.state.cause == processes.SIGHUP:
                 raise processes.Preempted from error
         raise
-    finally:  # not at the start: a command may have been told to stop before it came so far
+    finally:  # not at the start: a command may have received the signal earlier
         processes.reset_stop()
 
 
@@ -82,15 +81,15 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
-    """Hear SIGTERM, SIGHUP and Ctrl-C, the latter also while the main thread is inside foreign
-    code: a program that compiles, say, where Python's own handlers wait for its end."""
+    """Handle SIGTERM, SIGHUP and Ctrl-C. Ctrl-C works also while the main thread is inside foreign
+    code, for example compiling; Python's own handlers wait for its end."""
     state, interrupt = processes.state, signal.getsignal(signal.SIGINT)
-    command = interrupt is processes.on_interrupt  # of the g2d command, whose process may be ended
+    command = interrupt is processes.on_interrupt  # of the g2d command, whose process may exit
     with contextlib.ExitStack() as stack:
         stack.enter_context(processes.hearing_stops())
         if (
             command or interrupt is signal.default_int_handler
-        ):  # else ignored, in the background; or a user's
+        ):  # otherwise ignored, in the background; or your own
             stack.enter_context(_listening(command))
             state.savable = True
             signal.signal(signal.SIGINT, processes.on_interrupt)
@@ -104,8 +103,8 @@ def _signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _listening(command: bool) -> Iterator[None]:
-    """Run a thread that reads the numbers of signals, which the interpreter writes into a socket as
-    they come."""
+    """Run a thread that reads the numbers of signals, which the interpreter writes into a
+    socket."""
     ears, mouth = socket.socketpair()
     mouth.setblocking(False)
     thread = threading.Thread(target=_listen, args=(ears, command), name="g2d-signals", daemon=True)
@@ -121,7 +120,7 @@ def _listening(command: bool) -> Iterator[None]:
 
 
 def _forget_interrupts() -> None:
-    """Give a forked process Python's own handling of Ctrl-C: it shares its parent's socket."""
+    """Restore Python's handling of Ctrl-C in a forked process, which shares its parent's socket."""
     if processes.state.savable:
         processes.state.savable = False
         signal.set_wakeup_fd(-1)
@@ -141,7 +140,7 @@ def _listen(ears: socket.socket, command: bool) -> None:
             processes.say("saving; Ctrl-C again ends at once")
             first = False
         elif command:
-            cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # which a progress bar hides
+            cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # a progress bar hides it
             print(f"{cursor}g2d: interrupted; {processes.AGAIN}", file=sys.stderr, flush=True)
             os._exit(processes.INTERRUPTED)
 
@@ -151,7 +150,7 @@ def _listen(ears: socket.socket, command: bool) -> None:
 
 @contextlib.contextmanager
 def _leaving_together(watcher: _Watcher) -> Iterator[None]:
-    """Leave together, or tell the others that this process leaves, and why."""
+    """Leave together, or send the others the reason why this process leaves."""
     try:
         yield
     except processes.Preempted:
@@ -161,22 +160,22 @@ def _leaving_together(watcher: _Watcher) -> Iterator[None]:
         raise
     except BaseException as error:
         watcher.leave(error)
-        _outlast(_HEED + 5 * _PAUSE)
+        _outlast(_GRACE + 5 * _PAUSE)
         raise
     processes.gather("done")  # none leaves while another still needs it
 
 
 def _outlast(seconds: float) -> None:
-    """Have the leader leave last: its end is that of the store, from which the others read why."""
+    """Make the leader leave last: its end closes the store, from which the others read the
+    reason."""
     if processes.leader():
         time.sleep(seconds)
 
 
 class _Watcher:
-    """Watches from two threads: one gives signs of life and looks for those of the others, one ends
-    this process.
+    """Watches from two threads: one sends and reads heartbeats, one ends this process.
 
-    The first may wait for ever, for the store of a leader whose host is gone. leaving: this process
+    The first may wait for ever for the store, if the leader's host is lost. leaving: this process
     ends by itself now.
     """
 
@@ -186,24 +185,23 @@ class _Watcher:
         now, self._prefix = time.monotonic(), f"{processes.PREFIX}/{processes.state.run}/beat/"
         unheard = {"host": "?", "place": "starting", "met": 0, "marks": -1}
         self._signs: list[dict[str, Any]] = [unheard] * processes.count()
-        self._heard = [now] * processes.count()  # when the sign came
-        self._signs_of = [0] * processes.count()  # how many came
+        self._heard = [now] * processes.count()  # when the last heartbeat came
+        self._signs_of = [0] * processes.count()  # number of heartbeats
         self._moved = self._answered = now
         self._left_at: float | None = None
-        self._said_silence = self.leaving = False
+        self._reported_silence = self.leaving = False
         processes.state.left.clear()
 
     def leave(self, error: BaseException) -> None:
-        """Tell the others of the error that ends this process, once all of them have given a sign
-        of life.
+        """Send the others the error that ends this process, after a heartbeat from each of them.
 
-        Where one is gone, collectives fail before it is lost: then this process is ended with a
-        message that names it.
+        If a process is lost, collectives fail before its heartbeats time out. Then the watcher ends
+        this process with a message that names it.
         """
         waited_for = {*range(processes.count())} - {processes.index()}
         before = [*self._signs_of]
         while waited_for := waited_for - processes.state.left.keys():
-            # The first sign that is found now may be older than the error; another one is not.
+            # The first heartbeat found now may be older than the error; the second is not.
             waited_for = {
                 number for number in waited_for if self._signs_of[number] < before[number] + 2
             }
@@ -214,21 +212,21 @@ class _Watcher:
         self.leaving = True
 
     def give_and_take(self) -> None:
-        """Give a sign of life, and look for those of the others."""
+        """Send a heartbeat, and read those of the others."""
         try:
             self._beat()
             self._look()
         except (
             Exception
-        ) as error:  # the store is gone, and so is its leader; JAX may end this process any moment
-            if not self._said_silence:
-                self._said_silence = True
-                silent = f"{self._peer(0)}, which coordinates, does not answer, it is lost"
+        ) as error:  # the store and its leader are gone; JAX may end this process any moment
+            if not self._reported_silence:
+                self._reported_silence = True
+                silent = f"{self._peer(0)}, the coordinator, does not answer and is lost"
                 processes.say(f"{processes.name()}: {silent}: {error!s:.200}")
 
     def _beat(self) -> None:
         state, here = processes.state, {"host": socket.gethostname(), "time": time.monotonic()}
-        # of those that wait for one another, who met least often is waited for
+        # of processes that wait for each other, the one with the fewest meetings is late
         met = state.gathers + state.met
         progress = {"place": state.place, "met": met, "marks": state.marks, "cause": state.cause}
         sign = json.dumps({**here, **progress, "error": self._own_error})
@@ -252,7 +250,7 @@ class _Watcher:
         self._answered = time.monotonic()
 
     def judge(self) -> None:
-        """End this process if a peer is lost, has left, or none gets on."""
+        """End this process if a peer is lost or has left, or if no process makes progress."""
         now = time.monotonic()
         if self.leaving:
             return
@@ -263,22 +261,22 @@ class _Watcher:
         for number, heard in enumerate(self._heard):
             if number != processes.index() and self._answered - heard > self._peer_timeout:
                 self._end(
-                    f"{self._peer(number)} was not heard of for {now - heard:.0f} s: it is lost"
+                    f"{self._peer(number)} sent no heartbeat for {now - heard:.0f} s: it is lost"
                 )
         if left := list(processes.state.left.values()):
             self._left_at = self._left_at or now
-            if now - self._left_at > _HEED:  # enough to hear of it where it waits for the other
+            if now - self._left_at > _GRACE:  # long enough to notice it while waiting for the other
                 self._end(
-                    f"{left[0][0]}; it has left, so this process ends too",
+                    f"{left[0][0]}; it has ended, so this process ends too",
                     min(status for _, status in left),
                 )
         if now - self._moved > self._hang_timeout:
             last = min(range(processes.count()), key=lambda number: self._signs[number]["met"])
             everyone = ", ".join(map(self._peer, range(processes.count())))
-            faulthandler.dump_traceback()  # where this process's threads are
+            faulthandler.dump_traceback()  # the stacks of this process's threads
             self._end(
-                f"no process got on for {now - self._moved:.0f} s; the others wait for "
-                f"{self._peer(last)}. Last heard of: {everyone}"
+                f"no process made progress for {now - self._moved:.0f} s; the others wait for "
+                f"{self._peer(last)}. Last known states: {everyone}"
             )
 
     def _end(self, message: str, status: int = processes.RESTART) -> NoReturn:

@@ -1,14 +1,14 @@
-"""Randomness by name: every draw comes from (seed, purpose, names…), never from batch, row, device
+"""Randomness by name: random numbers depend on (seed, purpose, names…), never on batch, row, device
 or host.
 
 A key is the hash of its names, so nothing needs saving: a resumed or resharded run derives the same
 keys.
 
-Exceptions, each as repeatable: the order of records is grain's permutation of a hashed seed
-(data/order.py); problems of embedded tasks come from hashes of names of their own
-(data/arithmetic.py); the rounding of second moments goes by the number of the update, of whatever
-seed (training/moments.py); and two draw from a fixed seed, the points at which expressions are
-compared (rewards/exact.py) and the noise of a study's fit (study/bend.py).
+Exceptions, all repeatable. The order of records is grain's permutation of a hashed seed
+(data/order.py). Problems of embedded tasks come from hashes of their own names
+(data/arithmetic.py). The rounding of second moments depends on the update's number, not on the seed
+(training/moments.py). Two use a fixed seed: the points where expressions are compared
+(rewards/exact.py) and the noise of a study's fit (study/bend.py).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Name = str | int
 
 
 def key_data(seed: int, purpose: str, *names: Name) -> np.ndarray:
-    """Hash the names to threefry key data, uint32[2]. Each part carries its kind and length, so
-    that no two lists of names read alike: "1" and 1 differ, ("ab",) and ("a", "b") too."""
+    """Hash the names to threefry key data, uint32[2]. Each part includes its kind and length, so
+    that different lists never collide: "1" and 1 differ, ("ab",) and ("a", "b") too."""
     parts = [f"{'s' if isinstance(part, str) else 'i'}{part}" for part in (seed, purpose, *names)]
     text = "".join(f"{len(part)}:{part}" for part in parts)
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()

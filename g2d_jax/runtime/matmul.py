@@ -1,4 +1,4 @@
-"""Products of two matrices, and how a CPU multiplies bfloat16."""
+"""Products of two matrices, and bfloat16 products on CPUs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from jax.sharding import Mesh
 
 
 class Products(NamedTuple):
-    """How a platform multiplies matrices.
+    """The matrix products of a platform.
 
-    multiply: (x [N, D], y [D, M], preferred_element_type=None) -> [N, M], as `jnp.matmul`.
-    by_rows: x [N, D], which is multiplied next, with its rows one after the other in memory where
-    that matters.
+    multiply: (x [N, D], y [D, M], preferred_element_type=None) -> [N, M], like `jnp.matmul`.
+    by_rows: returns x [N, D], before a product, with contiguous rows if the platform needs them.
     """
 
     multiply: Callable[..., Array]
@@ -26,9 +25,9 @@ class Products(NamedTuple):
 
 
 def products_on(mesh: Mesh | None) -> Products:
-    """Return how the mesh's devices multiply; without a mesh, as JAX does.
+    """Return the products of the mesh's devices; without a mesh, and for several CPUs, JAX's own.
 
-    Several CPUs do too: XLA would gather what is laid out by rows on each of them.
+    On several CPUs, XLA would gather arrays that are laid out by rows on each of them.
     """
     if mesh is None or mesh.size > 1 or mesh.devices.flat[0].platform != "cpu":
         return PLAIN
@@ -38,9 +37,9 @@ def products_on(mesh: Mesh | None) -> Products:
 def _cpu_multiply(x: Array, y: Array, preferred_element_type: Any = None) -> Array:
     """Multiply [N, D] by [D, M], in x's type or the preferred one.
 
-    XLA's CPU compiler uses the processor's products of bfloat16 for one form alone: neither matrix
-    transposed, and the result in float32. It is twice as quick as float32; in every other form both
-    matrices are first made float32. So bfloat16 is multiplied in that form here, for gradients too.
+    XLA's CPU compiler uses the processor's bfloat16 products only if neither matrix is transposed
+    and the result is float32. This is twice as fast as float32; otherwise XLA first converts both
+    matrices to float32. So this function uses that form, for gradients too.
     """
     if x.dtype != jnp.bfloat16:
         return jnp.matmul(x, y, preferred_element_type=preferred_element_type)
@@ -48,8 +47,8 @@ def _cpu_multiply(x: Array, y: Array, preferred_element_type: Any = None) -> Arr
 
 
 def _cpu_by_rows(x: Array) -> Array:
-    """Copy a transposed bfloat16 matrix: left to itself, XLA gives it the layout that needs no
-    copy, and what is multiplied is a transposed matrix after all."""
+    """Copy a transposed bfloat16 matrix: without a copy, XLA keeps its layout and multiplies a
+    transposed matrix after all."""
     return with_layout_constraint(x, Layout((0, 1))) if x.dtype == jnp.bfloat16 else x
 
 

@@ -1,8 +1,7 @@
-"""The memory that a process and its children take, and what there is of it: of the host, not of
-accelerators.
+"""Host memory: that of a process and its children, and the limits. Not that of accelerators.
 
-Running figures are read from /proc. Where there is none (macOS) a peak is the system's own, of the
-process's whole life and of the largest child that has ended.
+Current values come from /proc. Without it (macOS) a peak is the system's own, of the process's
+whole life and of its largest ended child.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ from g2d_jax.runtime.threads import repeating
 
 GIB = 1 << 30
 PAUSE = 1.0
-"""Seconds between two looks at the children of a process, at least: what one of them held for less
-may be missed."""
+"""Least seconds between two checks of a process's children. A child's shorter use may be missed."""
 
 _LOOKING = 0.01
-"""The share of the time that looking may take: the kernel counts the pages of all children."""
+"""Largest share of time for these checks: the kernel counts the pages of all children."""
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -34,41 +32,40 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Peak:
-    """The most memory at a time since it was made: of this process, and of its children together.
+    """Peak memory since creation: of this process, plus that of its children.
 
-    The sum of both maxima, which need not have come at one time. One at a time: making one begins
-    the kernel's own account of this process anew, where that may be.
+    The two maxima need not coincide. Use one at a time: creating one resets the kernel's own peak
+    of this process, if permitted.
     """
 
     def __init__(self) -> None:
         self._children = 0
         self._next_look = 0.0
         with contextlib.suppress(OSError):
-            # the mark of the most resident memory, and no page's
+            # the peak resident size, not the pages' flags
             (_PROC / "self" / "clear_refs").write_text("5")
 
     def look(self) -> None:
-        """Look at the children."""
+        """Check the children."""
         began = time.monotonic()
         self._children = max(self._children, _children_bytes(os.getpid()))
         ended = time.monotonic()
         self._next_look = ended + (ended - began) / _LOOKING
 
     def look_if_due(self) -> None:
-        """Look at the children unless the last look took so long that it is too early for
-        another."""
+        """Check the children, unless the last check took so long that the next is not due."""
         if time.monotonic() >= self._next_look:
             self.look()
 
     def read(self) -> int:
-        """Look at the children, and return the bytes so far."""
+        """Check the children, and return the bytes so far."""
         self.look()
         return self.so_far
 
     @property
     def so_far(self) -> int:
-        """The bytes so far, those of children as of the last look at them."""
-        # Not getrusage's, which begins with what the program had that started this one.
+        """The bytes so far, with the children's from the last check."""
+        # Not getrusage's, which starts with the memory of the parent program.
         own = _status(os.getpid()).get("VmHWM")
         if own is not None:
             return own + self._children
@@ -79,23 +76,23 @@ class Peak:
 
 @contextmanager
 def measured() -> Iterator[Peak]:
-    """Measure the peak of a block; a thread looks at the children meanwhile."""
+    """Measure the peak of a block; a thread checks the children meanwhile."""
     peak = Peak()
     with repeating((PAUSE, peak.look_if_due)):
         yield peak
 
 
 def give_back() -> None:
-    """Give the system the memory that was freed and that the C library keeps for later: after a
-    stage on CPUs some GiB, which the next one, with arrays of other sizes, would not use. Nothing
-    where the library has no such call."""
+    """Return freed memory from the C library to the system. After a stage on CPUs this is some GiB,
+    which the next one, with other array sizes, would not reuse. No effect if the library lacks the
+    call."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def held(pid: int) -> int | None:
-    """Return the bytes that a process of this machine and its children hold now, None where that
-    cannot be read."""
+    """Return the bytes that a process of this machine and its children hold now, None if
+    unreadable."""
     own = _status(pid).get("VmRSS")
     if own is None:
         return None
@@ -103,8 +100,8 @@ def held(pid: int) -> int | None:
 
 
 def limit() -> int | None:
-    """Return the bytes that this process may use at most: the machine's, or its control group's if
-    these are fewer."""
+    """Return the most bytes that this process may use: the machine's, or its control group's if
+    lower."""
     limits = []
     with contextlib.suppress(ValueError, OSError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * _PAGE)
@@ -116,8 +113,8 @@ def limit() -> int | None:
 
 
 def _group_limits(controllers: str, path: str) -> Iterator[int]:
-    """Yield the limits of a control group and those around it. controllers: "" in version 2,
-    "memory" in version 1."""
+    """Yield the limits of a control group and its parents. controllers: "" in version 2, "memory"
+    in version 1."""
     if controllers not in ("", "memory"):
         return
     root, file = _CGROUPS, "memory.max"
@@ -125,15 +122,15 @@ def _group_limits(controllers: str, path: str) -> Iterator[int]:
         root, file = _CGROUPS / "memory", "memory.limit_in_bytes"
     group = root / path.lstrip("/")
     for folder in (group, *group.parents):
-        with contextlib.suppress(OSError, ValueError):  # "max" is none
+        with contextlib.suppress(OSError, ValueError):  # "max" is no limit
             yield int((folder / file).read_text())
         if folder == root:
             return
 
 
 def _children_bytes(pid: int) -> int:
-    """Return the bytes of all processes below one. What several share, a worker and its forks say,
-    counts once."""
+    """Return the bytes of all descendants of a process. Shared memory, as of a worker and its
+    forks, counts once."""
     total = 0
     for child in _below(pid):
         try:
@@ -147,7 +144,7 @@ def _children_bytes(pid: int) -> int:
 
 
 def _below(pid: int) -> list[int]:
-    """List the processes below one."""
+    """List the descendants of a process."""
     children = defaultdict(list)
     for folder in _PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -161,7 +158,7 @@ def _below(pid: int) -> list[int]:
 
 
 def _status(pid: int) -> dict[str, int]:
-    """Read the sizes, in bytes, that the kernel tells of a process; {} for none."""
+    """Read the kernel's sizes of a process, in bytes; {} for none."""
     sizes = {}
     with contextlib.suppress(OSError):
         for line in (_PROC / str(pid) / "status").read_text().splitlines():

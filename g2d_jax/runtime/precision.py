@@ -1,7 +1,7 @@
 """The precision of float32 matrix products in a run.
 
-Left alone, JAX rounds their factors to TF32 on GPUs and to bfloat16 on TPUs. A run in float32 tells
-it not to; what a user told it stays.
+By default, JAX rounds their factors to TF32 on GPUs and to bfloat16 on TPUs. A float32 run turns
+this off, unless you set a precision yourself.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ NAME = "jax_default_matmul_precision"
 """JAX's setting, and its name in config.json."""
 
 DEFAULT = "default"
-"""The platform's own precision, as where nothing is set."""
+"""The platform's own precision, JAX's default."""
 
-_set: list[str] = []  # by sessions under way, the innermost last: none of it is the user's
+_set: list[str] = []  # by active sessions, the innermost last: none of it is the user's
 
 
 def of(dtype: str) -> str:
-    """Return the precision of a run whose activations have this dtype: what the user set, by JAX's
-    configuration or JAX_DEFAULT_MATMUL_PRECISION, else "float32" in float32, and DEFAULT in
-    others."""
-    import jax  # here: reports read work directories without it
+    """Return the precision of a run with activations of this dtype: your own, from JAX's
+    configuration or JAX_DEFAULT_MATMUL_PRECISION, otherwise "float32" for float32 and DEFAULT for
+    other dtypes."""
+    import jax  # here, since reports do not need it
 
     users = None if _set else getattr(jax.config, NAME)
     return users or ("float32" if dtype == "float32" else DEFAULT)
@@ -30,7 +30,7 @@ def of(dtype: str) -> str:
 
 @contextmanager
 def used(dtype: str) -> Iterator[None]:
-    """Multiply in the precision `of` a dtype in this block, in all threads: some compile ahead."""
+    """Use the precision `of` a dtype in this block, in all threads, since some compile ahead."""
     import jax
 
     before, chosen = getattr(jax.config, NAME), of(dtype)

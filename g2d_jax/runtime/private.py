@@ -1,8 +1,8 @@
-"""Names that other libraries do not promise and that have no public equal, all of them; see
+"""All uses of other libraries' private names, which have no public equivalent; see
 tests/test_private.py.
 
-JAX has one store for what processes tell each other, and lets nobody at it in public; Orbax reaches
-it in this way too.
+JAX's key-value store for messages between processes has no public access; Orbax uses it in the same
+way.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def coordination() -> Any:
 
 @functools.cache
 def before_shared_programs(platform: str, call: Callable[[str, tuple[int, ...]], None]) -> None:
-    """Have call(name, processes) made before each execution of a program over devices of several
+    """Call call(name, processes) before each execution of a program over devices of several
     processes.
 
-    name: the program's. processes: whose devices it runs on, sorted. That is for programs of a
-    platform, such as "cpu", that are compiled from now on, in the thread that executes them.
-    Calling it again with the same changes nothing.
+    name: the program's. processes: those of its devices, sorted. This affects programs of a
+    platform, such as "cpu", compiled from now on, in the thread that executes them. Another call
+    with the same changes nothing.
     """
     from jax._src.interpreters import pxla
 
@@ -45,7 +45,7 @@ def before_shared_programs(platform: str, call: Callable[[str, tuple[int, ...]],
 
         def after_call(
             *arguments: Any,
-        ) -> Any:  # a function: JAX's dispatch in C++, which knows it not, stays away
+        ) -> Any:  # a Python function, which JAX's C++ dispatch does not bypass
             call(name, processes)
             return execute(*arguments)
 
@@ -56,7 +56,7 @@ def before_shared_programs(platform: str, call: Callable[[str, tuple[int, ...]],
 
 @contextlib.contextmanager
 def programs_compressed_by_zlib() -> Iterator[None]:
-    """Have JAX compress the programs that it keeps in this block by zlib, which has a checksum."""
+    """Compress the programs that JAX keeps in this block by zlib, which has a checksum."""
     from jax._src import compilation_cache
 
     before = compilation_cache.zstd, compilation_cache.zstandard
@@ -68,5 +68,5 @@ def programs_compressed_by_zlib() -> Iterator[None]:
 
 
 def precision(value: Any) -> int:
-    """Return the bits of a sympy Float that are known; 1 where evalf found no digit."""
+    """Return the known bits of a sympy Float; 1 if evalf found no digit."""
     return int(value._prec)

@@ -1,23 +1,22 @@
-"""Several processes that run one program: joining, agreement, being told to stop, and leaving.
+"""Several processes that run one program: joining, agreement, stopping, and leaving.
 
 All processes make the same calls in the same order; arrays are spread over the devices of all of
-them. What a process finds out for itself (is this file there? how late is it?) may differ from one
-to the next, so the leader decides and the others are told: `on_leader`. Files that all of them read
-are written by the leader, inside `on_leader`. Parts in which each works for itself, sampling for
-instance, are wrapped in `barrier`: there the error of one, or the wish to stop, reaches all.
+them. Observations (does this file exist? how late is it?) may differ between processes, so the
+leader decides and sends the others its decision: `on_leader`. The leader writes
+shared files, inside `on_leader`. `barrier` wraps parts in which each works for itself, such as
+sampling, and spreads an error, or a request to stop, to all.
 
     initialise ─► watched ─► on_leader, barrier, gather … ─► the end, of all at once
 
-One process is the special case in which nothing is sent.
+A single process sends nothing.
 
-What no library does: JAX's collectives (multihost_utils) need all devices, and nobody can stop
-waiting for them, so messages go through the key-value store of JAX's coordination service. JAX's
-preemption service, which Orbax asks too, agrees on a training step only, of several processes only,
-after SIGTERM only: a run stops as well while it samples, scores or waits for a lock, alone as well,
-and after Ctrl-C.
+No library does this. JAX's collectives (multihost_utils) need all devices, and waiting for them
+cannot be stopped, so messages use the key-value store of JAX's coordination service. JAX's
+preemption service, which Orbax also uses, agrees only on a training step of several processes after
+SIGTERM. A run must also stop alone, after Ctrl-C, and while it samples, scores or waits for a lock.
 
 Exit statuses of a run: 0 done; 1 stopped with a message; RESTART after SIGTERM or SIGHUP, or when
-another process is lost, and INTERRUPTED after Ctrl-C: then the same command continues.
+another process is lost, and INTERRUPTED after Ctrl-C: then the same command resumes.
 """
 
 from __future__ import annotations
@@ -46,17 +45,17 @@ from g2d_jax.runtime import flags, private, terminal
 T = TypeVar("T")
 
 RESTART = 75
-"""EX_TEMPFAIL: what launchers start again on."""
+"""EX_TEMPFAIL: launchers restart on this status."""
 
 INTERRUPTED = 130
-"""128 and SIGINT: what shells say of a command that Ctrl-C ended."""
+"""128 and SIGINT: the shells' status of a command ended by Ctrl-C."""
 
 SIGTERM, SIGHUP, CTRL_C = "SIGTERM", "SIGHUP", "Ctrl-C"
-"""Causes for which a run stops where it can be continued."""
+"""Causes that stop a run at a point where it can resume."""
 
 _CAUSES = ("", SIGHUP, SIGTERM, CTRL_C)
 
-# not all are everywhere
+# some systems lack some of them
 _STOPS = {getattr(signal, name): name for name in (SIGTERM, SIGHUP) if hasattr(signal, name)}
 
 PREFIX = "g2d"
@@ -64,17 +63,17 @@ PREFIX = "g2d"
 
 AGAIN = "the same command with the same --workdir continues"
 ANOTHER = "The same command would stop here again: change the settings, and give another --workdir"
-JOIN = 300  # seconds in which all processes must have started
-LINGER = 10.0  # seconds in which a process that is told to stop still waits for the others to come
-LATE = 30.0  # seconds after which it is said that another process is waited for
-SLICE = 1.0  # seconds of one wait, between two looks at what else happened
+JOIN = 300  # seconds in which all processes must start
+LINGER = 10.0  # seconds that a stopped process still waits for the others to join
+LATE = 30.0  # seconds after which a message names the late process
+SLICE = 1.0  # seconds of one wait, between two checks for other events
 
 _PASSING = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED", "INTERNAL", "UNKNOWN"}
-"""Status codes of JAX's errors where another process, or the way to it, may have failed."""
+"""Status codes of JAX's errors that may come from another process or the network."""
 
 
 class Preempted(SystemExit):
-    """The run was told to stop, what it has is saved, and the same command continues it.
+    """The run was stopped; its data is saved, and the same command resumes it.
 
     cause: SIGTERM, SIGHUP or CTRL_C.
     """
@@ -85,13 +84,13 @@ class Preempted(SystemExit):
 
 
 class Unreachable(ConnectionError):
-    """The other processes of the run were not found in time: they may be next time."""
+    """The other processes of the run were not found in time: a retry may succeed."""
 
     exit_status = RESTART
 
 
 class PeerFailed(RuntimeError):
-    """Another process failed; the message names its host and has its error."""
+    """Another process failed; the message names its host and its error."""
 
     def __init__(self, message: str, exit_status: int = 1) -> None:
         super().__init__(message)
@@ -100,15 +99,14 @@ class PeerFailed(RuntimeError):
 
 @dataclass
 class State:
-    """This process: calls of `gather` made so far, marks of progress, and where it is.
+    """This process: number of `gather` calls, marks of progress, and its place.
 
-    meetings: calls of `meet`, by what for; met: of all of them, those that are over.
-    run: times that it was watched. joining: waiting for the others to come. cause: what told the
-    run to stop where it can be continued, `asked` on the monotonic clock; "" if nothing has.
-    hearing: SIGTERM and SIGHUP ask for that.
-    savable: Ctrl-C asks for it too. interrupted: Ctrl-C was pressed here. Signal handlers set
-    cause, asked and interrupted: plain values, for a lock may be held where they are called.
-    left: the processes that left with an error, with its description and exit status.
+    meetings: calls of `meet`, by purpose; met: finished ones in total. run: number of watched
+    blocks. joining: True while it waits for the others to join. cause: of the request to stop where
+    the run can resume, at `asked` on the monotonic clock; "" for none. hearing: SIGTERM and SIGHUP
+    request that. savable: Ctrl-C requests it too. interrupted: Ctrl-C was pressed here. Signal
+    handlers set cause, asked and interrupted: plain values, since the interrupted code may hold a
+    lock. left: the processes that left with an error, with its description and exit status.
     """
 
     run: int = 0
@@ -128,7 +126,7 @@ class State:
 
 state = State()
 _MEETING = threading.Lock()
-"""Held where threads that meet others count: `State.meetings` and `State.met`."""
+"""Held while threads update `State.meetings` and `State.met`."""
 
 
 def store() -> Any:
@@ -137,8 +135,7 @@ def store() -> Any:
 
 
 def how_to_continue(ended: Ended | None) -> str:
-    """Say that no process works on a run, and how to continue it. ended: None if that is not
-    known."""
+    """Return that no process works on a run, and how to continue it. ended: None if unknown."""
     if ended is None or ended.how != "error":
         return f"no process works on it: {AGAIN}"
     if ended.hopeless:
@@ -150,32 +147,32 @@ def how_to_continue(ended: Ended | None) -> str:
 
 
 def count() -> int:
-    """Return how many processes there are; starts no backend."""
+    """Return the number of processes; starts no backend."""
     if store() is None:
         return 1
     return int(private.coordination().num_processes)
 
 
 def index() -> int:
-    """Return which of them this one is, from 0."""
+    """Return the index of this process, from 0."""
     if count() == 1:
         return 0
     return int(private.coordination().process_id)
 
 
 def leader() -> bool:
-    """Return whether this process is the one that decides, prints and writes what all share."""
+    """Return whether this process decides, prints and writes for all."""
     return index() == 0
 
 
 def name() -> str:
-    """Name this process for a message: "process 1 on HOST"."""
+    """Return this process's name for a message: "process 1 on HOST"."""
     return f"process {index()} on {socket.gethostname()}"
 
 
 def say(message: str) -> None:
-    """Print a line about this process to standard error, as `terminal.shown`; further ones are
-    indented: text from elsewhere that has them cannot pass for a message of its own."""
+    """Print a line about this process to standard error, escaped by `terminal.shown`. Further lines
+    are indented, so that foreign text cannot imitate a message."""
     text = "g2d: " + re.sub(r"\n(?=\S)", "\n  ", terminal.shown(message))
     print(text, file=sys.stderr, flush=True)
 
@@ -186,14 +183,13 @@ def say(message: str) -> None:
 def initialise(
     coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None
 ) -> None:
-    """Join the other processes of the run, if there are any. Call it before anything touches a
-    device.
+    """Join the other processes of the run, if there are any. Call it before anything uses a device.
 
-    From, in this order: the arguments, coordinator being HOST:PORT of process 0;
-    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID; what JAX detects itself (Cloud
-    TPU, Slurm, Open MPI 4, Kubernetes). Without any of these, and when joined already, it joins none.
-    Raises ValueError for half of an address, and when the others cannot be joined; Unreachable when
-    they did not all come in time.
+    From, in this order: the arguments, with coordinator HOST:PORT of process 0;
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID; the clusters that JAX detects
+    (Cloud TPU, Slurm, Open MPI 4, Kubernetes). Without any of these, or if joined already, it joins
+    none. Raises ValueError for an incomplete address, and if joining fails; Unreachable if some did
+    not come in time.
     """
     if store() is not None:
         meet_before_programs()
@@ -217,10 +213,10 @@ def initialise(
         or ":" not in address
     ):
         raise ValueError(
-            f"process {mine} of {total} at {address!r}: several processes need all three, ids go "
-            "from 0 to the number of processes less 1, and the coordinator is HOST:PORT. Give "
+            f"process {mine} of {total} at {address!r}: several processes need all three values, "
+            "with ids from 0 to one less than their number, and a coordinator HOST:PORT. Set "
             "--coordinator, --num-processes and --process-id, or JAX_COORDINATOR_ADDRESS, "
-            "JAX_NUM_PROCESSES and JAX_PROCESS_ID; for one process, none"
+            "JAX_NUM_PROCESSES and JAX_PROCESS_ID; for one process, set none"
         )
     if total > 1:
         _join(address, total, mine)
@@ -236,15 +232,15 @@ def _integer(variable: str) -> int | None:
 
 
 def _in_cluster() -> bool:
-    """Return whether a scheduler that JAX knows started this process beside others. Call it with
-    JAX imported."""
+    """Return whether a scheduler that JAX knows started this process with others. Call it after
+    importing JAX."""
     env = os.environ.keys()
     tasks = os.environ.get("OMPI_COMM_WORLD_SIZE", "1")
-    if os.environ.get("SLURM_NTASKS") == "1":  # a single task sees all its devices as it is
+    if os.environ.get("SLURM_NTASKS") == "1":  # a single task sees all its devices anyway
         return False
     if tasks != "1" and "OMPI_MCA_orte_hnp_uri" not in env:
         raise ValueError(
-            f"{tasks} tasks of an MPI that JAX does not know (Open MPI 5): give --coordinator "
+            f"{tasks} tasks of an MPI that JAX does not know (Open MPI 5): set --coordinator "
             "HOST:PORT, "
             "--num-processes $OMPI_COMM_WORLD_SIZE and --process-id $OMPI_COMM_WORLD_RANK"
         )
@@ -252,7 +248,7 @@ def _in_cluster() -> bool:
         tasks != "1"
         or {"SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"}
         <= env
-        # Else a pod of its own, or a notebook; JAX asks Kubernetes by its package.
+        # Otherwise a single pod, or a notebook; JAX queries Kubernetes with its package.
         or (
             {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= env
             and find_spec("kubernetes") is not None
@@ -262,7 +258,7 @@ def _in_cluster() -> bool:
 
 
 def _join(address: str | None, total: int | None, mine: int | None) -> None:
-    """Join with all three, or with None have JAX find them."""
+    """Join with all three values; with None JAX detects them."""
     import jax
 
     # SIGTERM is ours, see `watcher.watched`
@@ -282,7 +278,7 @@ def _join(address: str | None, total: int | None, mine: int | None) -> None:
                 mine,
                 cluster_detection_method=address and "deactivate",
                 initialization_timeout=2
-                * JOIN,  # then JAX aborts the process; `_in_thread` is done before
+                * JOIN,  # then JAX aborts the process; `_in_thread` ends earlier
                 shutdown_timeout_seconds=30,
             ),
             place,
@@ -291,23 +287,22 @@ def _join(address: str | None, total: int | None, mine: int | None) -> None:
         reason, *_ = [*str(error).splitlines(), type(error).__name__]
         kind: type[Exception] = ValueError
         if isinstance(error, (jax.errors.JaxRuntimeError, TimeoutError)):
-            # nobody answered, or the coordination service says that not all came
+            # no answer, or the coordination service reports that not all came
             kind = Unreachable
         raise kind(
-            f"the processes did not find each other ({place}): {reason:.300}. Check that all were "
-            "started, with the same address and count and each with its own id, and that the port "
-            "is free and reachable"
+            f"the processes did not find each other ({place}): {reason:.300}. Check that you "
+            "started all of them, with one address and count and different ids, and that the "
+            "port is free and reachable"
         ) from error
     meet_before_programs()
 
 
 def _in_thread(call: Callable[[], None], place: str) -> None:
-    """Make a call that waits in foreign code, where Ctrl-C would not be heard.
+    """Run a call that waits in foreign code, where Ctrl-C would not be handled.
 
-    Raises what it raises; TimeoutError after JOIN seconds; Preempted LINGER seconds after this
-    process was told to stop, and after the call. Not at once: a process that joins, and then tells
-    the others, ends all within seconds; for one that leaves before, the others wait until JOIN is
-    over.
+    Raises what it raises; TimeoutError after JOIN seconds; Preempted after the call, or LINGER
+    seconds after this process was stopped. A process that joins first, and then sends the others
+    the stop, ends all within seconds. If it left earlier, the others would wait until JOIN is over.
     """
     future: Future[None] = Future()
 
@@ -320,12 +315,12 @@ def _in_thread(call: Callable[[], None], place: str) -> None:
 
     state.joining = True
     began = time.monotonic()
-    said = False
+    reported = False
     threading.Thread(target=run, name="g2d-join", daemon=True).start()
     while not wait([future], 0.2).done:
         waited = time.monotonic() - began
-        if waited > 5 and not said:
-            said = True
+        if waited > 5 and not reported:
+            reported = True
             say(f"{place}: waiting for the others, up to {JOIN} s")
         if state.cause and time.monotonic() - max(state.asked, began) > LINGER:
             raise Preempted
@@ -339,10 +334,10 @@ def _in_thread(call: Callable[[], None], place: str) -> None:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return every process's value, by index, on every process. All call it, in the same order; it
+    """Return every process's value, by index, on every process. All call it in the same order; it
     waits for the last.
 
-    value: JSON. Raises PeerFailed when another process ends with an error instead.
+    value: JSON. Raises PeerFailed if another process ends with an error instead.
     """
     if count() == 1:
         return [value]
@@ -355,25 +350,25 @@ def gather(value: Any) -> list[Any]:
         json.loads(_wait(f"{PREFIX}/{state.run}/gather/{number}/{peer}", peer))
         for peer in range(count())
     ]
-    if number:  # all have come this far, so all have read the one before
+    if number:  # all have come this far, so all have read the previous one
         client.key_value_delete(f"{PREFIX}/{state.run}/gather/{number - 1}/{index()}")
     note_progress(state.place)
     return values
 
 
 def meet_before_programs() -> None:
-    """Have all processes on CPUs come to each program that they execute together before any of them
-    begins it.
+    """Make all processes on CPUs wait for each other before each program that they execute
+    together.
 
-    Gloo, which sends what CPU devices tell each other, gives up after 30 seconds: where a program's
-    devices talk for the first time, and in every reduce-scatter. One process may be minutes behind:
-    it compiles what another finds in its cache (of which only the first process's programs are:
-    JAX's key has a process's own devices in it), or writes to a slow disk. Accelerators wait for
-    each other by themselves.
+    Gloo, which carries messages between CPU devices, times out after 30 seconds: at the first
+    message of a program's devices, and in every reduce-scatter. One process may be minutes late: it
+    compiles a program that another finds in its cache, or writes to a slow disk. (JAX's cache key
+    includes a process's own devices, so the cache has only the first process's programs.)
+    Accelerators wait by themselves.
 
-    A CPU device executes each program before the call of it returns: else it begins a shared one
-    after all that it was given before, however long ago the processes met. That is of devices that
-    nothing has touched yet.
+    Each program then runs synchronously on a CPU device. Otherwise a shared program would start
+    only after all earlier ones, long after the processes met. This affects devices that nothing has
+    used yet.
     """
     import jax
 
@@ -383,12 +378,10 @@ def meet_before_programs() -> None:
 
 
 def meet(program: str, peers: tuple[int, ...]) -> None:
-    """Wait until all these processes, of which this is one, have made this call as often as this
-    process has.
+    """Wait until all these processes, including this one, have made this call equally often.
 
-    program: what they meet for, so that threads that meet for different ones do not meet each
-    other; for each of them one thread at a time. Raises PeerFailed when another process ends with
-    an error instead.
+    program: the purpose of the meeting, so that threads with different ones do not meet; each is
+    used by one thread at a time. Raises PeerFailed if another process ends with an error instead.
     """
     # One name for the counter and the key, in which "/" would begin another folder.
     group = program
@@ -405,7 +398,7 @@ def meet(program: str, peers: tuple[int, ...]) -> None:
         if peer != index():
             late = f"{name()}: waits for process {peer}, which may still compile, before {program}"
             _wait(key.format(number, peer), peer, late)
-    if number:  # all have come this far, so none waits for the one before
+    if number:  # all have come this far, so none waits for the previous one
         client.key_value_delete(key.format(number - 1, index()))
     with _MEETING:
         state.met += 1
@@ -413,9 +406,9 @@ def meet(program: str, peers: tuple[int, ...]) -> None:
 
 
 def _wait(key: str, peer: int, late: str = "") -> str:
-    """Return the value that a peer sets; the watcher ends this process if it never will.
+    """Return the value that a peer sets; the watcher ends this process if the peer never does.
 
-    late: what to say once if that takes long.
+    late: a message to print once if that takes long.
     """
     import jax
 
@@ -435,11 +428,10 @@ def _wait(key: str, peer: int, late: str = "") -> str:
 
 
 def on_leader(make: Callable[[], T]) -> T:
-    """Return what the leader makes, on every process: for decisions, and for writing what all of
-    them read.
+    """Return the leader's result on every process: for decisions, and for writing shared files.
 
-    make: returns JSON. An error of the leader's is raised there, and PeerFailed elsewhere. Where
-    the leader is told to stop while it waits for something, all raise Preempted.
+    make: returns JSON. The leader raises its own error, the others PeerFailed. If the leader is
+    stopped while it waits, all raise Preempted.
     """
     with barrier() as values:
         if leader():
@@ -449,18 +441,18 @@ def on_leader(make: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def barrier() -> Iterator[list[Any]]:
-    """Run a block in which every process works for itself: it ends when all are through.
+    """Run a block in which every process works for itself; wait for all at its end.
 
-    Yields a list, empty at first: after the block it has, on every process, what all of them put
-    there, by index. JSON. The error of one is raised by all, by the others as PeerFailed. Preempted
-    of one is Preempted of all.
+    Yields a list, empty at first; after the block it has the items from all processes, by index, on
+    every process. JSON. An error of one process is raised by all, as PeerFailed on the others.
+    Preempted of one is Preempted of all.
     """
     values: list[Any] = []
     failure = None
     if count() == 1:
         yield values
         return
-    # Kept until all have told theirs: a process that raised at once would leave them waiting.
+    # Kept until all have reported: raising at once would leave the others waiting.
     try:
         yield values
     except (Exception, Preempted) as error:
@@ -477,29 +469,29 @@ def barrier() -> Iterator[list[Any]]:
     for *_, theirs in outcomes:
         if theirs:
             raise PeerFailed(*theirs)
-    # Whichever was told to stop; "" of the others is least.
+    # The largest is a stopped process's cause; the others have "".
     if cause := max(cause for _, cause, _ in outcomes):
         raise Preempted(cause)
     values[:] = itertools.chain.from_iterable(put for put, _, _ in outcomes)
 
 
 def described(error: BaseException) -> str:
-    """Describe an error and whose it is, for the others."""
+    """Describe an error and its process, for the others."""
     return f"{name()}: {type(error).__name__}: {error}"
 
 
 def agreed(what: str, value: Any) -> None:
     """Raise ValueError on all processes if one has another value than the leader: other files or
-    settings there.
+    settings.
 
-    value: JSON; of nested objects the fields that differ are named.
+    value: JSON; for nested objects the message names the fields that differ.
     """
     values = gather([value, socket.gethostname()])
     for peer, (other, host) in enumerate(values):
         if other != values[0][0]:
             listed = "; ".join(itertools.islice(_differing(other, values[0][0], ""), 5))
             raise ValueError(
-                f"{what} differ between processes, there process {peer} on {host} and here "
+                f"{what} differ between processes: there is process {peer} on {host}, here is "
                 "process 0 on "
                 f"{values[0][1]}: {listed}. All hosts need the same files, packages and arguments"
             )
@@ -517,36 +509,34 @@ def _differing(theirs: Any, ours: Any, path: str) -> Iterator[str]:
         yield f"{path or 'it'} is {theirs!r:.100} there and {ours!r:.100} here"
 
 
-# Being told to stop
+# Stopping
 
 
 def ask(cause: str) -> None:
-    """Tell this run to stop where it can be continued. cause: SIGTERM, SIGHUP or CTRL_C, of
-    whichever process."""
+    """Request that this run stops where it can resume. cause: SIGTERM, SIGHUP or CTRL_C, of any
+    process."""
     if not state.cause:
         state.asked = time.monotonic()
         state.cause = cause
 
 
 def reset_stop() -> None:
-    """Take back that this run was told to stop: it has ended."""
+    """Clear the request to stop: the run has ended."""
     state.cause = ""
 
 
 @contextlib.contextmanager
 def hearing_stops() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP ask a run to stop where it can be continued. In the main thread.
+    """Let SIGTERM and SIGHUP stop a run where it can resume. In the main thread.
 
-    A SIGHUP that is ignored stays so: nohup starts a command in that way.
+    An ignored SIGHUP stays ignored, as with nohup.
     """
     terminals = [file for file in (1, 2) if _is_terminal(file)]
 
     def hear(number: int, frame: Any) -> None:
         ask(_STOPS[signal.Signals(number)])
         for file in terminals:
-            if not _is_terminal(
-                file
-            ):  # it was closed: what is written there is an error from now on
+            if not _is_terminal(file):  # it was closed: writes there now fail
                 nothing = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nothing, file)
                 os.close(nothing)
@@ -566,8 +556,8 @@ def hearing_stops() -> Iterator[None]:
 
 
 def _hear_no_stops() -> None:
-    """Give a forked process, as of a reward function's own pool, the system's own handling of what
-    its parent hears."""
+    """Restore the system's signal handling in a forked process, as of a reward function's own
+    pool."""
     if not state.hearing:
         return
     state.hearing = False
@@ -580,7 +570,7 @@ os.register_at_fork(after_in_child=_hear_no_stops)
 
 
 def _is_terminal(file: int) -> bool:
-    """Return whether an open file is a terminal that is still there."""
+    """Return whether an open file is a terminal that still exists."""
     try:
         return os.isatty(file)
     except OSError:
@@ -588,21 +578,19 @@ def _is_terminal(file: int) -> bool:
 
 
 def check_stop() -> None:
-    """Raise Preempted if this run was told to stop. For blocks where each process works for
-    itself."""
+    """Raise Preempted if this run was stopped. For blocks where each process works for itself."""
     check_interrupted()
     if state.cause:
         raise Preempted
 
 
 def check_stop_together() -> None:
-    """Raise Preempted on all processes, which are at one place, if any was told to stop."""
+    """Raise Preempted on all processes, at the same place, if any was stopped."""
     raise_if_stopped(max(gather(stop_code())))
 
 
 def stop_code() -> int:
-    """Return whether this process was told to stop, as a number that programs can carry to all
-    processes."""
+    """Return the request to stop as a number, which programs can carry to all processes."""
     check_interrupted()
     return _CAUSES.index(state.cause)
 
@@ -614,10 +602,10 @@ def raise_if_stopped(number: int) -> None:
 
 
 def on_interrupt(number: int, frame: Any) -> None:
-    """Handle Ctrl-C: the first asks a run that can be continued to stop, see `watcher.watched`.
+    """Handle Ctrl-C: the first requests a stop where the run can resume, see `watcher.watched`.
 
-    Another one, and that of other commands, is KeyboardInterrupt, now and, if that is lost in a
-    callback of foreign code, at the next check.
+    A second one, and that of other commands, raises KeyboardInterrupt now and, if a callback of
+    foreign code loses it, at the next check.
     """
     first = not state.interrupted
     state.interrupted = True
@@ -634,13 +622,12 @@ def check_interrupted() -> None:
 
 
 def wait_interruptible(future: Future[T]) -> T:
-    """Return a future's result; raises Preempted if this run is told to stop before it is there."""
+    """Return a future's result; raises Preempted if this run is stopped earlier."""
     return next(completed_interruptible([future])).result()
 
 
 def completed_interruptible(futures: Iterable[Future[T]]) -> Iterator[Future[T]]:
-    """Yield futures as they are done; raises Preempted if this run is told to stop before all
-    are."""
+    """Yield futures as they finish; raises Preempted if this run is stopped before all are done."""
     left = set(futures)
     while left:
         done, left = wait(left, 0, FIRST_COMPLETED)
@@ -653,7 +640,7 @@ def completed_interruptible(futures: Iterable[Future[T]]) -> Iterator[Future[T]]
 
 
 def note_progress(place: str) -> None:
-    """Tell that this process is getting on, and where it is."""
+    """Record that this process makes progress, and its place."""
     state.place = place
     state.marks += 1
 
@@ -662,17 +649,16 @@ def note_progress(place: str) -> None:
 
 
 def status_of(error: BaseException) -> int:
-    """Return the exit status for an error: its `exit_status` if it has one, RESTART where it may be
-    gone next time."""
+    """Return the exit status for an error: its `exit_status` if it has one, RESTART if a retry may
+    succeed."""
     passing = getattr(error, "error_code_string", "") in _PASSING
     return int(getattr(error, "exit_status", RESTART if passing else 1))
 
 
 def leave(status: int) -> int:
-    """End this process at once with an exit status, unless it is alone and nothing is under way;
-    then return it.
+    """Exit this process at once with a status; if it is alone and idle, return the status.
 
-    At the ordinary end of the interpreter JAX would wait for the other processes, and requests for
+    A normal exit of the interpreter would make JAX wait for the other processes, and requests for
     their answers.
     """
     if count() > 1 or state.joining or status in (RESTART, INTERRUPTED):

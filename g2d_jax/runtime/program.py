@@ -1,4 +1,4 @@
-"""A jitted function with the shapes that it is compiled for, and threads that compile it ahead."""
+"""A jitted function with the shapes that it is compiled for, and threads that compile ahead."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from jax.stages import Wrapped
 from g2d_jax.runtime.compile_times import compiling
 
 _under_way = WeakKeyDictionary[Wrapped, list[Future[Any]]]()
-"""Jitted function -> what other threads compile of it, until its next call."""
+"""Jitted function -> its compilations in other threads, until its next call."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a program in a stage, for plans. All figures but the tokens are of one device and
+    """The work of a program in a stage, for plans. All values but the tokens are for one device and
     one call.
 
-    calls: in the whole stage. flops: by models/flops.py, and what remat computes again. moved:
-    bytes from and to memory, at least; None: its arguments and results. temporary: bytes that it
-    needs besides those, by formula. generated, prefilled, scored, trained: tokens of the whole
-    stage on all devices; responses: those that rewards score.
+    calls: in the whole stage. flops: by models/flops.py, with remat's recomputation. moved: least
+    bytes from and to memory; None: its arguments and results. temporary: other bytes that it needs,
+    by formula. generated, prefilled, scored, trained: tokens of the whole stage on all devices;
+    responses: those that rewards score.
 
-    Of decoding: rows: that are decoded together. cached: bytes of keys and values read, not among
-    those moved. columns: of the cache that are read of a row in a step, on average. layers: whose
+    For decoding: rows: decoded together. cached: bytes of keys and values read, not part of
+    `moved`. columns: of the cache, read for a row in a step, on average. layers: those whose
     kernels a GPU launches one after the other, see `capacity.launched_layers`.
     """
 
@@ -51,13 +51,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Program:
-    """A jitted function for arrays of these shapes: runs call it; plans, dry runs and threads that
+    """A jitted function for arrays of these shapes. Runs call it; plans, dry runs and threads that
     compile ahead lower it.
 
-    inputs: a tree of ShapeDtypeStructs with shardings for each argument; arrays may stand in for
-    them. static: its static arguments. trips: of its outermost loop, where the text of the program
-    does not state them. For plans, stage: that runs it; work: what it does there; resident: trees
-    of arrays on the devices meanwhile, which may be among its inputs.
+    inputs: a tree of ShapeDtypeStructs with shardings for each argument, or arrays. static: its
+    static arguments. trips: of its outermost loop, if the program's text does not state them. For
+    plans, stage: that runs it; work: its amount there; resident: trees of arrays on the devices
+    meanwhile, possibly among its inputs.
     """
 
     name: str
@@ -70,16 +70,18 @@ class Program:
     resident: tuple[Any, ...] = ()
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call it on arrays of these shapes; those of the host are put where the inputs lie.
+        """Call it on arrays of these shapes; host arrays are put where the inputs are.
 
-        It waits for what is compiled ahead; what failed there is compiled, and fails, here."""
+        It waits for a compilation ahead; if that failed, this call compiles again and raises the
+        error.
+        """
         if ahead := _under_way.pop(self.function, None):
             with compiling.waiting(self.name):
                 wait(ahead)
         return self.function(*map(put_like, arguments, self.inputs), **self.static)
 
     def lower(self) -> Any:
-        """Lower it for its inputs, ready to be compiled: see jax.stages."""
+        """Lower it for its inputs, ready for compilation: see jax.stages."""
         return self.function.lower(*self.inputs, **self.static)
 
     def beside(self) -> list[Any]:
@@ -91,8 +93,8 @@ class Program:
 
 
 def put_like(tree: Any, like: Any) -> Any:
-    """Put a tree of numbers or of host arrays, which every process holds in full, on the devices as
-    ShapeDtypeStructs say; one that is there stays."""
+    """Put a tree of numbers, or of host arrays that every process holds in full, on the devices as
+    ShapeDtypeStructs state. Arrays already there stay."""
     leaves = jax.tree.leaves(tree)
     if not leaves or isinstance(leaves[0], jax.Array):
         return tree
@@ -105,16 +107,15 @@ def put_like(tree: Any, like: Any) -> Any:
 
 
 class CompileAhead:
-    """Threads that compile, first come first served. JAX keeps what they compile for the call
-    itself."""
+    """Threads that compile, first come first served. JAX keeps the results for the later call."""
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
 
     def compile(self, programs: Iterable[Program]) -> None:
-        """Compile programs in threads, in their order, while this one goes on."""
+        """Compile programs in threads, in their order, while this one continues."""
         if self._threads is None:
-            # XLA uses several threads itself; on a CPU the devices want the cores too
+            # XLA uses several threads itself; on a CPU the devices need the cores too
             count = 1 if jax.default_backend() == "cpu" else max((os.cpu_count() or 1) // 2, 1)
             self._threads = ThreadPoolExecutor(min(count, 4), thread_name_prefix="compiling")
         for program in programs:
@@ -122,7 +123,7 @@ class CompileAhead:
             _under_way.setdefault(program.function, []).append(future)
 
     def close(self) -> None:
-        """Give up what has not begun, and wait for the rest: a thread inside XLA cannot be
+        """Cancel programs in the queue, and wait for the rest: a thread inside XLA cannot be
         stopped."""
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)

@@ -1,17 +1,16 @@
-"""Compiled programs, kept from one stage and from one start to the next.
+"""Compiled programs, kept between stages and between runs.
 
-    Programs        ─► what is made from equal settings is compiled once in a process
-    cached(shared)  ─► JAX's persistent compilation cache, in a folder of the user's own unless told otherwise
+    Programs        ─► programs of equal settings are compiled once in a process
+    cached(shared)  ─► JAX's persistent compilation cache, by default in a folder of the user's
 
-A program that is read back gives the bits of the one that was compiled, also on another number of
-cores: seen on CPU with training and scoring. A CPU's programs hold its instructions: there a folder
-has a part for each kind of processor. Starts at the same time may share a folder, on a local disk
-or an object store: an entry that is cut off, since its writer was killed or is not done, is not
-used.
+A cached program returns the same bits as a compiled one, also on another number of cores: checked
+on CPU with training and scoring. A CPU's programs depend on its instructions, so each kind of
+processor has its own part of a folder. Concurrent runs may share a folder, on a local disk or an
+object store: a truncated entry, from a killed or unfinished writer, is not used.
 
-JAX keeps programs compressed by zlib here, whose checksum finds a damaged entry: JAX then warns, and
-compiles again. Where zstandard is installed JAX would use that. It writes no checksum, and XLA loads
-a damaged program, which then gives wrong numbers.
+JAX compresses programs by zlib here, whose checksum finds a damaged entry: JAX then warns, and
+compiles again. JAX prefers zstandard if it is installed. JAX writes no checksum with zstandard,
+so XLA would load a damaged program, which returns wrong numbers.
 """
 
 from __future__ import annotations
@@ -37,10 +36,9 @@ CACHE = "jax_compilation_cache_dir"
 
 
 class Programs:
-    """The jitted programs of a run, or of the points of a study: what is made from equal settings
-    is compiled once.
+    """The jitted programs of a run, or of the points of a study; equal settings share one program.
 
-    Of each kind the newest few stay, since programs lie in the devices' memory.
+    The newest few of each kind stay, since programs occupy device memory.
     """
 
     MOST = 8
@@ -49,7 +47,7 @@ class Programs:
         self._entries: dict[Callable[..., Any], list[tuple[Any, Any]]] = {}
 
     def get_or_make(self, make: Callable[..., T], *settings: Any, **named: Any) -> T:
-        """Give make(*settings, **named): one that it made lately, if of equal settings, else a new
+        """Return make(*settings, **named): a recent result for equal settings, otherwise a new
         one."""
         entries = self._entries.setdefault(make, [])
         entry = next((entry for entry in entries if entry[0] == (settings, named)), None)
@@ -63,12 +61,12 @@ class Programs:
 
 @contextmanager
 def cached(shared: epath.Path | None = None) -> Iterator[None]:
-    """Keep the programs compiled in this block, and take those kept before. Touches the devices.
+    """Keep the programs compiled in this block, and reuse earlier ones. Initialises the devices.
 
-    The folder is JAX's own setting if there is one (the environment's JAX_COMPILATION_CACHE_DIR),
-    else g2d_jax/compiled in XDG_CACHE_HOME, or in ~/.cache. Of several processes only the first
-    writes, and GPUs agree on kernels while all compile, which one would not that need not: they need
-    a folder that all of them see, and have `shared`, or none. Warns of a folder that cannot be made.
+    The folder is JAX's own setting if there is one (JAX_COMPILATION_CACHE_DIR), otherwise
+    g2d_jax/compiled in XDG_CACHE_HOME, or in ~/.cache. Of several processes only the first writes.
+    GPUs agree on kernels while all compile, so several processes need a folder that all of them see
+    (`shared`), or none. Warns if the folder cannot be created.
     """
     before = folder = getattr(jax.config, CACHE)
     if not before and jax.process_count() > 1:
@@ -85,8 +83,8 @@ def cached(shared: epath.Path | None = None) -> Iterator[None]:
 
 
 def machine() -> str:
-    """Name the folder's part for this process: the platform, and the kind of processor where
-    programs run on that.
+    """Return the folder's part for this process: the platform, and the kind of processor for
+    programs that run on it.
 
     Such as "gpu" or "cpu-1f0c9a42b7d5e683".
     """
@@ -97,8 +95,7 @@ def machine() -> str:
 
 
 def _cpu() -> list[str]:
-    """List the processor's model and instruction sets, as the kernel lists them; elsewhere than on
-    Linux its name."""
+    """List the processor's model and instruction sets from the kernel; outside Linux its name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n", maxsplit=1)[0].splitlines()
     except OSError:
@@ -111,13 +108,13 @@ def _cpu() -> list[str]:
 
 
 def _made(folder: epath.Path) -> str | None:
-    """Make this machine's part of a folder, and return it; None where it cannot be made."""
+    """Create this machine's part of a folder, and return it; None if that fails."""
     part = folder / machine()
     try:
         part.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         warnings.warn(
-            f"compiled programs are not kept: {error}; JAX_COMPILATION_CACHE_DIR names a folder",
+            f"compiled programs are not cached: {error}; set JAX_COMPILATION_CACHE_DIR to a folder",
             stacklevel=2,
         )
         return None
@@ -125,6 +122,6 @@ def _made(folder: epath.Path) -> str | None:
 
 
 def _use(folder: str | None) -> None:
-    """Let JAX use another folder from now on: what it found before is forgotten."""
+    """Let JAX use another folder from now on, without its earlier lookups."""
     jax.config.update(CACHE, folder)
     compilation_cache.reset_cache()

@@ -1,8 +1,8 @@
-"""Parts of large files, read where they lie: on local disk, or on an object store without a copy of
-the file.
+"""Parts of large files, read in place: on local disk, or on an object store without a copy of the
+file.
 
-`storage.py` has whole files. Nothing is mapped into memory: what a part takes is what the caller
-asked for. By hand, as safetensors' safe_open maps files, and reads none on object stores.
+`storage.py` reads whole files. Nothing is memory-mapped: a part uses only its own size.
+safetensors' safe_open maps files, and reads none on object stores.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from g2d_jax.runtime import storage
 
 _REQUEST = 16 << 20  # bytes of one request to an object store
-_TOGETHER = 8  # requests at once: they and the result are all that memory holds
+_TOGETHER = 8  # concurrent requests: memory holds only them and the result
 
 
 def size(path: storage.PathLike) -> int:
@@ -26,9 +26,9 @@ def size(path: storage.PathLike) -> int:
 
 
 def read(path: storage.PathLike, start: int, length: int) -> np.ndarray:
-    """Return uint8 [length]: the bytes from `start` on, in an array of their own.
+    """Return uint8 [length]: the bytes from `start`, in a new array.
 
-    Raises ValueError naming the file if it ends before that, and OSErrors as `size` does.
+    Raises ValueError naming the file if it ends earlier, and OSErrors like `size`.
     """
     with storage.naming("read", path):
         if storage.is_local(path):
@@ -38,7 +38,7 @@ def read(path: storage.PathLike, start: int, length: int) -> np.ndarray:
     if len(data) != length:
         end = start + len(data)
         raise ValueError(
-            f"{os.fspath(path)} ended at byte {end}, while {length} from {start} on were read"
+            f"{os.fspath(path)} ends at byte {end}, but {length} bytes from {start} were requested"
         )
     return data
 

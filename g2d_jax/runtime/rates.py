@@ -1,21 +1,21 @@
-"""Rates of devices by their kind: for plans, and for what a run chooses by formula.
+"""Rates of devices by their kind: for plans, and for a run's choices by formula.
 
-Sources: TPUs: docs.cloud.google.com/tpu/docs/v5e, v5p, v6e and tpu7x, "Key specifications". A
-chip's inter-chip bandwidth is stated there for both directions together; half of it is one
-direction. The data centre's network is stated for a chip, for v5e for a pod of 256 (6.4 Tbit/s).
-GPUs: NVIDIA's data sheets of the A100 80GB SXM, the H100 SXM, the H200 SXM and the L40S, dense
-bfloat16, NVLink 600 and 900 GB/s both directions, PCIe 4.0 x16 for the L40S. Between hosts of eight
-GPUs, assumed: a network adapter for each GPU as in NVIDIA's DGX, 200 Gbit/s beside an A100 and 400
-beside an H100 or H200; 400 Gbit/s for all eight L40S, as in AWS's g6e.48xlarge.
+Sources: TPUs: docs.cloud.google.com/tpu/docs/v5e, v5p, v6e and tpu7x, "Key specifications". They
+state a chip's inter-chip bandwidth for both directions; half of it is one direction. The data
+centre's network is stated for a chip, for v5e for a pod of 256 (6.4 Tbit/s). GPUs: NVIDIA's data
+sheets of the A100 80GB SXM, the H100 SXM, the H200 SXM and the L40S, dense bfloat16, NVLink 600 and
+900 GB/s both directions, PCIe 4.0 x16 for the L40S. Assumed between hosts of eight GPUs: a network
+adapter for each GPU as in NVIDIA's DGX, 200 Gbit/s for an A100 and 400 for an H100 or H200; 400
+Gbit/s for all eight L40S, as in AWS's g6e.48xlarge.
 
-What of these rates programs reach is fitted to three published figures, one a kind of chip, and
-held to others (benchmarks/published.py): Llama-3.1-8B trained on v6e and Llama-2-70B on v5p by
-MaxText, a GRPO step of Llama-3.1-8B on H100 by NeMo-RL. A v5e is taken to reach what a v5p does,
-which MaxText's figures for it agree with; the other GPUs what an H100 does. For tpu7x nothing was
-found: it is taken for a v6e, the lower of the two.
+The share of these rates that programs reach is fitted to three published results, one a kind of
+chip, and tested on others (benchmarks/published.py): Llama-3.1-8B trained on v6e and Llama-2-70B on
+v5p by MaxText, a GRPO step of Llama-3.1-8B on H100 by NeMo-RL. A v5e is assumed to reach the share
+of a v5p, which agrees with MaxText's results for it; the other GPUs that of an H100. For tpu7x no
+result was found: it is assumed to reach that of a v6e, the lower of the two.
 
-What a collective waits, and what a kernel takes to be launched, is estimated: no source states it,
-and nothing here has been timed.
+The latency of a collective and of a kernel launch is estimated: no source states it, and it has not
+been measured.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 
 
 class Seconds(NamedTuple):
-    """The parts of a program's time in seconds: what each takes at a device's stated rates.
+    """The parts of a program's time in seconds, each at a device's stated rates.
 
-    products: floating-point operations. memory: bytes read and written. cache: keys and values that
-    a decode step reads besides. links: bytes sent. network: those of them that leave a slice, or a
-    host of GPUs. waits: for collectives to begin and kernels to be launched, which no rate covers.
+    products: floating-point operations. memory: bytes read and written. cache: other keys and
+    values that a decode step reads. links: bytes sent. network: those that leave a slice, or a host
+    of GPUs. waits: latency of collectives and kernel launches, which no rate covers.
     """
 
     products: float = 0.0
@@ -40,12 +40,12 @@ class Seconds(NamedTuple):
     waits: float = 0.0
 
     def one_by_one(self) -> float:
-        """Sum the parts of a decode step without its waits: each product waits for what is sent
-        before it. Weights are read while products are computed."""
+        """Return the sum of the parts of a decode step without its waits: each product waits for
+        the previous transfer. Weights are read while products are computed."""
         return max(self.products, self.memory) + self.cache + self.links + self.network
 
     def at_once(self) -> float:
-        """Return the longest part of a program over many tokens: the others go on meanwhile."""
+        """Return the longest part of a program over many tokens: the others overlap with it."""
         return max(self.products, self.memory + self.cache, self.links, self.network)
 
 
@@ -54,12 +54,12 @@ class Rates:
     """The rates of one device as JAX counts them.
 
     flops: dense bfloat16 operations/s. bandwidth: of its memory, bytes/s. link: bytes/s to other
-    devices in one direction, over all links. network: its share of what leaves its slice, or its
-    host of GPUs, bytes/s in one direction. axes: of the torus, on each of which a chip has two
-    links; 0: its links go to a switch, and all of them to any device. latency: seconds that a
-    collective takes of however few bytes. launches: seconds in which the kernels of one layer of a
-    decode step are launched, where the host does it one by one. reached: share of the stated rates
-    of products, memory, links and network that programs reach.
+    devices in one direction, over all links. network: its share of the traffic out of its slice, or
+    its host of GPUs, bytes/s in one direction. axes: of the torus, with two links of a chip on
+    each; 0: its links go to a switch, and all of them to any device. latency: seconds of a
+    collective of any size. launches: seconds of launching the kernels of one layer of a decode
+    step, if the host launches them one by one. reached: share of the stated rates of products,
+    memory, links and network that programs reach.
     """
 
     flops: float
@@ -72,23 +72,23 @@ class Rates:
     reached: float
 
     def group_link(self, axes: int) -> float:
-        """Return the bytes/s in one direction that a device has to others of a group, which extends
-        along so many axes of the torus, and goes round on none."""
+        """Return a device's bytes/s in one direction to others of a group that spans this many axes
+        of the torus, without wrapping around any."""
         if not self.axes:
             return self.link
         return self.link * min(max(axes, 1), self.axes) / (2 * self.axes)
 
     def step_seconds(self, parts: Seconds) -> float:
-        """Estimate how long a decode step takes: the sum of its parts and waits."""
+        """Estimate the seconds of a decode step: the sum of its parts and waits."""
         return parts.one_by_one() / self.reached + parts.waits
 
     def pass_seconds(self, parts: Seconds) -> float:
-        """Estimate how long a program over many tokens takes: as long as its longest part."""
+        """Estimate the seconds of a program over many tokens: its longest part."""
         return parts.at_once() / self.reached
 
 
 V5P, V6E, H100 = 0.764, 0.472, 0.395
-"""Share of the stated rates that is reached, fitted."""
+"""Reached share of the stated rates, fitted."""
 
 
 def _tpu(
@@ -112,7 +112,7 @@ RATES = {
     "l40s": _gpu(362, 864, 32, 6.25),
 }
 
-# A part of what JAX calls the devices; of two that fit the first one counts.
+# Part of JAX's name of the device; the first match counts.
 _KINDS = {
     "TPU v5 lite": "v5e",
     "TPU v5e": "v5e",
@@ -129,11 +129,11 @@ _MIDDLING = {"tpu": "v6e", "gpu": "a100-80"}
 
 
 def kind_of(device: Any) -> str:
-    """Return the name of a JAX device's kind in RATES; "" for a kind that is not there."""
+    """Return the name of a JAX device's kind in RATES; "" for an unknown kind."""
     return next((kind for part, kind in _KINDS.items() if part in device.device_kind), "")
 
 
 def rates_of(device: Any) -> Rates:
-    """Return the rates of a JAX device, of a kind that is not known those of a middling one of its
+    """Return the rates of a JAX device; for an unknown kind, those of an average one of its
     platform."""
     return RATES[kind_of(device) or _MIDDLING.get(device.platform, "v6e")]

@@ -4,9 +4,9 @@ Paths are strings, `os.PathLike` or `epath.Path`; "gs://…" and "s3://…" go t
 `fsspec`. An object store has neither append nor atomic rename, but a whole object appears at once.
 So:
 
-    one file    local: written beside its target, synced, moved over it; elsewhere: one whole-object write
-    a stage     finished when its manifest, written last, says so
-    a log       numbered segments, a new one for each process start; local: appended; elsewhere: rewritten whole
+    one file    local: written next to its target, synced, renamed; else: one whole-object write
+    a stage     finished when its manifest, written last, states it
+    a log       numbered segments, one a process start; local: appended; else: rewritten whole
 
 JSON written here is ASCII with sorted keys. Standard JSON has no NaN: non-finite numbers are
 written as the strings "NaN", "Infinity" and "-Infinity", which Python's `float()` and JavaScript's
@@ -38,10 +38,10 @@ PathLike: TypeAlias = str | os.PathLike[str]
 
 MANIFEST = "manifest.json"
 MOST_JSON = 256 << 20
-"""Bytes of a JSON file, at most: Python's objects take several times as much."""
+"""Most bytes of a JSON file: Python's objects use several times as much."""
 _SEGMENT = re.compile(r"(\d{5,})\.jsonl")
-_EXTRAS = {"gs": "gcs", "s3": "s3"}  # scheme of a URL: the extra that installs its driver
-# packages that raise errors of their own
+_EXTRAS = {"gs": "gcs", "s3": "s3"}  # scheme of a URL -> the extra that installs its driver
+# packages with their own exceptions
 _DRIVERS = {
     "aiobotocore",
     "aiohttp",
@@ -53,12 +53,12 @@ _DRIVERS = {
 
 for (
     _scheme
-) in _EXTRAS:  # else a listing made once hides what other processes, and Orbax, write later
+) in _EXTRAS:  # otherwise an old listing hides later writes of other processes, and of Orbax
     fsspec.config.conf.setdefault(_scheme, {}).setdefault("use_listings_cache", False)
 
 
 class StoreUnavailable(OSError):
-    """An object store did not do what it was asked: it may next time."""
+    """A failed operation of an object store: a retry may succeed."""
 
     exit_status = 75  # see processes.RESTART
 
@@ -76,7 +76,7 @@ def check_driver(path: PathLike) -> None:
     scheme = os.fspath(path).partition("://")[0]
     if scheme not in _EXTRAS:
         raise ValueError(
-            f"{os.fspath(path)}: paths are local, gs://BUCKET/… or s3://BUCKET/…, not {scheme}://"
+            f"{os.fspath(path)}: use a local path, gs://BUCKET/… or s3://BUCKET/…, not {scheme}://"
         )
     try:
         fsspec.get_filesystem_class(scheme)
@@ -88,11 +88,9 @@ def check_driver(path: PathLike) -> None:
 
 @contextlib.contextmanager
 def naming(action: str, path: PathLike) -> Iterator[None]:
-    """Add the path to an OSError (that of a full disk names none); the kind of error stays the
-    same.
+    """Add the path to an OSError (that of a full disk has none); the kind of error stays the same.
 
-    Errors of an object store's driver that are none (no credentials, no connection) become
-    OSErrors.
+    Other errors of an object store's driver (no credentials, no connection) become OSErrors.
     """
     try:
         yield
@@ -117,7 +115,8 @@ def naming(action: str, path: PathLike) -> Iterator[None]:
 
 
 def _is_of_a_driver(error: Exception) -> bool:
-    """Tell an error of an object store's driver, no connection say, from one of the system."""
+    """Return whether an error is from an object store's driver, such as no connection, not the
+    system."""
     return type(error).__module__.partition(".")[0] in _DRIVERS
 
 
@@ -127,7 +126,7 @@ HUB_ANSWERS = {
         "login`"
     ),
     403: (
-        "you have no access: if it is gated, accept its licence on its page of the hub; log in with "
+        "you have no access: if it is gated, accept its licence on its hub page; log in with "
         "`hf auth login` and a token that may read it, or write to it for a push"
     ),
     404: "there is no such repository, revision or file: check the name",
@@ -135,9 +134,9 @@ HUB_ANSWERS = {
 
 
 def hub_reason(error: BaseException) -> str:
-    """Say in a line why the Hugging Face hub did not do a request, and what to do.
+    """Return in a line why the Hugging Face hub refused a request, and how to fix it.
 
-    error: any that the hub's libraries raised; its causes are looked at too.
+    error: any error of the hub's libraries; its causes count too.
     """
     from huggingface_hub import errors
 
@@ -156,8 +155,8 @@ def hub_reason(error: BaseException) -> str:
     silent = (ConnectionError, TimeoutError, socket.gaierror, errors.LocalEntryNotFoundError)
     if not answers and any(isinstance(each, silent) for each in chain):
         return (
-            "the hub cannot be reached from here: check the network (HF_HUB_OFFLINE, HTTPS_PROXY), or "
-            "download what you need on another machine and give the path"
+            "this machine cannot reach the hub: check the network (HF_HUB_OFFLINE, HTTPS_PROXY), "
+            "or download the files on another machine and set the path"
         )
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]:.300}"
 
@@ -171,7 +170,7 @@ def read_bytes(path: PathLike) -> bytes:
 def write_bytes(path: PathLike, data: bytes) -> None:
     """Write a whole file, so that a reader sees the old content or the new, never a part.
 
-    Missing folders are made. Raises OSError naming the path; the old file is then still there.
+    Missing folders are created. Raises OSError naming the path, and keeps the old file.
     """
     target = epath.Path(path)
     with naming("write", target):
@@ -192,25 +191,25 @@ def write_bytes(path: PathLike, data: bytes) -> None:
             raise
         handle = os.open(target.parent, os.O_RDONLY)
         try:
-            os.fsync(handle)  # else a power cut may take the new name
+            os.fsync(handle)  # otherwise a power cut may lose the new name
         finally:
             os.close(handle)
 
 
 POINTER = b"version https://git-lfs.github.com/spec/"
-"""The first bytes of a file that stands for another one in Git LFS."""
+"""The first bytes of a Git LFS pointer."""
 
 
 class IsPointer(ValueError):
-    """A file that is Git LFS's pointer to the one that is wanted."""
+    """A Git LFS pointer in place of the wanted file."""
 
 
 def refuse_pointer(path: PathLike, beginning: bytes) -> None:
-    """Raise IsPointer for a file that begins as one."""
+    """Raise IsPointer for a file that begins like one."""
     if beginning.startswith(POINTER):
         raise IsPointer(
-            f"{os.fspath(path)} is not the file itself but Git LFS's pointer to it: run `git lfs "
-            "pull` where it was cloned, or `hf download` the repository"
+            f"{os.fspath(path)} is only Git LFS's pointer to the file: run `git lfs pull` in its "
+            "clone, or `hf download` the repository"
         )
 
 
@@ -230,7 +229,7 @@ def plain(value: Any, *, spell: bool = True) -> Any:
     if isinstance(value, Mapping):
         if wrong := [key for key in value if not isinstance(key, str)]:
             raise TypeError(
-                f"keys of JSON objects are strings, got {wrong[0]!r:.100}: write str(key)"
+                f"keys of JSON objects must be strings, got {wrong[0]!r:.100}: write str(key)"
             )
         return {key: plain(item, spell=spell) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -246,12 +245,12 @@ def plain(value: Any, *, spell: bool = True) -> Any:
 
 
 def fingerprint(value: Any) -> str:
-    """16 hex digits that name a value: BLAKE2b of its canonical JSON, equal in every process and on
-    every machine.
+    """Return 16 hex digits that identify a value: BLAKE2b of its canonical JSON, equal in every
+    process and on every machine.
 
-    The order of keys does not matter, nor whether a sequence is a tuple, list or array; 1, 1.0 and
-    True differ; floats count by their exact value, so float32(0.1) is not 0.1. Raises TypeError as
-    `plain` does.
+    The order of keys, and the type of a sequence (tuple, list or array), do not matter; 1, 1.0 and
+    True differ; floats count by their exact value, so float32(0.1) is not 0.1. Raises TypeError
+    like `plain`.
     """
     text = json.dumps(plain(value, spell=False), sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode("ascii"), digest_size=8).hexdigest()
@@ -277,26 +276,24 @@ def read_json(path: PathLike) -> Any:
     """Read a JSON file. Raises FileNotFoundError, or ValueError naming file, line and column if
     damaged.
 
-    One of more than MOST_JSON bytes is refused: it is none of ours, nor of a model's.
+    A file of more than MOST_JSON bytes is refused: it is neither ours nor a model's.
     """
     with naming("read", path), epath.Path(path).open("rb") as file:
         data = file.read(MOST_JSON + 1)
     if len(data) > MOST_JSON:
         raise ValueError(
-            f"{os.fspath(path)} has more than {MOST_JSON:,} bytes, the most of a JSON file that "
-            "are read"
+            f"{os.fspath(path)} has more than {MOST_JSON:,} bytes, the limit for JSON files"
         )
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:  # the latter: nested too deeply
         raise ValueError(
-            f"{os.fspath(path)} is not valid JSON, it was cut off or edited: {error}"
+            f"{os.fspath(path)} is not valid JSON; it was truncated or edited: {error}"
         ) from error
 
 
 def read_informing(path: PathLike) -> tuple[dict[str, Any], str]:
-    """Read a JSON object that only informs, and what is wrong with it: ({}, "") where there is no
-    such file."""
+    """Read an informative JSON object, and its fault: ({}, "") if there is no such file."""
     try:
         content = read_json(path)
     except FileNotFoundError:
@@ -311,20 +308,20 @@ def read_informing(path: PathLike) -> tuple[dict[str, Any], str]:
 
 
 def unfinish(stage_dir: PathLike) -> None:
-    """Take back that a stage is finished: it goes on."""
+    """Mark a stage as not finished: it continues."""
     (epath.Path(stage_dir) / MANIFEST).unlink(missing_ok=True)
 
 
 class Appender:
     """Grow one new file. For one thread.
 
-    Local: every write reaches the operating system at once, so it survives the death of the
-    process. Elsewhere: the object is rewritten whole, at most once in `pause` seconds (stores take
-    about one write of an object a second); `flush` and `close` write the rest.
+    Local: every write reaches the operating system at once, so it survives a crash of the process.
+    Elsewhere: the object is rewritten whole, at most once in `pause` seconds (stores allow about
+    one write of an object a second); `flush` and `close` write the rest.
     """
 
     def __init__(self, path: PathLike, *, pause: float = 1.0) -> None:
-        """Raise FileExistsError if a local file is there already."""
+        """Raise FileExistsError if a local file exists already."""
         self.path, self.size = epath.Path(path), 0  # bytes
         self._pause, self._written_at = pause, -math.inf
         self._whole, self._written = bytearray(), 0
@@ -335,8 +332,8 @@ class Appender:
                 self._file = open(self.path, "xb", buffering=0)  # noqa: SIM115 (closed in close)
 
     def write(self, data: bytes) -> None:
-        """Append data. Raises OSError naming the path; a part of the data may then be in the
-        file."""
+        """Append data. Raises OSError naming the path; the file may then hold a part of the
+        data."""
         self.size += len(data)
         if self._file is None:
             self._whole += data
@@ -349,7 +346,7 @@ class Appender:
                 rest = rest[self._file.write(rest) :]
 
     def flush(self) -> None:
-        """Make all that was written durable."""
+        """Make all written data durable."""
         with naming("write", self.path):
             if self._file is not None:
                 os.fsync(self._file.fileno())
@@ -358,7 +355,7 @@ class Appender:
                 self._written_at, self._written = time.monotonic(), self.size
 
     def close(self) -> None:
-        """Flush and close; nothing may be written afterwards."""
+        """Flush and close; later writes are an error."""
         with self._file or contextlib.nullcontext():
             self.flush()
 
@@ -367,9 +364,8 @@ class Segments:
     """A log of JSON records in numbered files FOLDER/00000.jsonl, 00001.jsonl …, one record a line.
     For one thread.
 
-    Each object (each process start) opens a new segment at its first record, and another whenever
-    one has grown over `limit` bytes, so that no old file is ever appended to and a rewrite on an
-    object store stays small.
+    Each object (each process start) opens a new segment at its first record, and another after
+    `limit` bytes. So no old file is ever appended to, and a rewrite on an object store stays small.
     """
 
     def __init__(self, folder: PathLike, *, limit: int = 1 << 20, pause: float = 1.0) -> None:
@@ -390,13 +386,13 @@ class Segments:
             self._current = Appender(self.folder / f"{number:05d}.jsonl", pause=self._pause)
         try:
             self._current.write(line)
-        except OSError:  # the line may be torn, which only the end of a segment may be
+        except OSError:  # the line may be torn, which is allowed only at the end of a segment
             with contextlib.suppress(OSError):
                 self.close()
             raise
 
     def flush(self) -> None:
-        """Make all records durable: before a checkpoint that counts on them."""
+        """Make all records durable: before a checkpoint that relies on them."""
         if self._current is not None:
             self._current.flush()
 
@@ -424,10 +420,9 @@ def read_segments(
 ) -> list[dict[str, Any]]:
     """Read all records of a log in the order written; [] if there are none.
 
-    A segment's last line may be torn (the process died while writing it) and is then left out.
-    Raises ValueError naming file and line for any other damage, and OSError; with `damaged`, for a
-    log that only informs, that is called with each such message, and the line, or the file, is left
-    out.
+    A segment's last line may be torn (the process died while writing it) and is then ignored.
+    Raises ValueError naming file and line for other damage, and OSError. For an informative log,
+    `damaged` receives each such message instead, and the line, or the file, is ignored.
     """
 
     def refuse(message: str, cause: Exception | None = None) -> None:
@@ -459,7 +454,7 @@ def read_segments(
             except (ValueError, RecursionError) as error:
                 if number > len(lines):  # no newline after it: empty, or torn
                     break
-                refuse(f"{path}, line {number}: not valid JSON, the log is damaged: {error}", error)
+                refuse(f"{path}, line {number}: not valid JSON; the log is damaged: {error}", error)
                 continue
             if isinstance(record, dict):
                 records.append(record)

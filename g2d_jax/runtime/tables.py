@@ -1,9 +1,9 @@
-"""Rollouts, preferences and columns of figures as Parquet parts, which pandas, TRL and `datasets`
-read as they are.
+"""Rollouts, preferences and columns of numbers as Parquet parts, which pandas, TRL and `datasets`
+read directly.
 
-A part is one file, written whole (see `storage.write_bytes`), its pages check-summed. Arrays and
-numbers come back bit for bit. Text comes back as it was, but for lone surrogates, which Parquet's
-UTF-8 cannot hold: see `safe_text`.
+A part is one file, written whole (see `storage.write_bytes`), with checksums of its pages. Arrays
+and numbers are read back bit for bit. So is text, except for lone surrogates, which Parquet's UTF-8
+cannot hold: see `safe_text`.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ ROLLOUTS = pa.schema(
         pa.field("parts", pa.map_(pa.string(), pa.float64())),
     ]
 )
-"""Columns of rollouts/*.parquet. reward is null where the verifier abstained; truncated:
-stop_reason is "length"; parts: `Score.parts`."""
+"""Columns of rollouts/*.parquet. reward is null if the verifier abstained; truncated: stop_reason
+is "length"; parts: `Score.parts`."""
 
 
 _ARRAYS: dict[str, Any] = {
@@ -70,22 +70,20 @@ def _preferences(text: pa.DataType) -> pa.Schema:
     return pa.schema([*columns, *_required(problem_id=pa.string()), *rewards, *truncated])
 
 
-# null, or no such column, in what was made elsewhere
+# null or missing in files from other tools
 _TRUNCATED = (
     "chosen_truncated",
     "rejected_truncated",
 )
 PREFERENCES = _preferences(pa.string())
-"""Columns of preferences/*.parquet where prompts are strings."""
+"""Columns of preferences/*.parquet for string prompts."""
 CHAT_PREFERENCES = _preferences(_CHAT)
-"""The same where prompts are conversations: chosen and rejected are lists of one assistant
-message."""
+"""The same for conversations as prompts: chosen and rejected are lists of one assistant message."""
 _REQUIRED = set(PREFERENCES.names) - set(_TRUNCATED)
 
 
 def safe_text(text: str) -> str:
-    """Replace each lone surrogate, which UTF-8 cannot hold, by U+FFFD. All else stays, NUL
-    included."""
+    """Replace each lone surrogate, which UTF-8 cannot hold, by U+FFFD. NUL and all others stay."""
     return _SURROGATE.sub("\ufffd", text)
 
 
@@ -111,8 +109,7 @@ def _rollout_columns(rows: Sequence[ScoredRollout]) -> dict[str, Any]:
 def _columns(
     records: Sequence[Any], names: Iterable[str], arrays: Mapping[str, type[np.generic]]
 ) -> dict[str, Any]:
-    """Return columns of records by the names of their fields. arrays: types of fields that are
-    arrays."""
+    """Return columns of records by field name. arrays: types of the array fields."""
     columns: dict[str, Any] = {}
     for name in names:
         columns[name] = list(map(attrgetter(name), records))
@@ -140,10 +137,9 @@ def _rollout(row: Mapping[str, Any]) -> ScoredRollout:
 
 
 def write_preferences(path: PathLike, rows: Sequence[Preference]) -> None:
-    """Write one part, columns `PREFERENCES`, or `CHAT_PREFERENCES` where the prompts are
-    conversations.
+    """Write one part, columns `PREFERENCES`, or `CHAT_PREFERENCES` for conversations.
 
-    Raises ValueError if the rows mix both, for a message with other fields than role and content,
+    Raises ValueError if the rows mix both, for a message with fields other than role and content,
     and for an array of another dtype or rank; OSError.
     """
     ids = dict.fromkeys(("prompt_ids", "chosen_ids", "rejected_ids"), np.int32)
@@ -170,7 +166,7 @@ def _messages(prompt: Prompt) -> str | list[dict[str, str]]:
 
 
 def read_preferences(path: PathLike) -> list[Preference]:
-    """Read the rows of a part, or of all parts of a folder in the order of their names; raises as
+    """Read the rows of a part, or of all parts of a folder in the order of their names; raises like
     `read_rollouts`.
 
     Raises ValueError too for a folder whose index, _manifest.json, lists other parts: its writing
@@ -188,10 +184,10 @@ def read_preferences(path: PathLike) -> list[Preference]:
 
 
 def has_preferences(path: PathLike) -> bool:
-    """Tell whether a file, or every part of a folder, is Parquet with all columns of `PREFERENCES`
-    that must be there.
+    """Return whether a file, or every part of a folder, is Parquet with all required columns of
+    `PREFERENCES`.
 
-    Then `read_preferences` reads it. False for what is no readable Parquet, and without parts.
+    If so, `read_preferences` can read it. False for unreadable Parquet, and without parts.
     """
     source = epath.Path(path)
     with naming("list", source):
@@ -200,14 +196,14 @@ def has_preferences(path: PathLike) -> bool:
 
 
 def _parts(source: epath.Path) -> list[epath.Path]:
-    """List the parts of a folder in the order of their names; a file is its own."""
+    """List the parts of a folder in the order of their names; a file is its own part."""
     if source.is_dir():
         return sorted(source.glob("*.parquet"))
     return [source]
 
 
 def _names(part: epath.Path) -> set[str]:
-    """Return the names of a Parquet file's columns; none for what is no readable Parquet."""
+    """Return the names of a Parquet file's columns; none if it is unreadable."""
     try:
         with part.open("rb") as file:
             return set(pq.read_schema(file).names)
@@ -219,7 +215,7 @@ def _preference(row: dict[str, Any]) -> Preference:
     if isinstance(row["prompt"], str):
         return Preference(**row)
     if not row["prompt"]:
-        raise ValueError("a prompt has at least one message")
+        raise ValueError("a prompt needs at least one message")
     prompt = tuple(map(_message, row["prompt"]))
     replies = {"chosen": _reply(row["chosen"]), "rejected": _reply(row["rejected"])}
     return Preference(**{**row, **replies, "prompt": prompt})
@@ -229,20 +225,20 @@ def _message(message: Mapping[str, Any]) -> dict[str, str]:
     match message:
         case {"role": str(role), "content": str(content)} if len(message) == 2:
             return {"role": safe_text(role), "content": safe_text(content)}
-    raise ValueError(f"a chat message has the text fields role and content, got {message!r:.200}")
+    raise ValueError(f"a chat message needs the text fields role and content, got {message!r:.200}")
 
 
 def _reply(messages: Sequence[Mapping[str, Any]]) -> str:
     read = list(map(_message, messages))
     if len(read) != 1 or read[0]["role"] != "assistant":
-        raise ValueError(f"a completion is one assistant message, got {messages!r:.200}")
+        raise ValueError(f"a completion must be one assistant message, got {messages!r:.200}")
     return read[0]["content"]
 
 
 def write_columns(path: PathLike, columns: Mapping[str, np.ndarray | list[str]]) -> None:
     """Write a table of named columns [N]: arrays of numbers or booleans, or lists of texts.
 
-    Raises ValueError for what fits no column and for columns of different lengths; OSError.
+    Raises ValueError for unsupported values and for columns of different lengths; OSError.
     """
     arrays: dict[str, Any] = dict(columns)
     for name, values in columns.items():
@@ -266,8 +262,7 @@ def _ragged(name: str, arrays: Sequence[np.ndarray], dtype: type[np.generic]) ->
 
 
 def _rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Make a dict of every row; arrays are its own, so that one row which stays does not keep the
-    part."""
+    """Build a dict of every row. Arrays are copies, so that one kept row does not keep the part."""
     columns: list[list[Any]] = []
     for column in table.columns:
         if column.type in (_IDS, _NATS):
@@ -297,7 +292,7 @@ def _read_parts(
     with naming("list", source):
         parts = _parts(source)
     if not parts:
-        raise FileNotFoundError(f"no *.parquet in {source}")
+        raise FileNotFoundError(f"{source} has no *.parquet file")
     rows: list[_Row] = []
     for part in parts:
         data = pa.BufferReader(read_bytes(part))
@@ -309,13 +304,13 @@ def _read_parts(
             ValueError,
             OSError,
         ) as error:  # Arrow raises an OSError for some damage
-            raise ValueError(f"{part} is damaged or not a part written here: {error}") from error
+            raise ValueError(f"{part} is damaged or from another program: {error}") from error
     return rows
 
 
 def _conform(table: pa.Table, schemas: Sequence[pa.Schema]) -> pa.Table:
-    """Give the table the columns and types of one of the schemas (all have the same names); raises
-    if it differs."""
+    """Give the table the columns and types of one of the schemas (all have the same names). Raises
+    ValueError if it differs."""
     names = schemas[0].names
     if len(set(table.column_names)) < table.num_columns:
         raise ValueError(f"it has a column twice, of {', '.join(table.column_names)}")
@@ -328,9 +323,7 @@ def _conform(table: pa.Table, schemas: Sequence[pa.Schema]) -> pa.Table:
     table.validate(full=True)
     nested = pa.types.is_nested(table.schema.field(0).type)  # of a prompt: a conversation
     table = table.cast(schemas[-1] if nested else schemas[0])
-    for (
-        field
-    ) in table.schema:  # Arrow itself looks for missing lists, not for what is missing inside
+    for field in table.schema:  # Arrow itself checks for missing lists, not for missing items
         is_array = field.type in (_IDS, _NATS)
         if is_array and pc.list_flatten(table[field.name]).null_count:
             raise ValueError(f"column {field.name} has nulls")

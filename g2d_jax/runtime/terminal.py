@@ -1,9 +1,8 @@
-"""Text from files, models and servers as a terminal may see it: nothing in it steers, and it has an
-end.
+"""Text from files, models and servers, made safe for a terminal: without control codes, and of
+limited length.
 
-All that a command prints goes through here: its lines (`processes.say`, `cli`), what a run says and
-its tables (`tracking.Screen`), and the tracebacks of errors that nobody expected
-(`clean_tracebacks`).
+Everything that a command prints goes through here: its lines (`processes.say`, `cli`), a run's
+messages and tables (`tracking.Screen`), and tracebacks of unexpected errors (`clean_tracebacks`).
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from collections.abc import Callable
 from types import TracebackType
 
 MOST = 10_000
-"""Characters of a message, at most."""
+"""Most characters of a message."""
 
 MOST_TRACED = 50_000
-"""Characters of a traceback, at most."""
+"""Most characters of a traceback."""
 
 _UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control, format (text direction), surrogates, separators
 
 
 def clean(text: str, *, newlines: bool = True) -> str:
-    r"""Show every character that could steer a terminal as its escape, such as \x1b."""
+    r"""Show every character that could control a terminal as its escape, such as \x1b."""
     keep = "\n" if newlines else ""
     return "".join(
         char
@@ -41,7 +40,8 @@ def counted(count: float, what: str) -> str:
 
 
 def shortened(text: str, most: int = MOST) -> str:
-    """Leave out the middle of a text of more than so many characters, and say how much that is."""
+    """Remove the middle of a text of more than `most` characters, and state how much was
+    removed."""
     if len(text) <= most:
         return text
     head = most * 2 // 3
@@ -50,14 +50,15 @@ def shortened(text: str, most: int = MOST) -> str:
 
 
 def shown(text: str, most: int = MOST) -> str:
-    """Clean a text and shorten it to about so many characters."""
+    """Clean a text and shorten it to about `most` characters."""
     return shortened(clean(shortened(text, most)), most)
 
 
 def clean_tracebacks() -> Callable[[], None]:
-    """Have this process print tracebacks cleaned: exceptions hold what files and servers said.
+    """Clean the tracebacks that this process prints: exceptions may hold text from files and
+    servers.
 
-    Returns what undoes it.
+    Returns a function that restores the default.
     """
     before, before_of_threads = sys.excepthook, threading.excepthook
     sys.excepthook = _print_traceback

@@ -1,4 +1,4 @@
-"""Threads that do something again and again while a block runs, or once for each of many things."""
+"""Threads that repeat calls during a block, or make one call for each of many items."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ S = TypeVar("S")
 def repeating(
     *calls: tuple[float, Callable[[], object]], patience: float | None = None
 ) -> Iterator[None]:
-    """Make each call every so many seconds, in a thread of its own, while the block runs; then wait
-    for the threads.
+    """Repeat each call at its interval in seconds, in a thread of its own, during the block; then
+    wait for the threads.
 
-    patience: seconds to wait for each of them at most, None for as long as its call takes.
+    patience: most seconds to wait for each thread, None to wait until its call ends.
     """
     closing = threading.Event()
 
@@ -40,11 +40,11 @@ def repeating(
 
 
 def in_daemons(call: Callable[[S], T], things: Iterable[S], count: int) -> list[Future[T]]:
-    """Make a call for each thing, in so many threads, and return the futures of the results, in
+    """Make a call for each item, in `count` threads, and return the futures of the results, in
     order.
 
-    Cancel those that are not wanted any more. Unlike with a ThreadPoolExecutor the end of the
-    program waits for none.
+    Cancel the futures that you no longer need. Unlike a ThreadPoolExecutor, these threads do not
+    delay the program's end.
     """
     left: queue.SimpleQueue[tuple[Future[T], S]] = queue.SimpleQueue()
     futures = []

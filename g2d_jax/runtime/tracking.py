@@ -1,11 +1,12 @@
-"""Watching a run: metrics and completions on disk, TensorBoard, Weights & Biases, and the console.
+"""Records of a run: metrics and completions on disk, TensorBoard, Weights & Biases, and the
+console.
 
-    Tracker ─► WORKDIR/metrics/*.jsonl      what was logged: the report reads this, the rest mirrors it
-            ─► WORKDIR/samples/*.jsonl      tables of completions
-            ─► WORKDIR/tensorboard/         scalars "stage/metric" over the stage's steps
-            ─► Weights & Biases             the same, one run for the life of the work directory
-            ─► Screen                       a progress bar, messages and tables; plain lines when not a terminal;
-                                            which program compiles while nothing else happens
+    Tracker ─► WORKDIR/metrics/*.jsonl   all logs: reports read this, the rest mirrors it
+            ─► WORKDIR/samples/*.jsonl   tables of completions
+            ─► WORKDIR/tensorboard/      scalars "stage/metric" over the stage's steps
+            ─► Weights & Biases          the same, one run for the life of the work directory
+            ─► Screen                    a progress bar, messages and tables; plain lines without a
+                                         terminal; the program that compiles
 
 Metric names are TRL's, where it has one: reward, reward_std, frac_reward_zero_std,
 completions/mean_length, completions/clipped_ratio, kl, entropy, clip_ratio/*, sampling/*,
@@ -71,13 +72,12 @@ WHOLE = 20
 """Characters of a cell that stays on one line of a terminal."""
 
 MOST_SAID = 200_000
-"""Characters of one message on the screen, at most."""
+"""Most characters of one message on the screen."""
 
 
 class Underway(NamedTuple):
-    """How far what is under way has come. done, total: of its steps. note: its last metrics, or
-    which program compiles. left: the time that the rest will take, "0:12:34 left", "" where it is
-    not known."""
+    """The progress of the current activity. done, total: steps. note: its last metrics, or the
+    program that compiles. left: the remaining time, "0:12:34 left", "" if unknown."""
 
     stage: str
     done: int
@@ -87,12 +87,12 @@ class Underway(NamedTuple):
 
 
 class Screen:
-    """Shows the run to the user. On a terminal or in a notebook: a live bar, drawn tables.
-    Elsewhere: plain lines.
+    """The run's display. On a terminal or in a notebook: a live bar, drawn tables. Elsewhere: plain
+    lines.
 
     All text is shown literally, neither as markup nor as control codes. file: default standard
-    output. every: seconds between progress lines when not on a terminal. long: seconds of compiling
-    a program after which a line says so, where no bar does.
+    output. every: seconds between progress lines without a terminal. long: seconds after which a
+    line reports a slow compilation, if no bar does.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Screen:
         terminal = file.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
         width: int | None = None
         height: int | None = None
-        # As the standard library reads them, for which 0 is unset: rich prints nothing 0 wide.
+        # As in the standard library, where 0 means unset: rich prints nothing at width 0.
         if {"COLUMNS", "LINES"} & os.environ.keys():
             width, height = shutil.get_terminal_size()
         self.console = Console(
@@ -117,16 +117,16 @@ class Screen:
             self.console.is_jupyter and find_spec("ipywidgets") is not None
         )
         self.every, self.long = every, long
-        self._said = "", 0.0  # the compilation that was told of: the program, and when it began
+        self._reported = "", 0.0  # the reported compilation: the program, and its start
         self.say_once = functools.cache(self.say)
         self._bar: Progress | None = None
 
     def say(self, text: str, style: str = "") -> None:
-        """Print a message, above the bar if there is one. style: rich's, as in "yellow"; seen on a
-        terminal alone.
+        """Print a message, above the bar if there is one. style: rich's, such as "yellow"; for a
+        terminal only.
 
-        Lines are not broken, so that paths and commands can be copied. Of a message of more than
-        MOST_SAID characters the middle is left out.
+        Lines are not broken, so that you can copy paths and commands. A message of more than
+        MOST_SAID characters loses its middle.
         """
         self._print(shortened(text, MOST_SAID), style)
 
@@ -147,9 +147,9 @@ class Screen:
         """Print a table. Cells are text or numbers; None is an empty cell; columns without text are
         right-aligned.
 
-        On a terminal it is as wide as that at most: the columns that matter least are left out, and
-        a line names them. first: heads of those that matter most, in this order; the others follow
-        as they are. rest: what shows them all. Elsewhere a table is whole.
+        On a terminal it fits the width: the least important columns are left out, and a line names
+        them. first: heads of the most important columns, in order; the others follow in their own
+        order. rest: where to see all columns. Elsewhere a table is complete.
         """
         heads = list(map(clean, columns))
         cells: list[list[str]] = []
@@ -159,14 +159,14 @@ class Screen:
         for i in range(len(heads)):
             is_number.append(bool(rows) and not any(isinstance(row[i], str) for row in rows))
         room = [min(max(map(cell_len, x)), WHOLE) for x in zip(heads, *cells, strict=True)]
-        if not self.interactive:  # as wide as it is: a file has no width to wrap to
+        if not self.interactive:  # its natural width: a file has no width to wrap to
             table = _table(heads, cells, is_number, room, range(len(heads)), box.MARKDOWN)
             text = io.StringIO()
             Console(file=text, width=1_000_000, force_terminal=False).print(table)
             lines = filter(str.strip, [clean(title), *text.getvalue().splitlines()])
             self._print("\n".join(map(str.rstrip, lines)))
             return
-        # The first column has the rows' names, and is always there.
+        # The first column has the rows' names, and is always shown.
         order = [heads.index(head) for head in map(clean, first) if head in heads]
         shown = list(dict.fromkeys([0, *order, *range(len(heads))]))
         while len(shown) > 1 and sum(room[i] + 3 for i in shown) >= self.console.width:
@@ -184,9 +184,7 @@ class Screen:
         """Open a bar for a stage of `total` steps, of which `start` are done. Raises ValueError
         inside another bar."""
         if self._bar is not None:
-            raise ValueError(
-                f"the progress bar of {self._bar.stage} is still open: one bar at a time"
-            )
+            raise ValueError(f"the progress bar of {self._bar.stage} is still open: close it first")
         self._bar = Progress(self, stage, total, start)
         try:
             yield self._bar
@@ -196,26 +194,25 @@ class Screen:
 
     @property
     def under_way(self) -> Underway | None:
-        """The state of the open bar, None while there is none. For other threads too."""
+        """The state of the open bar, None without one. For other threads too."""
         bar = self._bar
         return None if bar is None else bar.state
 
     def watching(self) -> contextlib.AbstractContextManager[None]:
-        """Say of each program that compiles long, while it does: a thread looks, for the caller's
-        own waits."""
+        """Report slow compilations while they run, from a thread, for the caller's own waits."""
         return repeating((self.long / 10, self._watch))
 
     def _watch(self) -> None:
         program, seconds = compiling.under_way() or ("", 0.0)
         began = time.perf_counter() - seconds
-        bar = self.interactive and self._bar is not None  # which tells it
+        bar = self.interactive and self._bar is not None  # which reports it
         if (
             seconds >= self.long
             and not bar
-            and (program != self._said[0] or began - self._said[1] >= 1)
+            and (program != self._reported[0] or began - self._reported[1] >= 1)
         ):
             self.say(_compiling(program, seconds))
-            self._said = program, began
+            self._reported = program, began
 
 
 def _cell(value: Any, *, newlines: bool) -> str:
@@ -230,8 +227,7 @@ def _table(
     shown: Iterable[int],
     lines: box.Box,
 ) -> Table:
-    """Build rich's table of the columns that are shown; those with less room than WHOLE are not
-    made narrower."""
+    """Build rich's table of the shown columns; columns narrower than WHOLE are never shrunk."""
     table = Table(box=lines)
     for i in shown:
         justify: Literal["left", "right"] = "right" if is_number[i] else "left"
@@ -247,8 +243,7 @@ def _compiling(program: str, seconds: float) -> str:
 
 
 def _with_compiling(metrics: str) -> str:
-    """Return the metrics next to a bar, or which program compiles, if one does for a second or
-    more."""
+    """Return the metrics next to a bar, or the program that has compiled for at least a second."""
     busy = compiling.under_way()
     if busy and busy[1] >= 1:
         return clean(_compiling(*busy))
@@ -256,30 +251,31 @@ def _with_compiling(metrics: str) -> str:
 
 
 class _Note(bars.ProgressColumn):
-    """The metrics next to a bar; while a program compiles, which and for how long."""
+    """The metrics next to a bar; during a compilation, its program and seconds."""
 
     def render(self, task: bars.Task) -> Text:
         return Text(_with_compiling(task.fields["note"]), no_wrap=True, overflow="ellipsis")
 
 
 class Progress:
-    """The progress of one stage; made by `Screen.progress`.
+    """The progress of one stage, from `Screen.progress`.
 
-    rich estimates the time left, from the steps that this process did: from its first step's end
-    on, since that has what is done once (loading, say), or from `begin` on.
+    rich estimates the remaining time from the steps of this process: after its first step, which
+    includes one-time work such as loading, or after `begin`.
     """
 
     def __init__(self, screen: Screen, stage: str, total: int, start: int) -> None:
         self.stage, self.total, self.done = stage, total, start
         self._screen, self._printed_at = screen, -math.inf
-        self._note = self._line = ""  # _line: that is not printed yet
-        self._tokens: tuple[float, float] | None = None  # num_tokens first seen, and when
+        self._note = self._line = ""  # _line: not printed yet
+        # num_tokens at the first sight, and the time
+        self._tokens: tuple[float, float] | None = None
         self._bars = bars.Progress(
             bars.TextColumn("{task.description}", markup=False),
             bars.BarColumn(12, table_column=Column(no_wrap=True)),
             bars.MofNCompleteColumn(table_column=Column(no_wrap=True)),
             bars.TimeRemainingColumn(table_column=Column(no_wrap=True)),
-            _Note(table_column=Column()),  # the one that a narrow window makes narrower
+            _Note(table_column=Column()),  # a narrow window shrinks this one
             console=screen.console,
             disable=not screen.interactive,
             speed_estimate_period=math.inf,  # a step may take longer than any period
@@ -294,8 +290,8 @@ class Progress:
         return Underway(self.stage, self.done, self.total, note, self._left())
 
     def begin(self) -> None:
-        """Measure the pace from here on, where steps are under way together and the first one's end
-        says little."""
+        """Measure the speed from here on, if steps run concurrently and the first one's end is not
+        typical."""
         self._bars.advance(self._task, 0)
 
     def skip(self, done: int) -> None:
@@ -304,7 +300,7 @@ class Progress:
         self.update(done)
 
     def update(self, done: int, metrics: Mapping[str, float] | None = None) -> None:
-        """Show that `done` of the steps are done, with the metrics of `SHOWN` that are there."""
+        """Show that `done` of the steps are done, with the available metrics of `SHOWN`."""
         self.done = done
         if metrics is not None:
             self._note = self._describe(metrics)
@@ -318,15 +314,14 @@ class Progress:
             self._printed_at, self._line = time.monotonic(), ""
 
     def _left(self) -> str:
-        """Return the time that the rest will take, "0:12:34 left"; "" if there is none or it is
-        not known."""
+        """Return the remaining time, "0:12:34 left"; "" if it is zero or unknown."""
         seconds = self._bars.tasks[0].time_remaining
         if not seconds:
             return ""
         return f"{timedelta(seconds=seconds)} left"
 
     def _describe(self, metrics: Mapping[str, float]) -> str:
-        """Write the metrics of `SHOWN` that are there, and tokens a second."""
+        """Write the available metrics of `SHOWN`, and tokens a second."""
         parts: list[str] = []
         for name, (label, spec) in SHOWN.items():
             if name in metrics:
@@ -342,22 +337,21 @@ class Progress:
         return "  ".join(parts)
 
     def close(self) -> None:
-        """Stop the bar, with the last state shown."""
+        """Stop the bar, and keep the last state visible."""
         self._bars.stop()
         if self._line:
             self._screen.say(self._line)
 
 
 class _TensorBoard:
-    """Scalars in an event file of its own, so that one which a killed process left torn is never
-    continued.
+    """Scalars in a new event file, so that a torn file of a killed process is never continued.
 
-    tensorboardX's EventsWriter, not its SummaryWriter: that writes in a thread, which a full disk
-    ends unseen, and to object stores by other drivers and credentials.
+    It uses tensorboardX's EventsWriter. Its SummaryWriter writes in a thread, which a full disk
+    ends silently, and to object stores with other drivers and credentials.
     """
 
     def __init__(self, folder: epath.Path, stack: contextlib.ExitStack) -> None:
-        # here: it imports torch, if that is installed
+        # here, since it imports torch, if that is installed
         from tensorboardX import (
             event_file_writer,
             record_writer,
@@ -382,7 +376,7 @@ class _TensorBoard:
         self._writer = self._events_writer(prefix, f".{time.time_ns():020d}")
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        if self._file.size > 1 << 20:  # an object store rewrites the file whole each time
+        if self._file.size > 1 << 20:  # an object store rewrites the whole file each time
             self._writer.close()
             self._start()
         values = [{"tag": tag, "simple_value": value} for tag, value in scalars.items()]
@@ -397,8 +391,8 @@ class _TensorBoard:
 def _start_wandb(
     workdir: epath.Path, options: Mapping[str, Any], stack: contextlib.ExitStack
 ) -> Any:
-    """Start the W&B run of this work directory, or resume it; leaving the stack by an error marks
-    it as failed."""
+    """Start or resume the W&B run of this work directory; leaving the stack by an error marks it as
+    failed."""
     require_wandb()
     import wandb
 
@@ -412,8 +406,8 @@ def _start_wandb(
 def require_wandb() -> None:
     """Raise ImportError naming the extra if W&B's package is not installed."""
     found = find_spec("wandb")
-    # A plain folder of that name can be imported too, and W&B itself leaves one where a run is
-    # started.
+    # A plain folder of that name can be imported too, and W&B itself creates one where a run
+    # starts.
     if found is None or found.origin is None:
         raise failures.missing_extra(
             "logging to Weights & Biases (logging.wandb) needs the package wandb", "wandb"
@@ -421,7 +415,7 @@ def require_wandb() -> None:
 
 
 def run_id(file: epath.Path) -> str:
-    """Read the id of a work directory's run from a file, or make one and write it."""
+    """Return the id of a work directory's run from a file, or create one and write it."""
     try:
         return str(read_json(file)["id"])
     except FileNotFoundError:
@@ -438,12 +432,12 @@ class Samples(NamedTuple):
 
 
 class Tracker:
-    """Log a run. Use it in a with statement, in one thread of one process.
+    """Logs a run. Use it in a with statement, in one thread of one process.
 
-    workdir/metrics is the record; without a workdir nothing is said and nothing written, as it is
-    for all processes of a run but one. Steps redone after a resume are logged there again and the
-    last record counts (see `read_metrics`); TensorBoard and W&B, which cannot replace a point, keep
-    the first. wandb: keywords of `wandb.init` (project, name, group …), None for none.
+    workdir/metrics is the record. Without a workdir it prints and writes nothing, as for all
+    processes but one. Steps repeated after a resume are logged there again and the last record
+    counts (see `read_metrics`); TensorBoard and W&B, which cannot replace a point, keep the first.
+    wandb: keywords of `wandb.init` (project, name, group …), None for none.
     """
 
     def __init__(
@@ -454,7 +448,7 @@ class Tracker:
         wandb: Mapping[str, Any] | None = None,
         screen: Screen | None = None,
     ) -> None:
-        """Raise ImportError naming the extra if W&B is wanted and missing; OSError."""
+        """Raise ImportError naming the extra if W&B is requested and missing; OSError."""
         self.last_samples: Samples | None = None
         self.ended: Ended | None = None
         self.peak: Peak | None = None
@@ -497,8 +491,8 @@ class Tracker:
     def log(
         self, stage: str, step: int, metrics: Mapping[str, float], *, kind: str = "train"
     ) -> None:
-        """Log scalars of one step. Of several logs at one step only those of different kinds are
-        all kept.
+        """Log scalars of one step. Several logs at one step are all kept only if their kinds
+        differ.
 
         Non-finite values are kept: in the files as "NaN", "Infinity", "-Infinity". Raises OSError
         naming the file.
@@ -527,8 +521,8 @@ class Tracker:
             yield self.peak
 
     def end(self, ended: Ended) -> None:
-        """Log how the run ended, with the kind "ended", unless an end was logged before. A log that
-        cannot be written is left as it is."""
+        """Log how the run ended, with the kind "ended", unless an end was logged already. Errors of
+        writing are ignored."""
         if self.ended is not None:
             return
         self.ended = replace(ended, text=shortened(ended.text, 2000))
@@ -554,7 +548,7 @@ class Tracker:
         return record
 
     def flush(self) -> None:
-        """Make all that was logged durable: before a checkpoint."""
+        """Make all logs durable: before a checkpoint."""
         for log in filter(None, (self._metrics, self._samples)):
             log.flush()
         if self._tensorboard is not None:
@@ -568,7 +562,7 @@ class Tracker:
 
 
 def ended_by(record: Mapping[str, Any]) -> Ended | None:
-    """Read how a run ended from the last record of its log; None of any other record."""
+    """Return how a run ended from the last record of its log; None for other records."""
     if record.get("kind") != "ended":
         return None
     return Ended(record["how"], record["text"], record["stage"], record["hopeless"])
@@ -577,11 +571,11 @@ def ended_by(record: Mapping[str, Any]) -> Ended | None:
 def read_metrics(
     workdir: PathLike, say: Callable[[str], object] | None = None
 ) -> list[dict[str, Any]]:
-    """Read what a run logged, redone steps once: {stage, step, kind, time (Unix seconds), metrics
+    """Read a run's logs, repeated steps once: {stage, step, kind, time (Unix seconds), metrics
     {name: float}} each.
 
-    [] if nothing was logged. The log only informs: what is damaged in it is left out, and `say` is
-    called with a line on how much that is.
+    [] if nothing was logged. Damaged records are ignored, since the log only informs, and `say`
+    receives a line with their number.
     """
     folder = epath.Path(workdir) / "metrics"
     damaged: list[str] = []
@@ -592,14 +586,12 @@ def read_metrics(
             key = str(record["stage"]), int(record["step"]), str(record["kind"])
             time_logged = float(record["time"])
         except (AttributeError, KeyError, TypeError, ValueError):
-            damaged.append(
-                f"{folder}: a record is not one of a run's metrics: {json.dumps(record)[:100]}"
-            )
+            damaged.append(f"{folder}: a record is not a run's metrics: {json.dumps(record)[:100]}")
             continue
         last[key] = {**record, "metrics": metrics, "time": time_logged}
     if damaged and say is not None:
         say(
-            f"{len(damaged)} damaged lines or files of {folder} are left out, the first: "
+            f"{len(damaged)} damaged lines or files of {folder} are ignored, the first: "
             f"{damaged[0]}"
         )
     return list(last.values())

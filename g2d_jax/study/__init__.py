@@ -1,2 +1,2 @@
-"""The arithmetic of studies: errors, frontiers, what rollouts can teach, when a warm-up has been
-enough."""
+"""The statistics of studies: errors, accuracy against compute, informativeness of rollouts, and the
+bend of a learning curve."""

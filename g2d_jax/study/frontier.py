@@ -1,38 +1,35 @@
-"""Accuracy against compute: what a point adds over a baseline that has spent as much, with its
-interval.
+"""Accuracy against compute: the gain of a point over a baseline of equal cost, with its interval.
 
-R runs (one a seed, or the differences of R pairs of runs) on the same N problems, in an array
-`values` [R, N]: each problem's mean accuracy in each run, or the difference of two. NaN is "not
-scored" and left out of every figure. The statistic is the mean over runs of each run's mean over
-its scored problems. A cost is one number in any unit that is the same throughout: FLOPs, tokens,
-device-seconds, money.
+R runs (one a seed, or the differences of R pairs of runs) on the same N problems form an array
+`values` [R, N]: each problem's mean accuracy in each run, or the difference of two. NaN means "not
+scored" and is ignored. The statistic is the mean over runs of each run's mean over its scored
+problems. A cost is a number in any one unit: FLOPs, tokens, device-seconds, money.
 
-`mean_interval` makes every interval over seeds. Its half width is
+`mean_interval` computes every interval over seeds. Its half width is
 
     sqrt((t(R - 1) * error between seeds)^2 + (t(N - 1) * error between problems)^2)
 
 with t(d) the quantile of Student's t with d degrees of freedom. Both errors are one-way standard
-errors of the mean, those that two-way clustering is made of (Cameron, Gelbach and Miller 2011,
-Journal of Business & Economic Statistics 29, 238-249): that of the R runs' means, and the one
-clustered by problem. Each has its own t, since few seeds say little of how seeds vary, but nothing
-less of how problems do. Such sums of squares make an interval that covers at least `level`
-(Banerjee 1960, Sankhya 22, 357), here for normal effects of runs, of problems and of answers:
+errors of the mean, the parts of two-way clustering (Cameron, Gelbach and Miller 2011, Journal of
+Business & Economic Statistics 29, 238-249): between the R runs' means, and clustered by problem.
+Each has its own t, since few seeds make only the error between seeds uncertain. Such sums of
+squares make an interval that covers at least `level` (Banerjee 1960, Sankhya 22, 357), here for
+normal effects of runs, of problems and of answers:
 
     Let S_1 and S_2 be the squared errors. The mean's variance is v = v_1 + v_2 with v_1 = E S_1 and
     v_2 <= E S_2. With F the distribution function of chi-squared with 1 degree of freedom, coverage
     is E F((t_1^2 S_1 + t_2^2 S_2) / v). F is concave, so that this is at least (v_1 E F(t_1^2 S_1 /
     v_1) + v_2 E F(t_2^2 S_2 / v_2)) / v >= level.
 
-What is known about it:
+Known properties:
 
-    few runs             Wide where runs differ: t is 12.7 for R = 2, 4.3 for 3, 2.8 for 5, 2.3 for
-                         10. A bootstrap over runs covers 0.50, 0.75, 0.84 and 0.91 there in place
-                             of
-                         0.95 if nothing else varies.
-    one run              Over problems only: another seed is not in it.
-    noise of the answers Counted in both errors: too wide by up to sqrt(2) where nothing else varies.
-    few problems         Too narrow where nearly all answers are right, or wrong, as is any interval
-                         from their spread.
+    few runs              Wide where runs differ: t is 12.7 for R = 2, 4.3 for 3, 2.8 for 5, 2.3 for
+                          10. A bootstrap over runs covers only 0.50, 0.75, 0.84 and 0.91 there, if
+                          nothing else varies.
+    one run               Over problems only, without the variation between seeds.
+    noise of the answers  Counted in both errors: too wide by up to sqrt(2) if nothing else varies.
+    few problems          Too narrow if nearly all answers are correct, or incorrect, like any
+                          interval from their spread.
 """
 
 from __future__ import annotations
@@ -50,10 +47,10 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean and its interval, in the unit of the values; NaN where it is not known.
+    """A mean and its interval, in the unit of the values; NaN if unknown.
 
-    seeds: the runs with a scored problem; of 1 the interval is over problems only. problems: those
-    scored in at least one run; of 1 there is no interval.
+    seeds: the runs with a scored problem; for one the interval is over problems only. problems:
+    those scored in at least one run; for one there is no interval.
     """
 
     mean: float
@@ -64,18 +61,18 @@ class Interval:
 
     @property
     def conclusive(self) -> bool:
-        """Whether it leaves 0 out."""
+        """True if it excludes 0."""
         return self.low > 0 or self.high < 0
 
 
 def mean_interval(
     values: ArrayLike, *, level: float = 0.95, limits: tuple[float, float] = (-math.inf, math.inf)
 ) -> Interval:
-    """Compute the mean of [R, N] values and its interval over another draw of runs and of problems.
+    """Compute the mean of [R, N] values and its interval over runs and problems.
 
-    With R = 1 it is over problems only (see the module's docstring). Runs and problems without
-    anything scored are left out. limits: what a mean can be, such as (0, 1) for an accuracy: the
-    interval is cut there, which loses no coverage.
+    With R = 1 it is over problems only (see the module's docstring). Runs and problems without any
+    score are ignored. limits: the range of a mean, such as (0, 1) for an accuracy: the interval is
+    clipped to it, which keeps its coverage.
     """
     table = np.asarray(values, dtype=np.float64)
     scored = ~np.isnan(table)
@@ -88,17 +85,17 @@ def mean_interval(
     if runs > 1:
         between_seeds = t_quantile(runs, level) * seed_spread(table) / math.sqrt(runs)
         half = math.hypot(between_seeds, half)
-    # np.clip keeps NaN, which min and max do not.
+    # np.clip keeps NaN, unlike min and max.
     low, high = np.clip([mean - half, mean + half], *limits)
     return Interval(mean, float(low), float(high), runs, problems)
 
 
 def seed_spread(values: ArrayLike) -> float:
-    """Give the standard deviation (R - 1) over runs of their means of [R, N] values; NaN for fewer
-    than two runs.
+    """Return the standard deviation (R - 1) of the runs' means of [R, N] values; NaN for fewer than
+    two runs.
 
-    It is between runs on these very problems: what another seed may move the mean by. Runs without
-    a scored problem are left out.
+    It estimates how much another seed changes the mean on these same problems. Runs without a
+    scored problem are ignored.
     """
     means = row_means(np.asarray(values, dtype=np.float64))
     return std(means[~np.isnan(means)])
@@ -107,9 +104,9 @@ def seed_spread(values: ArrayLike) -> float:
 def _error_between_problems(table: Array) -> float:
     """Compute the mean's standard error clustered by problem; NaN for one problem.
 
-    table: [R, N] without empty rows and columns. A problem's share in the mean's error is the sum
-    of its deviations from each run's mean, over R times the problems scored in that run. With
-    nothing missing that is sqrt(sum_n (m_n - m)^2 / (N (N - 1))), m_n the problems' means.
+    table: [R, N] without empty rows and columns. A problem contributes the sum of its deviations
+    from each run's mean, over R times the problems scored in that run. Without missing values this
+    is sqrt(sum_n (m_n - m)^2 / (N (N - 1))), m_n the problems' means.
     """
     runs, problems = table.shape
     if problems < 2:
@@ -121,13 +118,13 @@ def _error_between_problems(table: Array) -> float:
 
 
 def interpolate(costs: Array, values: Array, cost: float) -> Array | None:
-    """Give per-problem values [N] at a cost, on the straight line between the first two points that
-    follow each other and have the cost between them.
+    """Return per-problem values [N] at a cost, on the straight line between the first two
+    consecutive points that enclose the cost.
 
-    costs: finite, [K], in the order of the budgets: a longer run can cost less than a shorter one,
-    where it learns from fewer prompts, and no line joins budgets that do not follow each other.
-    values: [K, N]. At the cost of one of the two these are its values exactly; between them NaN in
-    either is NaN. None where no two points have the cost between them: nothing is extrapolated.
+    costs: finite, [K], in the order of the budgets. A longer run can cost less than a shorter one
+    if it learns from fewer prompts; no line joins budgets that are not consecutive. values: [K, N].
+    At the cost of a point these are its values exactly; between two points NaN in either is NaN.
+    None if no two points enclose the cost: there is no extrapolation.
     """
     for k, reached in enumerate(costs):
         if reached == cost:

@@ -1,12 +1,12 @@
 """Informativeness of a policy's rollouts: by prompt, by policy and by preference pair.
 
-A group is the responses of one policy to one draw of a prompt. A response without a reward could not
-be scored and is left out. Correct and incorrect are as `Score.accuracy` has them: a response without
-an answer and a timeout are incorrect, and one of a reward that only ranks is neither.
+A group is the responses of one policy to one visit of a prompt. A response without a reward is not
+scored and is ignored. `Score.accuracy` defines correct and incorrect: a response without an answer
+and a timeout are incorrect; a reward that only ranks is neither.
 
-Log-probabilities and entropies are in nats and those of the distribution sampled from: after
-temperature and filters. Greedy responses have log-prob 0 at every token, so confidence and
-calibration say nothing about them. NaN stands for what is not defined, as the mean of nothing.
+Log-probabilities and entropies are in nats, under the sampled distribution: after temperature and
+filters. Greedy responses have log-prob 0 at every token, so their confidence and calibration mean
+nothing. NaN means undefined, such as the mean of nothing.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def responses(groups: Sequence[Sequence[ScoredRollout]]) -> pd.DataFrame:
     """Tabulate a row a response.
 
     group              number of its group, from 0
-    problem_id, visit  what was drawn
-    reward             NaN where it could not be scored
-    correct            1 or 0, NaN where neither
+    problem_id, visit  its prompt
+    reward             NaN if not scored
+    correct            1 or 0, NaN if neither
     length             tokens
     logprob, entropy   sums over tokens, nats
-    truncated          1 if it was cut by max_new_tokens, else 0
+    truncated          1 if max_new_tokens truncated it, else 0
     answer             the extracted answer, None without one
     """
     rows = []
@@ -49,23 +49,23 @@ def responses(groups: Sequence[Sequence[ScoredRollout]]) -> pd.DataFrame:
                 values.sum(dtype=np.float64) for values in (rollout.logprobs, rollout.entropies)
             )
             is_cut = rollout.stop_reason == "length"
-            drawn = number, rollout.problem_id, rollout.visit
+            prompt = number, rollout.problem_id, rollout.visit
             judged = score.reward, score.accuracy
-            rows.append((*drawn, *judged, rollout.length, *nats, is_cut, score.answer))
+            rows.append((*prompt, *judged, rollout.length, *nats, is_cut, score.answer))
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(NUMBERS, float))
 
 
 def prompts(rows: pd.DataFrame) -> pd.DataFrame:
     """Tabulate a row a group of `responses`, ascending.
 
-    problem_id, visit   what was drawn
-    scored              responses with a reward
-    pass_rate           share of correct among correct and incorrect responses
+    problem_id, visit           the prompt
+    scored                      responses with a reward
+    pass_rate                   share of correct among correct and incorrect responses
     reward_mean, reward_variance
-    mixed               pairs can be made: a correct and an incorrect response, or two scalar rewards
-    entropy             mean over the tokens of all responses, nats
-    distinct_answers    different extracted answers, compared as text; none counts as one of them
-    confidence          mean over responses of exp(mean log-prob of a token)
+    mixed                       has a correct and an incorrect response, or two rewards
+    entropy                     mean over the tokens of all responses, nats
+    distinct_answers            different answers, compared as text; none counts as one
+    confidence                  mean over responses of exp(mean log-prob of a token)
     """
     rows = rows.assign(
         confidence=_confidence(rows), ranked=rows["reward"].where(rows["correct"].isna())
@@ -73,7 +73,7 @@ def prompts(rows: pd.DataFrame) -> pd.DataFrame:
     by = rows.groupby("group")
     low, high = by[["reward", "correct", "ranked"]].min(), by[["reward", "correct", "ranked"]].max()
     means = by["reward"].mean()
-    # Equal values leave rounding errors of the mean, and their variance is 0.
+    # Equal values leave rounding errors of the mean, but their variance is 0.
     is_spread = exceeds(high["reward"], low["reward"])
     return pd.DataFrame(
         {
@@ -98,16 +98,16 @@ def _confidence(rows: pd.DataFrame) -> pd.Series[float]:
 
 
 def summary(rows: pd.DataFrame) -> dict[str, float]:
-    """Summarise one policy's `responses` in numbers, NaN where nothing has the value.
+    """Summarise one policy's `responses` in numbers, NaN for a missing value.
 
     prompts, responses, scored   counts
     pass_rate, reward_variance, distinct_answers, confidence
-                                 means of `prompts` over those that have the value, all weighing the
-                                 same
+                                 means of `prompts` over those that have the value, equally weighted
     frac_mixed                   share of mixed prompts
     entropy                      mean over all tokens, nats
-    mean_length, frac_truncated  means over responses: tokens; share cut by max_new_tokens
-    ece                          `expected_calibration_error` of right and wrong responses' confidence
+    mean_length, frac_truncated  means over responses: tokens; share truncated by max_new_tokens
+    ece                          `expected_calibration_error` of the confidence of correct and
+                                 incorrect responses
     """
     table, confidence = prompts(rows), _confidence(rows)
     rated = rows["correct"].notna() & confidence.notna()
@@ -128,10 +128,11 @@ def summary(rows: pd.DataFrame) -> dict[str, float]:
 
 
 def expected_calibration_error(confidence: ArrayLike, correct: ArrayLike) -> float:
-    """Compute the mean over answers of |accuracy - mean confidence| of their bin, in [0, 1]; NaN for no answers.
+    """Compute the mean over answers of |accuracy - mean confidence| of their bin, in [0, 1]; NaN
+    for no answers.
 
     Guo et al. 2017 ("On Calibration of Modern Neural Networks", arXiv 1706.04599, eq. 3). Bins of
-    equal width over [0, 1] have their upper ends. confidence [N] in [0, 1]; correct [N], 0 or 1.
+    equal width over [0, 1] include their upper ends. confidence [N] in [0, 1]; correct [N], 0 or 1.
     """
     values, labels = np.asarray(confidence, np.float64), np.asarray(correct, np.float64)
     if not len(values):
@@ -144,30 +145,30 @@ def expected_calibration_error(confidence: ArrayLike, correct: ArrayLike) -> flo
 def pair_summary(
     chosen: ArrayLike, rejected: ArrayLike, chosen_lengths: ArrayLike, rejected_lengths: ArrayLike
 ) -> dict[str, float]:
-    """Summarise the log-probs that one policy gives to N preference pairs.
+    """Summarise the log-probs of N preference pairs under one policy.
 
     chosen, rejected [N]: its summed log-probs of the responses, nats. chosen_lengths,
     rejected_lengths [N]: tokens.
 
-      pairs
-      gap_mean, gap_p10                  chosen - rejected: the mean, and the lowest tenth is below, nats
-      gap_per_token                      mean of chosen / its length - rejected / its length, nats per token
-      frac_ranked                        share of pairs with chosen strictly greater
-      chosen_length, rejected_length     means, tokens
+        pairs
+        gap_mean, gap_p10               chosen - rejected: mean, and 10 % quantile, nats
+        gap_per_token                   mean of chosen / length - rejected / length, nats per token
+        frac_ranked                     share of pairs with chosen strictly greater
+        chosen_length, rejected_length  means, tokens
 
-    NaN log-probs give NaN. Raises ValueError unless lengths are at least 1.
+    NaN log-probs return NaN. Raises ValueError unless lengths are at least 1.
     """
     arrays = np.array([chosen, rejected, chosen_lengths, rejected_lengths], np.float64)
     better, worse, better_lengths, worse_lengths = arrays
     if not np.all(arrays[2:] >= 1):
-        raise ValueError("lengths count tokens: each response of a pair has at least 1")
+        raise ValueError("lengths are in tokens: each response of a pair needs at least 1")
     gaps = better - worse
     return {
         "pairs": float(len(gaps)),
         "gap_mean": mean(gaps),
         "gap_p10": float(np.quantile(gaps, 0.1)) if len(gaps) else math.nan,
         "gap_per_token": mean(better / better_lengths - worse / worse_lengths),
-        # NaN, which is neither above nor below, gives NaN
+        # NaN, which is neither above nor below, returns NaN
         "frac_ranked": mean(np.where(np.isnan(gaps), gaps, gaps > 0)),
         "chosen_length": mean(better_lengths),
         "rejected_length": mean(worse_lengths),
@@ -175,10 +176,10 @@ def pair_summary(
 
 
 def prompts_of_pairs(table: pd.DataFrame, pairs: ArrayLike) -> dict[str, float]:
-    """Summarise the prompts that N pairs are of. table: of `prompts`; pairs: how many each gave.
+    """Summarise the prompts of N pairs. table: from `prompts`; pairs: the number of pairs of each.
 
-      prompts                                                   those that gave a pair
-      pass_rate, reward_variance, entropy, distinct_answers     means over pairs, each counting as its prompt
+        prompts                                                those with a pair
+        pass_rate, reward_variance, entropy, distinct_answers  means over pairs
 
     Means of no pairs are NaN.
     """
@@ -193,13 +194,13 @@ def margin_summary(beta: float, ref: ArrayLike, policy: ArrayLike) -> dict[str, 
 
     ref, policy [N, 2]: summed log-probs (chosen, rejected), nats. beta: that of the loss, positive.
 
-      pairs
-      chosen_mean, rejected_mean, margin_mean   of the rewards and of chosen - rejected
-      accuracy                         share of pairs with a margin above 0; a tie (`records.tie_nats`) counts one half
-      loss                             mean of -log sigmoid(margin), nats
+        pairs
+        chosen_mean, rejected_mean, margin_mean   of the rewards and of chosen - rejected
+        accuracy    share of pairs with a margin above 0; a tie (`records.tie_nats`) counts one half
+        loss        mean of -log sigmoid(margin), nats
 
-    A policy that is its reference has rewards and margins 0, accuracy 0.5 and loss log 2. NaN
-    log-probs give NaN.
+    A policy equal to its reference has rewards and margins 0, accuracy 0.5 and loss log 2. NaN
+    log-probs return NaN.
     """
     before, after = np.asarray(ref, np.float64), np.asarray(policy, np.float64)
     rewards = beta * (after - before)

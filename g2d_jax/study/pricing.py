@@ -1,4 +1,4 @@
-"""The hours that a study's tokens would take another model on another machine."""
+"""The hours that a study's tokens would take with another model on another machine."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 class Rates:
     """The speed of a recipe on a machine, by its plan.
 
-    seconds: kind of stage -> kind of token -> seconds of the whole machine for one; "" is all of
-    the recipe's stages, for kinds that it lacks. reached: share of the machine's stated rates that
-    they count on. chips: of the machine. response: mean tokens of a response that the plan is for.
-    scale: times all tokens. price: of one chip for an hour.
+    seconds: kind of stage -> kind of token -> seconds of the whole machine for one token; "" is the
+    mean of all stages, for missing kinds. reached: the assumed share of the machine's stated rates.
+    chips: of the machine. response: mean tokens of a response in the plan. scale: a factor for all
+    tokens. price: of one chip for an hour.
     """
 
     recipe: str
@@ -26,10 +26,10 @@ class Rates:
     price: float | None = None
 
     def hours(self, spent: Iterable[tuple[str, Mapping[str, float]]]) -> float:
-        """Return the hours that tokens take. spent: of each stage, its kind and its tokens of each
+        """Return the hours for these tokens. spent: for each stage, its kind and its tokens by
         kind.
 
-        Tokens of kinds that no stage of the recipe has count as nothing.
+        Kinds of tokens that no stage of the recipe has count as 0.
         """
         taken: list[float] = []
         for stage, tokens in spent:

@@ -1,15 +1,14 @@
 """Accuracy of sampled answers, with its standard errors.
 
-N problems, S answers each, in an array `correct` [N, S]: 1 right, 0 not right, NaN where the
-problem cannot be scored. NaN are left out of every figure, not counted as wrong. All means weigh
-problems equally, however many of their answers are scored; a problem without a scored answer is
-left out.
+N problems with S answers each form an array `correct` [N, S]: 1 correct, 0 incorrect, NaN if the
+problem cannot be scored. NaN is ignored, not counted as incorrect. All means weigh problems
+equally, for any number of scored answers; problems without a scored answer are ignored.
 
-The standard error over the draw of problems and of answers, sem_clustered, is sqrt(sum_i (m_i -
-m)^2 / (N * (N - 1))) with m_i the mean of problem i's answers and m the mean of the m_i: for
-equally many answers each, the clustered standard error of Miller 2024 ("Adding Error Bars to
-Evals", arXiv 2411.00640) with problems as clusters, times sqrt(N / (N - 1)), the usual correction
-for few clusters.
+The standard error over problems and answers, sem_clustered, is sqrt(sum_i (m_i - m)^2 / (N * (N -
+1))) with m_i the mean of problem i's answers and m the mean of the m_i. For equally many answers
+each, this is the clustered standard error of Miller 2024 ("Adding Error Bars to Evals", arXiv
+2411.00640) with problems as clusters, times sqrt(N / (N - 1)), the usual correction for few
+clusters.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from numpy.typing import ArrayLike, NDArray
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Mean pass@1 with its standard error, as fractions of 1 (see the module's docstring). NaN where it
-    is not defined.
+    """Mean pass@1 with its standard error, in [0, 1] (see the module's docstring). NaN if
+    undefined.
 
     problems: those with at least one scored answer, at most N.
     """
@@ -48,8 +47,8 @@ class Paired:
 
 
 def accuracy(correct: ArrayLike) -> Accuracy:
-    """Compute the mean pass@1 of [N, S] answers; NaN for the mean of no problem and the error of
-    fewer than two."""
+    """Compute the mean pass@1 of [N, S] answers. The mean of no problem, and the error of fewer
+    than two, are NaN."""
     problems = row_means(np.asarray(correct, dtype=np.float64))
     problems = problems[~np.isnan(problems)]
     return Accuracy(mean(problems), _sem(problems), len(problems))
@@ -63,11 +62,10 @@ def by_subset(correct: ArrayLike, subsets: Sequence[str]) -> dict[str, Accuracy]
 
 
 def paired(before: ArrayLike, after: ArrayLike) -> Paired:
-    """Compute the difference in mean pass@1 of two policies on the same problems, row i being the
-    same problem in both.
+    """Compute the difference in mean pass@1 of two policies on the same problems, in the same rows.
 
     before [N, S1], after [N, S2]. With d_i the difference of problem i's means, the standard error
-    is sqrt(sum_i (d_i - d)^2 / (N * (N - 1))): what makes a problem hard for both cancels.
+    is sqrt(sum_i (d_i - d)^2 / (N * (N - 1))): the difficulty of a problem cancels.
     """
     differences = row_means(np.asarray(after, np.float64)) - row_means(
         np.asarray(before, np.float64)
@@ -77,12 +75,11 @@ def paired(before: ArrayLike, after: ArrayLike) -> Paired:
 
 
 def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> NDArray[np.float64]:
-    """Compute the chance that of k answers drawn without replacement from n, c of them right, at
-    least one is right.
+    """Compute the chance that, of k answers drawn without replacement from n with c correct, at
+    least one is correct.
 
     1 - C(n - c, k) / C(n, k): the unbiased estimator of pass@k (Chen et al. 2021, "Codex", arXiv
-    2107.03374, eq. 1).
-    n, c: integers or arrays of them that broadcast, 0 <= c <= n and 1 <= k <= n everywhere; the
+    2107.03374, eq. 1). n, c: integers or broadcastable arrays, 0 <= c <= n and 1 <= k <= n; the
     result has their shape.
     """
     total, right = np.broadcast_arrays(np.asarray(n), np.asarray(c))
@@ -95,7 +92,7 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> NDArray[np.float64]:
 
 def pass_at(correct: ArrayLike, k: int) -> float:
     """Compute the mean pass@k of [N, S] answers over the problems with at least k scored ones, NaN
-    if there is none.
+    without any.
 
     pass_at(correct, 1) is `accuracy(correct).mean`.
     """
@@ -106,7 +103,7 @@ def pass_at(correct: ArrayLike, k: int) -> float:
 
 
 def row_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute the mean of each row over its entries other than NaN; NaN for a row without any."""
+    """Compute the mean of each row, ignoring NaN; NaN for a row without other entries."""
     counts = (~np.isnan(values)).sum(axis=1)
     return np.where(counts > 0, np.nansum(values, axis=1) / np.maximum(counts, 1), np.nan)
 
@@ -116,10 +113,9 @@ def t_quantile(count: float, level: float = 0.95) -> float:
     """Compute Student's t for a two-sided interval from `count` values; NaN for fewer than two, and
     for NaN.
 
-    count: of what the standard error was taken over, runs or problems; there are count - 1 degrees
-    of freedom.
+    count: of runs or problems under the standard error; count - 1 degrees of freedom.
     """
-    from scipy.special import stdtrit  # here: `g2d status` need not wait for it
+    from scipy.special import stdtrit  # here, since `g2d status` does not need it
 
     if count > 1:
         return float(stdtrit(count - 1, (1 + level) / 2))

@@ -231,5 +231,5 @@ def test_a_folder_of_json_is_read_and_json_beside_other_files_is_not(tmp_path):
 
 def test_what_is_no_dump(tmp_path):
     for path in (tmp_path, tmp_path / "none.jsonl", tmp_path / "*.jsonl"):
-        with pytest.raises(ValueError, match=r"is no file, no folder with .* files, and no glob"):
+        with pytest.raises(ValueError, match=r"is not a file, a folder with .* files, or a glob"):
             list(read_dump(str(path)))

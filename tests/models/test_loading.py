@@ -123,7 +123,7 @@ def test_what_is_wrong_in_a_store_is_named_by_its_url(
     with pytest.raises(ValueError, match=f"{where} has no config.json"):
         hf.load(hf.resolve(where))
     with pytest.raises(
-        ValueError, match="paths are local, gs://BUCKET/… or s3://BUCKET/…, not az://"
+        ValueError, match="use a local path, gs://BUCKET/… or s3://BUCKET/…, not az://"
     ):
         hf.resolve("az://container/model")
     hf.save(hf.load(references["llama3"].folder), bucket / "model", max_shard_bytes=60_000)

@@ -283,7 +283,7 @@ def test_a_reward_model_is_scored_with_and_stays(monkeypatch):
         (["--topology", "v5e-4", "--price", "-1"], "a price is not negative"),
         (
             ["--topology", "v5e-4", "--config", "sweep-k:preset=smoke"],
-            "describes a study: plan the runs",
+            "describes a study: plan its runs",
         ),
     ],
 )

@@ -213,7 +213,9 @@ def agreement(folder: str) -> None:
         together({0}, {last})
     processes.agreed("sizes", [1, 2])
     host = socket.gethostname()
-    differ = f"differ between processes, there process 1 on {host} and here process 0 on {host}: "
+    differ = (
+        f"differ between processes: there is process 1 on {host}, here is process 0 on {host}: "
+    )
     for what, value, named in (
         ("sizes", [1, mine], "it is [1, 1] there and [1, 0] here. All hosts need"),
         (

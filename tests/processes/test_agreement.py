@@ -94,7 +94,7 @@ WRONG = {
     "none": (by_jax(0, 1, 0), "process 0 of 0"),
     "no port": (
         by_jax(2, 1, 0) | {"JAX_COORDINATOR_ADDRESS": "localhost"},
-        "the coordinator is HOST:PORT",
+        "a coordinator HOST:PORT",
     ),
 }
 

@@ -120,13 +120,15 @@ def test_a_reward_function_that_never_returns_ends_both(scoring: Launch) -> None
     ends(
         launched,
         0,
-        "no process got on for",
+        "no process made progress for",
         "the others wait for process 1 on ",
         "(scoring)",
         "Current thread",
     )
     # where it hangs
-    ends(launched, 1, "no process got on for", "the others wait for process 1 on ", "in even")
+    ends(
+        launched, 1, "no process made progress for", "the others wait for process 1 on ", "in even"
+    )
 
 
 def test_a_process_that_is_held_is_lost(scoring: Launch) -> None:

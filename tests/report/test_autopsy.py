@@ -68,7 +68,7 @@ def test_what_trl_s_tables_say(written: Path) -> None:
     ) == (12, 12, 16)
     said = (written / "autopsy.md").read_text()
     # 12 is the first step that is tried
-    assert "at step 12 or before: a step added +2.6 points" in said
+    assert "at step 12 or earlier: a step added +2.6 points" in said
     assert "length in characters" in said and "2605.21266" in said
 
 
@@ -129,7 +129,7 @@ def test_rewards_that_rank_log_probs_and_steps_that_repeat(tmp_path: Path) -> No
     page = report(found, "<script>")
     paths = write_autopsy(found, page, [dump], tmp_path / "out", {}, "")
     markup = Path(paths[0]).read_text()
-    assert "<script>" not in markup.split("</head>")[1] and "do not count: 3" in markup
+    assert "<script>" not in markup.split("</head>")[1] and "repeat earlier rollouts: 3" in markup
     assert "verifiable=False" in (tmp_path / "out" / "autopsy_dpo.py").read_text()
 
 
@@ -183,10 +183,10 @@ def test_different_answers_are_counted_by_the_rule_that_is_named(tmp_path: Path)
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [
-        ({"prompt": "p", "completion": "c", "reward": 1}, "line 1: it does not give its step"),
+        ({"prompt": "p", "completion": "c", "reward": 1}, "line 1: it has no step"),
         (
             {"prompt": "p", "completion": "c", "answer": "1", "step": 1},
-            "line 1: it does not give its reward",
+            "line 1: it has no reward",
         ),
     ],
 )

@@ -240,7 +240,7 @@ def test_evaluations_of_one_split_are_compared_and_reference_answers_with_them(t
         str(other),
     ]
     assert list(_incomparable(comparison)) == [
-        "1 of the common problems have other reference answers in one run than in another."
+        "1 of the common problems have different reference answers in two runs."
     ]
     # whichever is named first: dev is behind test
     again = compared([other, one])
@@ -289,7 +289,7 @@ def test_problems_where_runs_differ_most(tmp_path):
 @pytest.mark.parametrize(
     ("choose", "message"),
     [
-        (lambda one, other: [one], "two runs or more"),
+        (lambda one, other: [one], "at least two runs"),
         (lambda one, other: [one, f"{one}/../one"], "each once"),
         (lambda one, other: [one, one.parent], "holds no run"),
         (lambda one, other: (other / "09-evaluate/manifest.json").unlink() or [one, other], "no finished evaluation"),
@@ -298,7 +298,7 @@ def test_problems_where_runs_differ_most(tmp_path):
 def test_what_cannot_be_compared_and_folders_of_other_things_are_refused(two, choose, message):
     with pytest.raises(ValueError, match=message):
         compared(choose(*two))
-    with pytest.raises(ValueError, match=r"holds other things than a comparison \(00-sft\)"):
+    with pytest.raises(ValueError, match=r"holds files that are not of a comparison \(00-sft\)"):
         output_folder(two[0], FILES, "a comparison")
     with pytest.raises(ValueError, match="is a file"):
         output_folder(two[0] / "config.json", FILES, "a comparison")

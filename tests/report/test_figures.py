@@ -46,7 +46,7 @@ def test_a_line_is_drawn_and_told_in_words():
 
 def test_gaps_are_gaps_and_counted_and_nothing_to_draw_is_no_figure():
     chart = figures.curves("kl", "KL", {"kl": list(enumerate([1, 2, math.nan, math.inf, 3]))})
-    assert chart.note == "2 of 5 values are not finite and not drawn."
+    assert chart.note == "2 of 5 values are not finite and left out."
     assert "over 3 points" in chart.words
     assert figures.curves("kl", "KL", {"kl": [(1, math.nan)], "b": []}) is None
     assert figures.curves("kl", "KL", {}) is None
@@ -58,7 +58,7 @@ def test_long_lines_become_means():
     chart = figures.curves("loss", "Loss", {"loss": [(i, i % 2) for i in range(2000)]})
     (line,) = chart.figure.axes[0].lines
     assert len(line.get_ydata()) == 100 and set(line.get_ydata()) == {0.5}
-    assert "means over about 20 steps" in chart.note
+    assert "mean of about 20 steps" in chart.note
 
 
 def test_points_are_joined_by_straight_lines_over_a_linear_axis_from_0():
@@ -73,7 +73,7 @@ def test_points_are_joined_by_straight_lines_over_a_linear_axis_from_0():
     assert chart.words == "one: 0 40 at 0, 5 60 at 25, 10 80 (70 to 90) at 100"
     lost = {"one": [Point(9, 9), Point(1, math.nan)]}
     chart = figures.points("f", "Lost, %", lost, x_title="x")
-    assert chart.note == "1 of 2 points are not known."
+    assert chart.note == "1 of 2 points are unknown."
     low, high = chart.figure.axes[0].get_ylim()
     assert high - low >= 10  # a percentage: noise is no drama
 

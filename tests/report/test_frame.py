@@ -84,7 +84,7 @@ def test_a_later_evaluation_of_fewer_policies_does_not_hide_what_was_gained(run:
 
 
 def test_without_a_folder_it_says_what_to_give() -> None:
-    with pytest.raises(ValueError, match="takes folders of runs or studies"):
+    with pytest.raises(ValueError, match="name folders of runs or studies"):
         policies()
 
 

@@ -78,11 +78,11 @@ def test_a_run_is_followed_while_it_lives_and_its_page_says_how_it_ended(
     assert "data-written=" in page and "location.reload()" in page
     stages = Page(page).table("Stages")
     assert [row["stage"] for row in stages] == ["sft", "warmup", "collect", "dpo", "evaluate"]
-    assert re.search("Under way: (warmup|sft), running", page)
+    assert re.search("Running: (warmup|sft), running", page)
     assert '<p class="warning">' not in page
     end = (tmp_path / "work" / "report.html").read_text()
     assert "data-written" not in end and "location.reload()" not in end
-    assert "under way" not in end and not (tmp_path / "work" / PROGRESS).exists()
+    assert "Running" not in end and not (tmp_path / "work" / PROGRESS).exists()
     assert re.search(r"evaluate 48/48  accuracy \d", done.stdout)
     # a warm-up of random numbers teaches nothing that can be told
     assert re.search(r"3 GRPO updates, then DPO: \d+\.\d .* of 16", done.stdout)

@@ -47,7 +47,9 @@ def test_a_finished_run_has_everything_and_its_numbers(report_of):
         "settings",
     ]
     evaluation = of_a_stage(folder / "05-evaluate").evaluation
-    answers = {row.pop("measure"): list(row.values()) for row in page.table("What else is known")}
+    answers = {
+        row.pop("measure"): list(row.values()) for row in page.table("More about the answers")
+    }
     for i, (row, policy) in enumerate(
         zip(page.table("16 problems, 2 answers each"), evaluation.policies, strict=True)
     ):
@@ -61,19 +63,20 @@ def test_a_finished_run_has_everything_and_its_numbers(report_of):
         mean, half = 100 * accuracy.mean, 100 * 2.13145 * accuracy.sem_clustered
         assert f"{mean:.4g} ({mean - half:.4g} to {mean + half:.4g})" in page.source
     assert "correct %" not in answers and "Bars: 95 %, over problems only" in page.text
-    costs = page.table("What each stage cost")
+    costs = page.table("Cost of each stage")
     assert [*costs[0]] == [
         *("measure", "sft", "warmup", "collect", "dpo", "evaluate", "all stages")
     ]
     assert "rollouts of collect" in page.table("Rollouts of each policy")[0]
     assert "8 prompts" in page.text and "32 rollouts" in page.text
-    moved = {row["measure"]: row for row in page.table("The pairs under the policy")}
+    moved = {row["measure"]: row for row in page.table("Pairs under the policy")}
     before = of_a_stage(folder / "04-dpo").measures["before"]
     gap = moved["gap in log-prob, chosen − rejected, nats"]
     assert gap["before dpo"] == f"{before['gap_mean']:.2f}"
-    assert moved["pairs ranked right %"]["before dpo"] == f"{100 * before['frac_ranked']:.1f}"
+    assert moved["pairs ranked correctly %"]["before dpo"] == f"{100 * before['frac_ranked']:.1f}"
     assert (
-        not re.search(r"p10|gap_|_mean\b", " ".join(page.tables)) and "under way" not in page.text
+        not re.search(r"p10|gap_|_mean\b", " ".join(page.tables))
+        and "still running" not in page.text
     )
     assert "· seed 0" in page.text and '"name": "tiny"' in page.text
 

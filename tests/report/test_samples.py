@@ -55,7 +55,7 @@ def test_what_changed_most_among_all_problems_is_listed_whatever_its_id(tmp_path
     assert problems(listing) == ["150", "199", "170", *MANY[: PROBLEMS - 3]]
     assert [row.change for row in listing.rows[:4]] == [0.5, -0.5, 0.25, 0]
     assert listing.rule.startswith(
-        "40 of 200 problems: first those that changed most from cold (sft) to G2D (dpo), then by id."
+        "40 of 200 problems: first the largest changes from cold (sft) to G2D (dpo), then by id."
     )
 
 

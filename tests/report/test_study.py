@@ -481,7 +481,7 @@ def test_of_many_rows_the_best_of_each_arm_is_shown_and_without_dev_that_is_said
             fake.arm(arm, 0, online("grpo", 1), right, values=values)
     shown = first(fake.study().rows)
     assert [row[0] for row in shown.rows] == ["one, K = 20", "other, K = 20"]
-    assert "flatters" in shown.title
+    assert "optimistic" in shown.title
 
 
 def test_values_of_one_arm_are_arms_and_other_studies_are_no_spectrum(tmp_path):

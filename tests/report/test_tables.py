@@ -135,7 +135,7 @@ def test_what_a_selection_saw_with_its_steps_as_numbers():
     steps = {step: Scored(0.5, math.nan, {"a": MAIN}) for step in ("100", "20")}
     steps["9"] = Scored(0.75, 0.1, {"a": MAIN})
     title, columns, rows = tables.selection_table("best", Selection("train@9", steps, "dev"))
-    assert title == "Selection best: by the score on dev (± standard error)"
+    assert title == "Selection best: score on dev (± standard error)"
     assert columns == ["step", "score"]
     assert rows == [["9 (chosen)", "0.75 ± 0.1"], ["20", "0.5"], ["100", "0.5"]]
 

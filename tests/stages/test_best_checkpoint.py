@@ -247,7 +247,7 @@ def test_steps_of_a_stage_that_may_end_by_itself_are_not_named(config):
     config.stages.train.budget.amount = 1.0
     run_issues.checked(config)
     config.stages.best.steps = (1,)
-    with pytest.raises(ValueError, match=r"steps is \(1,\), but train may end before"):
+    with pytest.raises(ValueError, match=r"steps is \(1,\), but train may end earlier"):
         run_issues.checked(config)
 
 

@@ -456,13 +456,13 @@ def test_a_server_with_another_policy_is_not_believed(
             "collect.*entropies",
         ),
         ({"engine.sync": "none"}, r"engine\.sync is 'none'.*sample from"),
-        ({"engine.sync": "adapter"}, r"engine\.sync is 'adapter', and lora\.rank"),
+        ({"engine.sync": "adapter"}, r"engine\.sync is 'adapter', but lora\.rank"),
         (
             {"engine.url": "http://me:pw@host/v1"},
             "engine.url holds a URL with a user name",
         ),
         ({"engine.url": "http://elsewhere:8000/v1"}, "engine.api_key_env .*VLLM_API_KEY"),
-        ({"engine.url": ""}, "engine.url .* '' is no endpoint"),
+        ({"engine.url": ""}, "engine.url .* '' is not an endpoint"),
     ],
 )
 def test_settings_are_refused(config: ConfigDict, changes: dict[str, Any], message: str) -> None:

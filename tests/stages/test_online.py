@@ -237,11 +237,11 @@ def test_logprobs_of_some_rows_alone_are_refused(warmup, tmp_path, opened, cap):
     [
         (
             {"sync_every": 4},
-            "sync_every is 4, and .* samples nothing: set it to num_iterations",
+            "sync_every is 4, but .* samples nothing: set it to num_iterations",
         ),
         (
             {"filter": {"dynamic_sampling": 1}},
-            "samples nothing in their place: leave it out",
+            "samples nothing in their place: remove it",
         ),
         ({"filter": {"drop_solved": 2}}, "filter skips prompts"),
     ],
@@ -255,7 +255,7 @@ def test_settings_of_sampling_are_refused_beside_a_dump(warmup, changes, message
 def test_columns_without_a_dump_are_refused(warmup):
     warmup.stages.warmup.dump.columns = {"reward": "accuracy"}
     with pytest.raises(
-        ValueError, match=r"dump\.path is not set, and other settings of a dump are"
+        ValueError, match=r"dump\.path is not set, but other settings of the dump are"
     ):
         check.checked(warmup)
 

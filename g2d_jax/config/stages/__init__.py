@@ -1,2 +1,1 @@
-"""The kinds of stages, a file each: the fields of its settings, what it reads, and what does not go
-together."""
+"""The kinds of stages, one file each: its settings, its inputs, and its conflicts."""

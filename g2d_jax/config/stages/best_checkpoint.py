@@ -1,4 +1,4 @@
-"""The settings of choosing a checkpoint."""
+"""The settings of selecting a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from g2d_jax.config.training import Sampling
 
 
 class BestCheckpoint(Stage):
-    """The best of a policy's kept checkpoints by its reward on held-out problems; a policy's name
-    like any other.
+    """The best of a policy's kept checkpoints by its reward on held-out problems; the stage's name
+    is a policy.
 
-    steps: which of the kept ones, () for all. A mean reward that is no accuracy is divided by the
-    mean length.
+    steps: the kept ones to compare, () for all. A mean reward that is not an accuracy is divided by
+    the mean length.
     """
 
     kind: Literal["best_checkpoint"] = "best_checkpoint"
@@ -31,11 +31,11 @@ class BestCheckpoint(Stage):
     greedy: ClassVar[bool] = False
 
     def with_policies(self, rename: Callable[[str], str]) -> BestCheckpoint:
-        """Return it as it is: it chooses among the steps of a stage that is known by its name."""
+        """Return itself: it compares steps of a stage of this run."""
         return self
 
     def policy_count(self, stages: Stages) -> int:
-        """Count the policies that it compares, 1 where their steps are not known yet."""
+        """Count the policies that it compares, 1 while their steps are unknown."""
         return len(self.steps or stages[self.policy].kept_steps()) or 1
 
     def splits_read(self) -> tuple[str, ...]:
@@ -47,8 +47,8 @@ class BestCheckpoint(Stage):
         return successive(name)
 
     def step_fault(self, step: str) -> str:
-        """Say that it chooses the step itself."""
-        return f"a best_checkpoint stage chooses the step: leave out @{step}"
+        """Return that it chooses the step itself."""
+        return f"a best_checkpoint stage chooses the step: remove @{step}"
 
     def issues(self, run: Run) -> Iterator[Issue]:
         """Yield a policy that no stage here trains, and steps that it does not keep."""
@@ -58,18 +58,18 @@ class BestCheckpoint(Stage):
             yield error(
                 "policy",
                 f"is {self.policy!r}",
-                "name a stage of this run that trains, without a step; `steps` says which",
+                "name a stage of this run that trains, without a step; set steps instead",
             )
             return
         kept = source.kept_steps() if isinstance(source, Online) else []
         unknown = sorted({*self.steps} - {*kept})
         if unknown:
-            listed = ", ".join(map(str, kept)) or "its last step alone"
+            listed = ", ".join(map(str, kept)) or "its last step only"
             yield error("steps", f"has {unknown[0]}, but {self.policy} keeps {listed}")
         if self.steps and isinstance(source, Online) and source.budget.amount:
             yield error(
                 "steps",
-                f"is {self.steps}, but {self.policy} may end before",
+                f"is {self.steps}, but {self.policy} may end earlier",
                 "leave it at () for all",
             )
 

@@ -16,11 +16,11 @@ from g2d_jax.config.training import Sampling
 
 class Collect(PassRates, Stage):
     """Rollouts of a frozen policy, and preference pairs from them. Prompts outside the window of
-    pass rates give no pair.
+    pass rates yield no pair.
 
-    rollouts: "sample"; "archive" takes the groups that the policy's own online stage drew; the name
-    of another collect stage takes those it has, whatever this one says of prompts and sampling. dump:
-    those that other tools wrote, in place of sampled ones.
+    rollouts: "sample"; "archive" reuses the groups that the policy's online stage sampled; the name
+    of another collect stage reuses its rollouts and ignores this stage's prompts and sampling.
+    dump: rollouts from other tools, in place of sampled ones.
     """
 
     kind: Literal["collect"] = "collect"
@@ -37,8 +37,8 @@ class Collect(PassRates, Stage):
 
     @property
     def part(self) -> int:
-        """The prompts of a file: at most half of all, so that a small collection is continued
-        too."""
+        """The prompts of a file: at most half of all, so that a small collection can also
+        resume."""
         return min(max(self.prompts // 2, 1), 128)
 
     @property
@@ -56,15 +56,15 @@ class Collect(PassRates, Stage):
         return self.rollouts if isinstance(stages.get(self.rollouts), Collect) else None
 
     def splits_read(self) -> tuple[str, ...]:
-        """Return train, of rollouts that it draws."""
+        """Return train if it samples."""
         return ("train",) if self.samples else ()
 
     def policies_sampled(self, name: str) -> set[str]:
-        """Return the policy that it draws from."""
+        """Return the policy that it samples from."""
         return {self.policy} if self.samples else set()
 
     def issues(self, run: Run) -> Iterator[Issue]:
-        """Yield settings that cannot work together, and rollouts of nothing, of another policy, or
+        """Yield conflicting settings, empty rollouts, rollouts of another policy, and rollouts
         without the entropies that `select` needs."""
         yield from super().issues(run)
         if self.samples:
@@ -76,75 +76,75 @@ class Collect(PassRates, Stage):
         if self.dump.path and self.rollouts != "sample":
             yield error(
                 "rollouts",
-                f"is {self.rollouts!r}, and dump.path is set",
-                "leave one of them out",
+                f"is {self.rollouts!r}, but dump.path is set",
+                "remove one of them",
             )
         if self.select in ("uncertain", "confident"):
             yield from self._select_issues(run)
 
     def _sampling_issues(self) -> Iterator[Issue]:
-        """Yield sampling that no pair can come from."""
+        """Yield sampling that yields no pair."""
         if self.num_generations < 2:
             yield error(
                 "num_generations",
-                f"is {self.num_generations}, and a preference pair takes two responses to a prompt",
-                "set it to 2 or more, 8 say",
+                f"is {self.num_generations}, but a preference pair needs two responses to a prompt",
+                "set it to 2 or more, such as 8",
             )
         if not self.sampling.temperature:
             yield error(
                 "sampling.temperature",
-                "is 0, and greedy responses to a prompt are all the same, which gives no pair",
+                "is 0, so all responses to a prompt are the same and form no pair",
                 "set it above 0",
             )
 
     def _rollout_issues(self, stages: Stages) -> Iterator[Issue]:
-        """Yield another stage whose rollouts cannot be taken."""
+        """Yield a stage whose rollouts it cannot reuse."""
         other = stages.get(self.rollouts)
         if not isinstance(other, Collect):
             yield error(
                 "rollouts",
-                f"is {self.rollouts!r}, which is no collect stage",
-                "for those of an online stage write archive, and name it as policy; for files of "
-                "other tools set dump.path",
+                f"is {self.rollouts!r}, which is not a collect stage",
+                "for the rollouts of an online stage use 'archive', and name the stage as "
+                "policy; for files of other tools set dump.path",
             )
         elif other.policy != self.policy:
             yield error(
                 "policy",
-                f"is {self.policy!r}, and the rollouts of {self.rollouts!r} are those of "
+                f"is {self.policy!r}, but the rollouts of {self.rollouts!r} are from "
                 f"{other.policy!r}",
-                "make both the same",
+                "set both to the same policy",
             )
 
     def _archive_issues(self, stages: Stages) -> Iterator[Issue]:
-        """Yield an archive of no stage, or of no steps."""
+        """Yield an archive without an online stage, or without steps."""
         source = PolicyName.parse(self.policy)
         online = stages.get(source.own_stage)
         if not isinstance(online, Online):
             yield error(
                 "policy",
-                f'is {self.policy!r}, and rollouts="archive" needs an online stage of this run',
+                f'is {self.policy!r}, but rollouts="archive" needs an online stage of this run',
             )
-        # Before the first update no rollouts were sampled: an archive of 0 steps is empty.
+        # No rollouts are sampled before the first update: an archive of 0 steps is empty.
         elif 0 in (source.number, online.steps):
             yield error(
                 "rollouts",
-                f'is "archive", and there is none before {self.policy!r}, which is at step 0',
+                f'is "archive", but {self.policy!r} is at step 0, before any rollouts',
                 "use sample",
             )
 
     def _select_issues(self, run: Run) -> Iterator[Issue]:
-        """Yield a choice among pairs that is none, or that lacks the entropies."""
+        """Yield a `select` that has no effect, or that lacks entropies."""
         if self.max_pairs is None:
             yield error(
                 "select",
-                f"is {self.select!r}, which chooses among pairs",
-                'set max_pairs to how many, or select="all"',
+                f"is {self.select!r}, but without max_pairs all pairs are kept",
+                'set max_pairs, or select="all"',
             )
         if run.engine.is_server or drawn_with(self, run.stages).dump.path:
             yield error(
                 "select",
-                f"is {self.select!r}, which needs token entropies, and "
-                f"{'a server' if run.engine.is_server else 'a dump'} gives none",
+                f"is {self.select!r}, which needs token entropies, but "
+                f"{'a server' if run.engine.is_server else 'a dump'} has none",
                 "use all or random",
             )
 
@@ -153,8 +153,8 @@ collect = stage_of(Collect)
 
 
 def rollout_origin(name: str, stages: Stages) -> str:
-    """Return the collect stage that a collect stage's rollouts are from in the end: itself, if it
-    has its own."""
+    """Return the collect stage that sampled a collect stage's rollouts: itself, if it has its
+    own."""
     stage = stages[name]
     while isinstance(stage, Collect) and (other := stage.rollout_source(stages)):
         name, stage = other, stages[other]
@@ -162,8 +162,8 @@ def rollout_origin(name: str, stages: Stages) -> str:
 
 
 def drawn_with(stage: Collect, stages: Stages) -> Collect | Online:
-    """Return the stage whose settings a collect stage's rollouts were drawn with: of an archive the
-    online one."""
+    """Return the stage whose settings sampled a collect stage's rollouts: the online stage for an
+    archive."""
     other = stage.rollout_source(stages)
     origin = stage if other is None else stages[rollout_origin(other, stages)]
     assert isinstance(origin, Collect)

@@ -1,4 +1,4 @@
-"""The settings of the DPO loss, which stages of two kinds have."""
+"""The settings of the DPO loss, in offline and online stages."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ DPONormalizer = Literal["pairs", "prompts"]
 
 
 class DPOLoss(Section):
-    """The DPO loss, of a stage of either kind."""
+    """The DPO loss, in both kinds of stage."""
 
     loss_type: DPOLossType = "sigmoid"
     beta: Annotated[float, Bounds(above=0, below=math.inf)] = 0.1
-    # what beta times the gap per token is to exceed, of "simpo"
+    # for "simpo": the margin for beta times the gap per token
     simpo_gamma: NotNegativeFloat = 0.5
 
     @property
@@ -27,13 +27,13 @@ class DPOLoss(Section):
         return self.loss_type != "simpo"
 
     def loss_issues(self) -> Iterator[Issue]:
-        """Yield settings that the loss does not have, and a beta for another kind of loss."""
+        """Yield settings that the loss ignores, and a beta meant for another loss."""
         if self.loss_type in ("sigmoid_norm", "simpo") and self.beta < 1:
             yield warning(
                 "beta",
-                f"is {self.beta:g}, a value for log-probabilities summed over tokens, and "
-                f"{self.loss_type!r} takes their means",
-                "try 2 to 2.5 as SimPO (arXiv 2405.14734), 5 as Tulu 3 for DPO normalised by "
+                f"is {self.beta:g}, a value for log-probabilities summed over tokens, but "
+                f"{self.loss_type!r} uses their mean",
+                "try 2 to 2.5 as in SimPO (arXiv 2405.14734), or 5 as in Tulu 3 for DPO over "
                 "length (arXiv 2411.15124)",
             )
         if self.loss_type != "simpo" and self.simpo_gamma != DPOLoss().simpo_gamma:
@@ -43,5 +43,6 @@ class DPOLoss(Section):
 class OnlineDPO(DPOLoss):
     """The DPO loss of an online stage."""
 
-    normalizer: DPONormalizer = "pairs"  # or "prompts": all of the batch, those without a pair too
+    # or "prompts": all of the batch, including those without a pair
+    normalizer: DPONormalizer = "pairs"
     nll_coef: NotNegativeFloat = 0.0  # times the mean over the chosen response's tokens

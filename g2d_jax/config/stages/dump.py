@@ -1,4 +1,4 @@
-"""The settings of rollouts that other tools wrote, which stages of two kinds read."""
+"""The settings of rollouts from other tools, in collect and online stages."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from g2d_jax.config.section import Issue, OnError, Rollouts, Run, Section, error
 
 
 class Dump(Section):
-    """Rollouts that other tools wrote, in place of sampled ones: see `data.dumps`.
+    """Rollouts from other tools, in place of sampled ones: see `data.dumps`.
 
-    path: a file, a folder or a glob; "": responses are sampled. columns: from our names to the
-    file's, {"reward": "accuracy_reward"}. on_error: "skip" leaves any number of broken rows out.
+    path: a file, a folder or a glob; "": responses are sampled. columns: our name -> the file's,
+    {"reward": "accuracy_reward"}. on_error: "skip" ignores any number of broken rows.
     """
 
     path: Rollouts = ""
@@ -20,6 +20,6 @@ class Dump(Section):
     on_error: OnError = "raise"
 
     def issues(self, run: Run) -> Iterator[Issue]:
-        """Yield settings of a dump where none is read."""
+        """Yield settings of a dump without a path."""
         if not self.path and self != Dump():
-            yield error("path", "is not set, and other settings of a dump are", "set it too")
+            yield error("path", "is not set, but other settings of the dump are", "set it too")

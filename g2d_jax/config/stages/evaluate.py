@@ -16,7 +16,7 @@ class Evaluate(Stage):
 
     kind: Literal["evaluate"] = "evaluate"
     policies: Policies = ("sft", "warmup", "dpo")
-    split: Split = "test"  # which of data.dev and data.test
+    split: Split = "test"  # uses data.dev or data.test
     num_generations: Positive = 4
     sampling: Sampling = Sampling()
     pass_at: tuple[Positive, ...] = (1, 2, 4)
@@ -24,8 +24,8 @@ class Evaluate(Stage):
 
     @property
     def told_at(self) -> tuple[int, ...]:
-        """The k of pass_at that so many answers tell. Of the default some may go; of others that is
-        refused."""
+        """The k of pass_at that the number of answers allows. Larger default k are dropped; others
+        are an error."""
         most = self.sampling.answers(self.num_generations)
         return tuple(k for k in self.pass_at if k <= most)
 
@@ -44,14 +44,14 @@ class Evaluate(Stage):
         return {*self.policies}
 
     def issues(self, run: Run) -> Iterator[Issue]:
-        """Yield an evaluation of nothing, and a pass@k of more answers than are sampled, unless it
-        is the default."""
+        """Yield an evaluation without policies, and a pass@k of more answers than are sampled,
+        unless it is the default."""
         yield from super().issues(run)
         if self.num_generations > 1 and not self.sampling.temperature:
             yield warning(
                 "num_generations",
-                f"is {self.num_generations}, and sampling.temperature is 0, at which all answers "
-                "to a problem are the same: one is sampled",
+                f"is {self.num_generations}, but sampling.temperature is 0, so all answers to a "
+                "problem are the same: one is sampled",
             )
         if not self.policies:
             yield error("policies", "is empty", "name at least one policy")
@@ -62,9 +62,9 @@ class Evaluate(Stage):
         if many and self.pass_at != Evaluate().pass_at:
             yield error(
                 "pass_at",
-                f"has {many[0]}, and num_generations is {self.num_generations}"
-                f"{', at sampling.temperature 0, which gives one answer' * is_greedy}",
-                f"leave these out, or set num_generations to {max(many)} or more"
+                f"has {many[0]}, but num_generations is {self.num_generations}"
+                f"{', and sampling.temperature 0 allows one answer' * is_greedy}",
+                f"remove these, or set num_generations to {max(many)} or more"
                 f"{' and a temperature above 0' * is_greedy}",
             )
 

@@ -22,16 +22,16 @@ class Offline(DPOLoss, TrainingStage):
     preferences: Preferences = "collect"
     epochs: Positive = 1
     batch_size: Positive = 64
-    # of prompt and response, of a set made elsewhere; longer pairs are left out
+    # tokens of prompt and response in a file of pairs; longer pairs are left out
     max_length: Positive | None = None
-    on_error: OnError = "raise"  # of a set made elsewhere
+    on_error: OnError = "raise"  # for a file of pairs
     optimizer: Optimizer = Optimizer(eps=1e-4)
 
     shapes_from_data = True
 
     def longest_row(self, prompt: int, stages: Stages) -> int:
-        """Return the tokens of the longest pair: of a collect stage's responses, of two of
-        max_length, or, where a set made elsewhere has no such limit, of the default length."""
+        """Return the tokens of the longest pair: from a collect stage's responses, or two of
+        max_length. A file of pairs without that limit uses the default length."""
         collect = stages.get(self.preferences)
         if isinstance(collect, Collect):
             sampling = drawn_with(collect, stages).sampling
@@ -46,7 +46,7 @@ class Offline(DPOLoss, TrainingStage):
         return (self.preferences,) if self.preferences in stages else ()
 
     def issues(self, run: Run) -> Iterator[Issue]:
-        """Yield a stage that collects no pairs, and settings for pairs from a file."""
+        """Yield a stage that collects no pairs, and settings for a file of pairs."""
         yield from super().issues(run)
         yield from self.loss_issues()
         source = run.stages.get(self.preferences)
@@ -57,8 +57,7 @@ class Offline(DPOLoss, TrainingStage):
             if source is not None and getattr(self, name) != getattr(Offline(), name):
                 yield error(
                     name,
-                    "is for a set of pairs from a file, and preferences is the stage "
-                    f"{self.preferences!r}",
+                    f"is for a file of pairs, but preferences is the stage {self.preferences!r}",
                     "leave it unset",
                 )
 

@@ -39,10 +39,11 @@ Group = Annotated[int, Bounds(least=2, why="an online stage compares the respons
 
 
 class Budget(Section):
-    """A cost at which an online stage ends, before its steps perhaps: stages/early_stopping.py."""
+    """A cost at which an online stage ends, perhaps before its last step:
+    stages/early_stopping.py."""
 
     measure: Measure = "flops"
-    amount: NotNegativeFloat = 0.0  # 0: none
+    amount: NotNegativeFloat = 0.0  # 0: no limit
 
     def issues(self, run: Run) -> Iterator[Issue]:
         """Warn of a measure without an amount."""
@@ -51,7 +52,7 @@ class Budget(Section):
 
 
 class Clip(Section):
-    """The ratio of policies in a GRPO loss, and its bounds."""
+    """The clipped ratio of policies in a GRPO loss."""
 
     epsilon: NotNegativeFloat = 0.2
     epsilon_high: NotNegativeFloat | None = None
@@ -61,21 +62,22 @@ class Clip(Section):
 
 
 class Filter(PassRates):
-    """Decides which prompts an online stage trains on. Of those with a running pass rate outside the
-    window one in ten is drawn."""
+    """The choice of prompts that an online stage trains on. A prompt whose running pass rate is
+    outside the window is used one time in ten."""
 
-    # more rounds of prompts, at most, in place of those without a signal
+    # most extra rounds of prompts, to replace those without a signal
     dynamic_sampling: NonNegative = 0
-    drop_solved: NonNegative = 0  # leave out prompts after so many groups of one reward; 0: none
+    # leave out a prompt after this many groups with one reward; 0: never
+    drop_solved: NonNegative = 0
 
     @property
     def replaces(self) -> bool:
-        """True if other prompts take the place of some that are skipped."""
+        """True if other prompts replace some that are skipped."""
         return bool(self.dynamic_sampling) or self.targets
 
     @property
     def targets(self) -> bool:
-        """Whether earlier results decide which prompts are drawn."""
+        """True if earlier results affect the choice of prompts."""
         return bool(self.drop_solved) or self.window != (0, 1)
 
 
@@ -84,17 +86,17 @@ OF_GRPO = (
     "scale_rewards",
     "scale_rewards_eps",
 )
-"""The settings of an online stage, beside `clip`, that a loss of pairs alone does not read, and may
-have: a study varies `loss` alone."""
+"""The settings of an online stage, in addition to `clip`, that a pair loss may have but ignores: a
+study may vary `loss` alone."""
 
 
 class Online(TrainingStage):
-    """Online RL, and the range to offline: every `sync_every` updates the sampling policy becomes
-    the trained one.
+    """Online RL, up to fully offline: every `sync_every` updates the sampling policy becomes the
+    trained one.
 
-    An update trains on a batch of prompts_per_step prompts. At a synchronisation the rollouts of
-    all batches up to the next one are drawn at once. keep: the steps K whose checkpoints stay for
-    later stages (the last one always does).
+    An update trains on a batch of prompts_per_step prompts. A synchronisation samples the rollouts
+    of all batches up to the next one. keep: the steps K whose checkpoints are kept for later
+    stages, in addition to the last.
     """
 
     kind: Literal["online"] = "online"
@@ -107,8 +109,8 @@ class Online(TrainingStage):
     sampling: Sampling = Sampling()
     dump: Dump = Dump()
     filter: Filter = Filter()
-    sync_every: NonNegative = 1  # updates; 0 is never: offline
-    # whether the reference becomes the sampling policy at each synchronisation
+    sync_every: NonNegative = 1  # updates; 0 never synchronises: offline
+    # the sampling policy becomes the reference at each synchronisation
     reference_sync: bool = False
     # updates on every batch of rollouts; sync_every must be a multiple
     num_iterations: Positive = 1
@@ -116,13 +118,13 @@ class Online(TrainingStage):
     # GRPO
     loss_type: GRPOLossType = "sum"
     scale_rewards: ScaleRewards = "none"
-    scale_rewards_eps: Annotated[float, Bounds(above=0)] = 1e-4  # beside the standard deviation
+    scale_rewards_eps: Annotated[float, Bounds(above=0)] = 1e-4  # added to the standard deviation
     clip: Clip = Clip()
-    beta: NotNegativeFloat = 0.0  # of the KL term, as TRL names it
+    beta: NotNegativeFloat = 0.0  # coefficient of the KL term, as in TRL
     # DPO
     dpo: OnlineDPO = OnlineDPO()
-    grpo_coef: NotNegativeFloat = 0.0  # times the GRPO loss, beside "group_dpo"
-    # both times the mean next-token entropy of the responses, which is rewarded
+    grpo_coef: NotNegativeFloat = 0.0  # coefficient of the GRPO loss that "group_dpo" adds
+    # coefficient of the mean next-token entropy of the responses, a bonus in both losses
     entropy_coef: NotNegativeFloat = 0.0
     mask_truncated: bool = False  # leave responses that reached max_new_tokens out of the loss
     optimizer: Optimizer = Optimizer(eps=1e-4)
@@ -134,9 +136,9 @@ class Online(TrainingStage):
 
     @property
     def is_preference_loss(self) -> bool:
-        """True if the loss is of chosen against rejected responses, False if of advantages.
+        """True if the loss compares chosen with rejected responses, False if it uses advantages.
 
-        Raises AssertionError for a loss that nobody has said it of.
+        Raises AssertionError for an unknown loss.
         """
         match self.loss:
             case "grpo" | "raft":
@@ -152,59 +154,59 @@ class Online(TrainingStage):
         return bool(self.beta or (self.is_preference_loss and self.dpo.compares))
 
     def longest_row(self, prompt: int, stages: Stages) -> int:
-        """Return the tokens of the longest group that has to lie in one row: a response, or those
-        that a loss of preferences compares."""
+        """Return the tokens of the longest group that needs one row: a response, or the responses
+        that a preference loss compares."""
         responses = self.compared if self.is_preference_loss else 1
         return prompt + responses * self.sampling.max_new_tokens
 
     @property
     def compared(self) -> int:
-        """The responses to a prompt that are trained on: a pair, or all."""
+        """The responses to a prompt that it trains on: a pair, or all."""
         return 2 if self.loss == "dpo" else self.num_generations
 
     @property
     def has_ratio(self) -> bool:
-        """True if the loss weighs tokens by a ratio of policies, as GRPO's does.
+        """True if the loss weighs tokens by a ratio of policies, as in GRPO.
 
-        Responses of another policy than the trainer's own then need clip.importance_cap: those of a
-        server, and of a dump with log-probabilities.
+        Responses from a policy other than the trainer's then need clip.importance_cap: from a
+        server, or from a dump with log-probabilities.
         """
         return self.loss == "grpo" or bool(self.grpo_coef)
 
     @property
     def has_fixed_reference(self) -> bool:
-        """True if the loss compares the policy with a reference that stays the same."""
+        """True if the loss uses a reference policy that stays the same."""
         return self.compares and not self.reference_sync
 
     @property
     def has_windows(self) -> bool:
-        """True if it samples anew after some of its updates, for several of them at once."""
+        """True if it samples again after some updates, for several of them at once."""
         return self.samples_anew and self.sync_every > 1
 
     @property
     def samples_anew(self) -> bool:
-        """True if it samples after some of its updates from what they made of the policy."""
+        """True if it samples from the trained policy after some of its updates."""
         return self.samples and 0 < self.sync_every < self.steps
 
     @property
     def never_synchronises(self) -> bool:
-        """True if it samples for all of its updates at once."""
+        """True if it samples the rollouts of all its updates at once."""
         return self.samples and self.sync_every == 0
 
     def issues(self, run: Run) -> Iterator[Issue]:
-        """Yield settings that cannot work together, or that change nothing."""
+        """Yield conflicting settings, and settings without effect."""
         yield from super().issues(run)
         if not self.sampling.temperature > 0:
             yield error(
                 "sampling.temperature",
-                "must be above 0: greedy responses to a prompt are all the same",
+                "must be above 0, since greedy responses to a prompt are all the same",
             )
         if self.reference_sync and not self.compares:
             yield error(
                 "reference_sync",
-                "is set, and the loss has no reference: GRPO has one in its KL term only, SimPO "
+                "is set, but the loss has no reference: GRPO has one in its KL term only, SimPO "
                 "has none",
-                "set beta too, or leave it off",
+                "set beta too, or set this to False",
             )
         yield from self._step_issues()
         yield from self._filter_issues(run)
@@ -216,23 +218,23 @@ class Online(TrainingStage):
             yield from self._ratio_issues(run)
 
     def _step_issues(self) -> Iterator[Issue]:
-        """Warn of settings for steps that do not come."""
+        """Warn of settings for steps beyond the last."""
         beyond = [step for step in self.keep if step > self.steps]
         if self.steps and beyond:
-            yield warning("keep", f"has {beyond[0]}, and the stage ends with step {self.steps}")
+            yield warning("keep", f"has {beyond[0]}, but the stage ends with step {self.steps}")
         if self.budget.amount and self.optimizer.schedule != "constant":
             yield warning(
                 "optimizer.schedule",
-                f"is {self.optimizer.schedule!r}, which decays over all {self.steps} steps, and "
+                f"is {self.optimizer.schedule!r}, which decays over all {self.steps} steps, but "
                 "the budget may end the stage long before",
-                "set steps to about what the budget pays for, or schedule to 'constant'",
+                "set steps to about the number that the budget allows, or schedule to 'constant'",
             )
         if 0 < self.steps <= self.sync_every and self.sync_every > self.num_iterations:
             yield warning(
                 "sync_every",
-                f"is {self.sync_every}, and the stage has {self.steps} steps: all its responses "
-                "are sampled from the policy that it begins with, which is offline",
-                "set a smaller sync_every, or more steps",
+                f"is {self.sync_every}, but the stage has {self.steps} steps: it samples all "
+                "responses from its initial policy, which is offline",
+                "set sync_every lower, or steps higher",
             )
 
     def _filter_issues(self, run: Run) -> Iterator[Issue]:
@@ -240,9 +242,9 @@ class Online(TrainingStage):
         if run.tasks and self.filter.replaces:
             yield error(
                 "filter",
-                "skips prompts and takes others, of any task, which changes the ratio of the tasks "
-                "of a mixed run",
-                "leave it out",
+                "replaces prompts by others of any task, which changes the ratio of the tasks of a "
+                "mixed run",
+                "remove it",
             )
 
     def _window_issues(self, run: Run) -> Iterator[Issue]:
@@ -252,36 +254,36 @@ class Online(TrainingStage):
             yield error(
                 "sync_every",
                 f"is {every} updates, so a batch cannot serve num_iterations={self.num_iterations}",
-                "make sync_every a multiple of num_iterations",
+                "set sync_every to a multiple of num_iterations",
             )
         if self.budget.amount and every != 1:
             yield error(
                 "sync_every",
-                f"is {every}, and a budget ends between steps whose rollouts are paid for already",
-                "use sync_every=1, or budget.amount=0",
+                f"is {every}, but a budget may end in the middle of steps sampled together",
+                "set sync_every to 1, or budget.amount=0",
             )
         if not every and self.filter.targets:
             yield error(
                 "sync_every",
-                "is 0, which chooses all prompts before any is seen: filter.drop_solved and a "
+                "is 0, which chooses all prompts before training: filter.drop_solved and a "
                 "window of pass rates need another value",
             )
         if self.never_synchronises and run.engine.ahead:
             yield error(
                 "sync_every",
-                "is 0, which samples all responses before the first update, and engine.ahead is 1",
-                "set sync_every from 2 on, or engine.ahead to 0",
+                "is 0, which samples all responses before the first update, but engine.ahead is 1",
+                "set sync_every to 2 or more, or engine.ahead to 0",
             )
         if every == 1 and run.engine.is_server:
             yield error(
                 "sync_every",
                 "is 1, which loads weights into the server for every update",
-                "set it to 0 or from 2 on, 10 say, or engine.kind to 'sampler'",
+                "set it to 0 or at least 2 (such as 10), or engine.kind to 'sampler'",
             )
 
     def _dump_issues(self) -> Iterator[Issue]:
-        """Yield settings of sampling where the groups are those of a dump."""
-        without = f"and dump.path={self.dump.path!r} samples nothing"
+        """Yield sampling settings that conflict with a dump."""
+        without = f"but dump.path={self.dump.path!r} samples nothing"
         if self.sync_every != self.num_iterations:
             yield error(
                 "sync_every",
@@ -289,16 +291,16 @@ class Online(TrainingStage):
                 "set it to num_iterations",
             )
         if self.filter.replaces:
-            yield error("filter", f"skips prompts, {without} in their place", "leave it out")
+            yield error("filter", f"skips prompts, {without} in their place", "remove it")
 
     def _loss_issues(self) -> Iterator[Issue]:
-        """Yield settings of another loss: as errors where they would change the result, else as
-        warnings, for a study may vary `loss` alone."""
+        """Yield settings of another loss: errors if they would change the result, else warnings,
+        since a study may vary `loss` alone."""
         loss, default = f"loss={self.loss!r}", Online()
         if self.loss != "group_dpo" and self.grpo_coef:
             yield error(
                 "grpo_coef",
-                f"weighs GRPO in addition to group_dpo, and the stage has {loss}",
+                f"adds GRPO to group_dpo, but the stage has {loss}",
                 "leave it at 0",
             )
         if self.is_preference_loss:
@@ -314,10 +316,10 @@ class Online(TrainingStage):
             return
         if self.beta:
             meant = "; did you mean dpo.beta?" * self.is_preference_loss
-            yield error("beta", f"is for GRPO, and the stage has {loss}", f"leave it at 0{meant}")
+            yield error("beta", f"is for GRPO, but the stage has {loss}", f"leave it at 0{meant}")
         if self.clip.importance_cap:
             yield error(
-                "clip.importance_cap", f"is for GRPO, and the stage has {loss}", "leave it at 0"
+                "clip.importance_cap", f"is for GRPO, but the stage has {loss}", "leave it at 0"
             )
         elif self.clip != default.clip:
             yield unread("clip", loss)
@@ -326,13 +328,13 @@ class Online(TrainingStage):
                 yield unread(name, loss)
 
     def _ratio_issues(self, run: Run) -> Iterator[Issue]:
-        """Yield what GRPO's ratio of policies, or a group's shared forward pass, does not allow."""
+        """Yield settings that conflict with GRPO's ratio or with a group's shared forward pass."""
         for name, off in (("top_p", 1), ("top_k", 0)):
             if getattr(self.sampling, name) != off:
                 yield error(
                     f"sampling.{name}",
-                    "is set, and a GRPO loss compares the trained policy with the distribution "
-                    "that was sampled from, which filters change",
+                    "is set and changes the sampled distribution, but a GRPO loss compares the "
+                    "trained policy with the full one",
                     f"leave it at {off}",
                 )
         if self.loss == "group_dpo" and self.sampling.temperature != 1:
@@ -343,26 +345,26 @@ class Online(TrainingStage):
         if run.engine.is_server and not self.clip.importance_cap:
             yield error(
                 "clip.importance_cap",
-                "is 0, and the server's arithmetic is not the trainer's: GRPO weighs each token by "
-                "the ratio of their probabilities",
-                "set it to 2, say",
+                "is 0, but a server rounds differently from the trainer: GRPO weighs each token "
+                "by the ratio of their probabilities",
+                "set it, for example to 2",
             )
         if self.sync_every == 1:
             yield from self._on_policy_issues()
 
     def _on_policy_issues(self) -> Iterator[Issue]:
-        """Warn of settings of the ratio that change no gradient, since one update a batch, by the
-        policy that sampled, has a ratio of 1.
+        """Warn of ratio settings without effect: with one update a batch, on-policy, the ratio is
+        1.
 
-        clip.importance_cap weighs by another ratio, of trainer against sampler, token by token: with it
-        one ratio a response has another gradient than one a token, at 1 too. CISPO's gradient is
-        dapo's then, and reads no level.
+        clip.importance_cap weighs each token by another ratio, trainer against sampler. With it, a
+        sequence-level ratio changes the gradient even at 1; not for CISPO, whose gradient then
+        equals dapo's.
         """
         names = ["epsilon", "epsilon_high"]
         if not self.clip.importance_cap or self.loss_type == "cispo":
             names.append("importance_sampling_level")
         without = "has no effect: with one update a batch the ratio of policies is 1"
-        remedy = "raise num_iterations and sync_every, or sync_every alone"
+        remedy = "raise num_iterations and sync_every, or only sync_every"
         for name in names:
             if getattr(self.clip, name) != getattr(Clip(), name):
                 yield warning(f"clip.{name}", without, remedy)
@@ -378,7 +380,7 @@ class Online(TrainingStage):
         return successive(name)
 
     def kept_steps(self) -> list[int]:
-        """Return the steps of `keep` that it reaches, and the last one."""
+        """Return the steps of `keep` up to its last one, and the last one."""
         return sorted({*(step for step in self.keep if step <= self.steps), self.steps})
 
 

@@ -13,7 +13,7 @@ from g2d_jax.config.training import Optimizer
 
 class Sft(TrainingStage):
     """Supervised fine-tuning. data: messages or prompt/completion files, or an embedded task's
-    demonstrations; it has to be named."""
+    demonstrations; required."""
 
     kind: Literal["sft"] = "sft"
     policy: Policy = "init"
@@ -30,7 +30,7 @@ class Sft(TrainingStage):
         return self.max_length
 
     def examples_path(self) -> str:
-        """Return where the demonstrations are from."""
+        """Return the source of the demonstrations."""
         return self.data.path
 
     def kept_steps(self) -> list[int]:

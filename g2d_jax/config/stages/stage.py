@@ -1,4 +1,4 @@
-"""Has what every kind of stage says of itself, so that nobody asks which kind it is."""
+"""The interface of all kinds of stages, so that no caller checks the kind."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ STAGES: dict[str, type[Stage]] = {}
 
 
 class Stage(Section):
-    """A stage's settings. A kind of stage is a class made from it, registered under its `kind`.
+    """A stage's settings. A kind of stage is a subclass, registered under its `kind`.
 
-    The attributes below are a kind's own, and no settings. trains: it makes checkpoints. is_policy:
-    its name is that of a policy. comes_last: it waits for all stages that could run.
-    shapes_from_data: the shapes of its programs depend on its examples or pairs, so that they
-    compile at its own start and not ahead.
+    The attributes below belong to the kind and are not settings. trains: it writes checkpoints.
+    is_policy: its name is a policy's name. comes_last: it runs after all other stages that can run.
+    shapes_from_data: the shapes of its programs depend on its examples or pairs, so they compile
+    when it starts, not ahead.
     """
 
     kind = ""
@@ -43,16 +43,14 @@ class Stage(Section):
         if cls.kind:
             STAGES[cls.kind] = cls
 
-    # What it reads
+    # Inputs
 
     def policies_read(self) -> tuple[str, ...]:
-        """Return the names of the policies that it reads: what its fields of the types Policy and
-        Policies hold."""
+        """Return the names of the policies in its fields of type Policy and Policies."""
         return tuple(itertools.chain.from_iterable(self.policies_by_field().values()))
 
     def with_policies(self, rename: Callable[[str], str]) -> Self:
-        """Return it with other names for the policies that it reads, each once, where they may be
-        another's of the same run."""
+        """Return itself with the policies that it reads renamed, each once."""
         renamed: dict[str, Any] = {}
         for name, policies in self.policies_by_field().items():
             others = tuple(dict.fromkeys(map(rename, policies)))
@@ -69,48 +67,47 @@ class Stage(Section):
         return found
 
     def stages_read(self, stages: Stages) -> tuple[str, ...]:
-        """Return the stages that it reads, other than those of its policies. Raises ValueError for
+        """Return the stages that it reads in addition to its policies. Raises ValueError for
         settings that name none it can read."""
         return ()
 
     def splits_read(self) -> tuple[str, ...]:
-        """Return the splits of whose problems it samples responses."""
+        """Return the splits whose problems it samples responses to."""
         return ()
 
     def examples_path(self) -> str | None:
-        """Return where its examples are from, "" where no setting says so; None without any."""
+        """Return the source of its examples, "" if it is not set; None if it needs none."""
         return None
 
-    # What it samples
+    # Sampling
 
     def samplings(self) -> tuple[Sampling, ...]:
-        """Return the settings with which it draws responses."""
+        """Return the settings with which it samples responses."""
         sampling = getattr(self, "sampling", None)
         return () if sampling is None else (sampling,)
 
     def policies_sampled(self, name: str) -> set[str]:
-        """Return the policies that a server would have to hold for it, in words. name: the stage's
-        own."""
+        """Return, in words, the policies that a server must hold for it. name: the stage's own."""
         return set()
 
     @property
     def has_fixed_reference(self) -> bool:
-        """True if a reference that stays the same lies beside the policy while it samples."""
+        """True if sampling keeps a fixed reference in memory in addition to the policy."""
         return False
 
-    # What it makes
+    # Results
 
     def kept_steps(self) -> list[int]:
-        """Return the steps whose checkpoints it keeps, ascending; [] where its data decide the last
+        """Return the steps whose checkpoints it keeps, ascending; [] if its data decide the last
         one."""
         return []
 
     def step_fault(self, step: str) -> str:
-        """Say why other stages cannot read its policy at a step, "" where they can."""
+        """Return why other stages cannot read its policy at a step, "" if they can."""
         steps = self.kept_steps()
         if step.isdecimal() and int(step) in steps:
             return ""
-        listed = ", ".join(map(str, steps)) or "of their end alone"
+        listed = ", ".join(map(str, steps)) or "of its end only"
         return f"that stage keeps steps {listed}: add it to its keep"
 
 
@@ -126,19 +123,19 @@ class PassRates(Section):
         return self.min_pass_rate, self.max_pass_rate
 
     def issues(self, run: Run) -> Iterator[Issue]:
-        """Yield a window that is none, or that no reward gives."""
+        """Yield an empty window, and a window without verifiable rewards."""
         yield from super().issues(run)
         if self.min_pass_rate > self.max_pass_rate:
             yield error(
                 "min_pass_rate",
                 f"is {self.min_pass_rate}, above max_pass_rate, {self.max_pass_rate}",
-                "give a window",
+                "set min_pass_rate to max_pass_rate or less",
             )
         elif self.window != (0, 1) and not any(run.verifiable.values()):
             yield error(
                 "min_pass_rate",
-                "goes by right and wrong, and the rewards of this run know better and worse only",
-                "leave min_pass_rate and max_pass_rate",
+                "needs correct and incorrect responses, but the rewards of this run only rank them",
+                "remove min_pass_rate and max_pass_rate",
             )
 
 
@@ -152,30 +149,29 @@ class TrainingStage(Stage):
     is_policy = True
 
     def longest_row(self, prompt: int, stages: Stages) -> int:
-        """Return the tokens that a packed row must have room for, behind prompts of at most
-        `prompt`."""
+        """Return the tokens that a packed row must hold, for prompts of at most `prompt` tokens."""
         return prompt + max((sampling.max_new_tokens for sampling in self.samplings()), default=0)
 
     def issues(self, run: Run) -> Iterator[Issue]:
-        """Yield a learning rate that would only rise, where settings say how many updates come."""
+        """Yield a learning rate that only rises, if the number of updates is known."""
         yield from super().issues(run)
         steps = getattr(self, "steps", 0)
         warmup = self.optimizer.warmup_steps
         if steps and warmup >= steps:
             yield error(
                 "optimizer.warmup_steps",
-                f"is {warmup}, and steps is {steps}",
-                "warm up for fewer updates than there are",
+                f"is {warmup}, but steps is {steps}",
+                "set it below steps",
             )
 
 
 def unread(path: str, setting: str) -> Issue:
-    """Warn of a setting that another one, such as "loss='dpo'", leaves without effect."""
-    return warning(path, f"is set, and {setting} does not read it")
+    """Warn of a setting that another one, such as "loss='dpo'", ignores."""
+    return warning(path, f"is set, but {setting} ignores it")
 
 
 def successive(name: str) -> set[str]:
-    """Name, in words, a stage's policy and those that follow it in training: see
+    """Return, in words, a stage's policy and its successors in training: see
     `Stage.policies_sampled`."""
     return {f"{name}'s", "its later ones"}
 
