@@ -287,7 +287,7 @@ class Policy:
         """The loss of its online or offline training, otherwise ""."""
         if self.kind == OFFLINE:
             loss = str(self.section.get("loss_type", "sigmoid"))
-            return loss if loss in ("simpo", "ipo") else "dpo"
+            return "dpo" if loss.startswith("sigmoid") else loss
         return str(self.section.get("loss", "grpo")) if self.kind == ONLINE else ""
 
     @property

@@ -102,7 +102,7 @@ def run_verdict(run: Run) -> RunVerdict | None:
     if first is not last and first.name in policy.chain:
         before = fmt.policy_name(first.name, first.label)
     if policy.kind == OFFLINE and policy.parent != first.name:
-        loss = LOSSES.get(policy.loss, "DPO")
+        loss = offline_loss(policy.loss)
 
     def change(other: str) -> Interval:
         """Return its gain over another policy, with the interval over problems."""
@@ -146,11 +146,16 @@ def run_sentence(verdict: RunVerdict | None) -> str:
     return _RUN.render(v=verdict, score=score, size=size, for_flops=for_flops)
 
 
-LOSSES = {"simpo": "SimPO", "ipo": "IPO"}
-"""Losses of offline training other than DPO -> their names."""
+LOSSES = {"dpo": "DPO", "sigmoid": "DPO", "sigmoid_norm": "DPO", "simpo": "SimPO"}
+"""Losses of offline training -> their names in a report; other names are written in capitals."""
 
 UPDATES = {"raft": "RAFT", "dpo": "online DPO", "group_dpo": "online group DPO"}
 """Losses of online training other than GRPO -> their names."""
+
+
+def offline_loss(name: str) -> str:
+    """Return the name of an offline loss in a report: "DPO", "SimPO", "IPO" and so on."""
+    return LOSSES.get(name, name.upper())
 
 
 def _made_by(policy: Policy) -> str:
@@ -160,7 +165,7 @@ def _made_by(policy: Policy) -> str:
         section = policy.run.sections.get(own_stage(name), {})
         if section.get("kind") == OFFLINE:
             pairs = policy.run.sections.get(str(section.get("preferences", "")), {})
-            how = LOSSES.get(str(section.get("loss_type")), "DPO")
+            how = offline_loss(str(section.get("loss_type", "sigmoid")))
             if pairs.get("kind") != COLLECT:
                 how += " on pairs from a file"
             elif pairs.get("policy") != section.get("policy"):
