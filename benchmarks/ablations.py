@@ -3,7 +3,7 @@ number of pairs.
 
 Command:   g2d sweep --config benchmarks/ablations.py --workdir runs/study     (of sweep-k: what it has is used)
 Hardware:  2 CPU cores
-Result:    ablations.html in the directory; written down in docs/evidence.md
+Result:    ablations.html in the directory; written down in docs/benchmarks.md
 
 Arms: difficulty (a window of pass rates), uncertainty (token entropy of a prompt's responses), temperature of the
 rollouts, number of pairs (one epoch; and at equal updates). Every pair is of another prompt, so that no arm has more

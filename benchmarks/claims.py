@@ -1,19 +1,20 @@
-"""Compare the claims of two papers with what the studies measured, as the table of
+"""Compare the claims of two papers with what the studies measured: the tables and the chart of
 docs/evidence.md.
 
-    python benchmarks/claims.py
+    python benchmarks/claims.py            # prints the tables, in seconds
+    python benchmarks/claims.py FILE.svg   # draws the chart
 
 It reads two tables of benchmarks/results. policies.parquet has a row for each policy of a study's
 point, in the order of training: study, arm, setting, rate (of online training), seed, budget (online
-steps), policy, what its training cost (SFT left out), its mean accuracy on dev and test, and what
-the rollouts behind its pairs were like. verdicts.parquet has a row for each problem that a policy
+steps), policy, what its training cost (SFT left out), its mean accuracy on dev and test, and
+measures of the rollouts behind its pairs. verdicts.parquet has a row for each problem that a policy
 answered: the same first columns, split, problem, answers, correct.
 
 The papers: G2D, arXiv 2605.21266, and "Bridging Offline and Online Reinforcement Learning for
 LLMs", arXiv 2506.21495, table 1. A claim is one difference, or one at each K. Differences are
-paired by seed and problem, their intervals of 95 % as of all studies (g2d_jax/study/frontier.py);
-of what is one number a seed, such as entropy, they are Student's t over seeds. Nothing is widened
-for how many there are. Rules, by the whole of each interval:
+paired by seed and problem, with the 95 % intervals of all studies (g2d_jax/study/frontier.py).
+Measures with one number a seed, such as entropy, have Student's t over seeds. No interval is
+widened for the number of comparisons. Rules, by whole intervals:
 
     more    agrees above 0, disagrees below 0; with several K it agrees if all agree and disagrees
             if any does; less: the other way round
@@ -22,14 +23,14 @@ for how many there are. Rules, by the whole of each interval:
     best    agrees if it is above 0 at any K, disagrees if it is below 0 at every K
     level   agrees within 2 points (of a number of pairs: 20 %), disagrees beyond them
 
-Anything else is "cannot tell", and so is a difference of one seed, whose interval is over problems
-only.
+Anything else is inconclusive. So is a difference of one seed, whose interval is over problems only.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
+from g2d_jax.report import figures
 from g2d_jax.study import frontier, stats
 
 if TYPE_CHECKING:
@@ -61,13 +64,13 @@ RUN = ["study", "seed"]
 
 @dataclass(frozen=True)
 class Scale:
-    """A column of the table: a model on a task.
+    """A model on a task: of 135M parameters where no number is named.
 
     over_k: studies over K, whose seeds are taken together. tuned: one whose arms tried equally many
     settings. spectrum: from offline to online. cause: pairs of one number and one policy.
     """
 
-    title: str
+    name: str
     over_k: Sequence[str]
     tuned: str = ""
     spectrum: str = ""
@@ -76,26 +79,35 @@ class Scale:
 
 SCALES = (
     Scale(
-        "0.14M, `slips`",
+        "0.14M",
         ("sweep-k-demo", "sweep-k-demo-fresh"),
         tuned="demo-study-judge",
         spectrum="spectrum-demo",
         cause="cause",
     ),
-    Scale("3.2M, `digits`", ("sweep-k-middle",)),
+    Scale("3.2M", ("sweep-k-middle",)),
     Scale(
-        "135M, `stories` *",
+        "stories",
         ("smollm2-study",),
         tuned="smollm2-stories-judge",
         spectrum="smollm2-stories-spectrum",
     ),
     Scale(
-        "135M, `arithmetic`",
+        "arithmetic",
         ("smollm2-arithmetic-judge",),
         tuned="smollm2-arithmetic-judge",
         spectrum="smollm2-arithmetic-spectrum",
     ),
 )
+
+
+LINKS = {
+    "over_k": "[first](benchmarks.md#the-demos-task-first-study)",
+    "tuned": "[tuned](benchmarks.md#the-demos-task-tuned-alike)",
+    "spectrum": "[spectrum](spectrum.md)",
+    "cause": "[cause](cause.md)",
+}
+"""Field of `Scale` -> the page of its study at 0.14M."""
 
 
 @dataclass(frozen=True)
@@ -323,33 +335,33 @@ def rollouts(name: str) -> Callable[[pd.DataFrame], list[Found]]:
 
 
 CLAIMS = (
-    Claim("G2D", "offline DPO adds to the warm-up", "over_k", "more", added),
-    Claim("G2D", "K = 0 is weak: 20 less 0", "over_k", "more", weak_without),
-    Claim("G2D", "a moderate K is best: each less the largest", "over_k", "best", inner),
+    Claim("G2D", "DPO improves the warm-up", "over_k", "more", added),
+    Claim("G2D", "a warm-up helps: K = 20 against K = 0", "over_k", "more", weak_without),
+    Claim("G2D", "a moderate K is best: against the largest K", "over_k", "best", inner),
     Claim(
         "G2D",
-        "better than GRPO of four times its FLOPs, at the warm-up's rate",
+        "G2D beats GRPO of four times its FLOPs, at the warm-up's rate",
         "over_k",
         "any",
         lambda points: against(points, "fourfold"),
     ),
     Claim(
         "G2D",
-        "better than GRPO of equal FLOPs, at the warm-up's rate",
+        "G2D beats GRPO at equal FLOPs, at the warm-up's rate",
         "over_k",
         "any",
         lambda points: against(points, "own"),
     ),
     Claim(
         "G2D",
-        "equal FLOPs, GRPO's rate chosen on dev",
+        "the same, GRPO's rate chosen on dev",
         "over_k",
         "any",
         lambda points: against(points, "best"),
     ),
     Claim(
         "G2D",
-        "equal FLOPs, both tuned alike",
+        "the same, both tuned alike",
         "tuned",
         "any",
         lambda points: against(points, "best"),
@@ -364,7 +376,7 @@ CLAIMS = (
     ),
     Claim(
         "G2D",
-        "rollouts' token entropy falls with K",
+        "token entropy of the rollouts falls with K",
         "over_k",
         "less",
         rollouts("pairs_entropy"),
@@ -372,7 +384,7 @@ CLAIMS = (
     ),
     Claim(
         "G2D",
-        "so do distinct answers a prompt",
+        "distinct answers per prompt fall with K",
         "over_k",
         "less",
         rollouts("pairs_distinct_answers"),
@@ -380,43 +392,43 @@ CLAIMS = (
     ),
     Claim(
         "G2D",
-        "large K is over-confident: its calibration error less that at K = 20",
+        "a large K is overconfident: calibration error against K = 20",
         "over_k",
         "more",
         confidence,
     ),
     Claim(
         "G2D",
-        "equally many pairs teach unequally: hard prompts less easy ones",
+        "equally many pairs teach unequally: hard prompts against easy ones",
         "cause",
         "more",
         hard_less_easy,
     ),
-    Claim("Bridging", "offline DPO adds to the start", "spectrum", "more", offline_added),
+    Claim("Bridging", "offline DPO improves the start", "spectrum", "more", offline_added),
     Claim(
         "Bridging",
-        "online DPO is better than offline",
+        "online DPO beats offline DPO",
         "spectrum",
         "more",
         lambda points: arms_apart(points, "s1", "offline"),
     ),
     Claim(
         "Bridging",
-        "s = 10 is as good as online",
+        "new rollouts every 10 updates equal online DPO",
         "spectrum",
         "level",
         lambda points: arms_apart(points, "s10", "s1"),
     ),
     Claim(
         "Bridging",
-        "s = 100 (here 50) is as good as online",
+        "every 100 updates (here 50) too",
         "spectrum",
         "level",
         rarely,
     ),
     Claim(
         "Bridging",
-        "GRPO is as good as online DPO",
+        "GRPO equals online DPO",
         "spectrum",
         "level",
         lambda points: arms_apart(points, "grpo", "s1"),
@@ -426,6 +438,8 @@ CLAIMS = (
 
 def verdict(rule: str, found: Sequence[Found], unit: str) -> str:
     """Say what the intervals tell by a claim's rule."""
+    if any(each.seeds == 1 for each in found):
+        return "inconclusive"  # over problems only, so another seed may differ
     above = [each.low > 0 for each in found]
     below = [each.high < 0 for each in found]
     within = SHARE if unit else LEVEL
@@ -442,15 +456,7 @@ def verdict(rule: str, found: Sequence[Found], unit: str) -> str:
         disagrees = any(each.low > within or each.high < -within for each in found)
     if agrees:
         return "agrees"
-    return "disagrees" if disagrees else "cannot tell"
-
-
-def text(found: Found, unit: str, seeds: int = 0) -> str:
-    """Write a difference with its interval, and its seeds where they are not so many. seeds: 0 for
-    as many as it has."""
-    k = "" if found.k is None else f"K={found.k} "
-    fewer = f" ({found.seeds} seeds)" if seeds not in (0, found.seeds) else ""
-    return f"{k}{found.mean:+.1f}{unit} [{found.low:+.1f}, {found.high:+.1f}]{fewer}"
+    return "disagrees" if disagrees else "inconclusive"
 
 
 def measured(claim: Claim, scale: Scale) -> list[Found] | None:
@@ -469,51 +475,134 @@ def measured(claim: Claim, scale: Scale) -> list[Found] | None:
     return sorted(found, key=lambda each: (math.isnan(each.mean), each.mean))
 
 
-def cell(claim: Claim, found: Sequence[Found] | None, seeds: int) -> str:
-    """Write the verdict, the least and the greatest difference, and for how many seeds, where these
-    are not the column's."""
-    if not found:
-        return "no study"
-    inside = [each for each in found if not math.isnan(each.mean)]
-    if not inside:
-        return "out of range"
-    # All intervals may be of another number of seeds than the column: it is written once.
-    counts = {each.seeds for each in inside}
-    fewer = ""
-    if len(counts) == 1 and seeds not in counts:
-        fewer = f" ({inside[0].seeds} seeds)"
-        seeds = inside[0].seeds
-    shown = dict.fromkeys((inside[0], inside[-1]))
-    ends = "; ".join(text(each, claim.unit, seeds) for each in shown)
-    beyond = sorted({each.k for each in found if each.k is not None} - {each.k for each in inside})
-    if beyond:
-        ends += f"; K={', '.join(map(str, beyond))} out of range"
-    if min(counts) == 1:
-        # over problems only, which is no evidence on another seed
-        return f"one seed: {ends}"
-    return f"**{verdict(claim.rule, found, claim.unit)}** {ends}{fewer}"
-
-
-def table(paper: str) -> list[str]:
-    """Write the table of a paper's claims. A scale without a study of them has no column."""
-    claims = [claim for claim in CLAIMS if claim.paper == paper]
-    lines = [f"| {claim.text} |" for claim in claims]
-    heads = [f"| {paper} |"]
+def row(claim: Claim) -> str:
+    """Write a claim, its verdict at each scale, and the largest difference at 0.14M, the scale with
+    the most seeds."""
+    scales: dict[str, list[str]] = {}
+    shown = None
     for scale in SCALES:
-        found = [measured(claim, scale) for claim in claims]
-        there = [each for each in found if each]
-        if there:
-            seeds = max(each[0].seeds for each in there)
-            heads.append(f" {scale.title}, {seeds} seed{'s' * (seeds > 1)} |")
-            for place, (claim, each) in enumerate(zip(claims, found, strict=True)):
-                lines[place] += f" {cell(claim, each, seeds)} |"
-    return ["".join(heads), "|" + "---|" * len(heads), *lines]
+        found = measured(claim, scale)
+        if not found:
+            continue
+        inside = [each for each in found if each.seeds]
+        shown = shown or max(inside, key=lambda each: abs(each.mean))
+        word = verdict(claim.rule, found, claim.unit) if inside else "out of range"
+        scales.setdefault(word, []).append(scale.name)
+    assert shown is not None  # each claim has a study at 0.14M
+    verdicts = "; ".join(f"**{word}** {', '.join(names)}" for word, names in scales.items())
+    k = "" if shown.k is None else f", K = {shown.k}"
+    number = f"{shown.mean:+.1f}{claim.unit} [{shown.low:+.1f}, {shown.high:+.1f}]{k}"
+    return f"| {claim.text} | {verdicts} | {number} | {LINKS[claim.source]} |"
+
+
+def claims_of(paper: str) -> list[str]:
+    """Write the table of a paper's claims."""
+    heads = f"| {paper} | verdict | largest difference at 0.14M | study |"
+    return [heads, "|---|---|---|---|", *(row(each) for each in CLAIMS if each.paper == paper)]
+
+
+def tuned_alike() -> list[str]:
+    """Write which K are better or worse than GRPO at equal FLOPs, both tuned alike."""
+    words = ("better", "worse", "inconclusive", "out of range")
+    lines = [f"| both tuned alike | K {' | K '.join(words)} |", "|---|---|---|---|---|"]
+    for scale in SCALES:
+        if not scale.tuned:
+            continue
+        found: dict[str, list[str]] = {word: [] for word in words}
+        for each in against(against_grpo((scale.tuned,), tuned=True), "best"):
+            word = "better" if each.low > 0 else "worse" if each.high < 0 else "inconclusive"
+            found[word if each.seeds else "out of range"].append(str(each.k))
+        cells = [", ".join(ks) or "none" for ks in found.values()]
+        lines.append(f"| {scale.name} | {' | '.join(cells)} |")
+    return lines
+
+
+RUINED = 0.05
+"""Accuracy that a ruined run loses, as in docs/rivals.md."""
+
+
+def ruined() -> list[str]:
+    """Count the ruined seeds of each study: GRPO falls below the start or a shorter run of the same
+    rate and seed, DPO below its warm-up."""
+    lines = ["| ruined seeds | GRPO, highest rate | lower rates | DPO |", "|---|---|---|---|"]
+    for scale in SCALES:
+        # arithmetic has one study, tuned alike
+        studies = {scale.over_k: "", (scale.tuned,): ", tuned alike"}
+        for names, kind in studies.items():
+            if not names[0]:
+                continue
+            grpo = grpo_falls(names)
+            is_highest = grpo.rate == grpo.rate.max()
+            highest = f"{ruined_of(grpo[is_highest])} at {grpo.rate.max():g}"
+            lower = ruined_of(grpo[~is_highest])
+            points = against_grpo(names, tuned=bool(kind))
+            dpo = points.assign(fall=-points.gain.map(np.nanmean))
+            lines.append(f"| {scale.name}{kind} | {highest} | {lower} | {ruined_of(dpo)} |")
+    return lines
+
+
+def grpo_falls(studies: Sequence[str]) -> pd.DataFrame:
+    """Return by how much GRPO falls at most, by rate and seed."""
+    policies = pd.read_parquet(RESULTS / "policies.parquet", filters=[("study", "in", studies)])
+    start = policies[policies.policy.isin(["init", "sft"])].groupby("seed").test.first()
+    grpo = policies[policies.arm == "grpo"].sort_values("budget")
+    rows = []
+    for (rate, seed), run in grpo.groupby(["rate", "seed"]):
+        series = np.array([start[seed], *run.test])
+        rows.append((float(rate), seed, (np.maximum.accumulate(series) - series).max()))
+    return pd.DataFrame(rows, columns=["rate", "seed", "fall"])
+
+
+def ruined_of(runs: pd.DataFrame) -> str:
+    """Count the seeds with a ruined run."""
+    falls = runs.groupby("seed").fall.max()
+    return f"{(falls >= RUINED).sum()} of {len(falls)}" if len(falls) else "not tried"
 
 
 def tables() -> str:
-    """Write both tables."""
-    return "\n\n".join("\n".join(table(paper)) for paper in ("G2D", "Bridging"))
+    """Write all tables."""
+    parts = (tuned_alike(), claims_of("G2D"), claims_of("Bridging"), ruined())
+    return "\n\n".join("\n".join(lines) for lines in parts)
+
+
+LINES = {
+    ("grpo", "2e-05"): "GRPO at 2e-5",
+    ("grpo", "5e-05"): "GRPO at 5e-5",
+    ("grpo", "0.00015"): "GRPO at 1.5e-4",
+    ("g2d", "5e-05"): "G2D, warm-up at 5e-5",
+    ("gentle", "5e-05"): "G2D, DPO at a fifth of the rate",
+}
+"""Arm and online learning rate of the first study -> a line of the chart."""
+
+
+def chart() -> Figure:
+    """Draw accuracy over FLOPs, with 95 % bands over seeds and problems. G2D's labels are K."""
+    points = read("sweep-k-demo")
+    with figures.styled():
+        figure = Figure(figsize=(6, 3.6), layout="constrained")
+        ax = figure.subplots()
+        for (arm, rate), label in LINES.items():
+            own = points[(points.arm == arm) & (points.rate == rate)]
+            flops, bands = [], []
+            for k, seeds in own.groupby("budget"):
+                found = in_points(frontier.mean_interval(np.stack([*seeds.accuracy])))
+                flops.append(seeds.flops.mean() / 1e9)
+                bands.append((found.mean, found.low, found.high))
+                if arm == "g2d":
+                    place = (flops[-1], found.mean)
+                    ax.annotate(str(k), place, (3, -9), textcoords="offset points")
+            mean, low, high = np.transpose(bands)
+            (line,) = ax.plot(flops, mean, label=label)
+            ax.fill_between(flops, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+        ax.set_xlabel("billion FLOPs after SFT")
+        ax.set_ylabel("accuracy on test problems, %")
+        ax.legend(loc="lower right")
+    return figure
 
 
 if __name__ == "__main__":
-    print(tables())
+    if sys.argv[1:]:
+        drawn = figures.Chart("evidence-flops", "", "", "", chart())
+        Path(sys.argv[1]).write_bytes(drawn.file("svg"))
+    else:
+        print(tables())

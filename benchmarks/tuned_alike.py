@@ -192,7 +192,7 @@ def verdict(interval: Interval | None) -> str:
         return "out of range"
     if interval.seeds < 2:
         # over problems only, which says nothing of another seed
-        return "cannot be told"
+        return "inconclusive"
     low, high = 100 * interval.low, 100 * interval.high
     if low > 0:
         return "better"
@@ -200,7 +200,7 @@ def verdict(interval: Interval | None) -> str:
         return "worse"
     if low > -LEVEL and high < LEVEL:
         return "level"
-    return "cannot be told"
+    return "inconclusive"
 
 
 def read_priced(study: Path, name: str, recipe: str, topology: str, response: int) -> Study:
@@ -304,13 +304,13 @@ def _best(words: Sequence[str]) -> str:
     """Answer from the verdicts on accuracy at each smaller K, less that at the largest."""
     if "better" in words:
         return "yes."
-    return "no." if set(words) == {"worse"} else "it cannot be told."
+    return "no." if set(words) == {"worse"} else "inconclusive."
 
 
 def _falls(words: Sequence[str]) -> str:
     """Answer from the first verdict, on what DPO adds at the least K, less that at the largest."""
     answered = {"better": "yes.", "worse": "no.", "level": "no."}
-    return answered.get(words[0], "it cannot be told.")
+    return answered.get(words[0], "inconclusive.")
 
 
 TAUGHT = ("entropy", "distinct_answers", "frac_mixed", "pass_rate")
@@ -334,7 +334,7 @@ def _rollouts(chosen: Sequence[Row]) -> list[str]:
     # one seed tells nothing of another
     is_alike = len(set(lower)) == 1 and len(lower) > len(TAUGHT[:2])
     answer = {1: "yes.", -1: "no."}.get(lower[0] if is_alike else 0)
-    return [*lines, "", f"4. Do rollouts teach less as K grows? {answer or 'it cannot be told.'}"]
+    return [*lines, "", f"4. Do rollouts teach less as K grows? {answer or 'inconclusive.'}"]
 
 
 def _worth(verdicts: Mapping[float, tuple[str, Interval | None]]) -> str:
@@ -347,7 +347,7 @@ def _worth(verdicts: Mapping[float, tuple[str, Interval | None]]) -> str:
     for _, interval in verdicts.values():
         is_of_seeds = interval is not None and interval.seeds > 1
         highest.append(interval.high if is_of_seeds else math.inf)
-    return "no." if 100 * max(highest) < LEVEL else "it cannot be told."
+    return "no." if 100 * max(highest) < LEVEL else "inconclusive."
 
 
 def _line(row: Row, more: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ equal compute.
 Command:   g2d sweep --config sweep-k --workdir runs/study     (again, or on another machine, to continue or share)
            g2d sweep --config sweep-k:preset=qwen2.5-7b --workdir /shared/study
 Hardware:  2 CPU cores for the embedded task; presets of real models have not been run: see their plans
-Result:    sweep-k.html in the directory; written down in docs/evidence.md
+Result:    sweep-k.html in the directory; written down in docs/benchmarks.md
 
 Choices: preset=full|smoke, or the name of a real model's config (qwen2.5-7b, llama-3.1-8b, …);
 seeds=N; train=SOURCE of the real presets.

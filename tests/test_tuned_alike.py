@@ -98,15 +98,15 @@ def test_a_chosen_setting_without_a_field_takes_the_config_s(tmp_path):
         (0.001, 0.2, "better"),
         (-0.2, -0.001, "worse"),
         (-0.019, 0.019, "level"),
-        (-0.021, 0.019, "cannot be told"),
-        (-0.01, 0.03, "cannot be told"),
-        (NAN, NAN, "cannot be told"),
+        (-0.021, 0.019, "inconclusive"),
+        (-0.01, 0.03, "inconclusive"),
+        (NAN, NAN, "inconclusive"),
     ],
 )
 def test_verdicts(low, high, word):
     assert TUNED["verdict"](Interval((low + high) / 2, low, high, 5, 100)) == word
     # of one seed: over problems only
-    assert TUNED["verdict"](Interval((low + high) / 2, low, high, 1, 100)) == "cannot be told"
+    assert TUNED["verdict"](Interval((low + high) / 2, low, high, 1, 100)) == "inconclusive"
     assert TUNED["verdict"](None) == "out of range"
 
 
@@ -114,9 +114,9 @@ def test_nothing_is_denied_by_one_seed():
     """Its interval is over problems only."""
     far = {0: ("worse", Interval(-0.1, -0.12, -0.08, 3, 100))}
     assert TUNED["_worth"](far) == "no."
-    one = {**far, 5: ("cannot be told", Interval(-0.1, -0.12, -0.08, 1, 100))}
-    assert TUNED["_worth"](one) == "it cannot be told."
-    assert TUNED["_worth"]({**far, 5: ("out of range", None)}) == "it cannot be told."
+    one = {**far, 5: ("inconclusive", Interval(-0.1, -0.12, -0.08, 1, 100))}
+    assert TUNED["_worth"](one) == "inconclusive."
+    assert TUNED["_worth"]({**far, 5: ("out of range", None)}) == "inconclusive."
 
 
 def test_a_setting_that_is_judged_in_no_seed_is_named():
