@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-NAMES = ["g2d.ipynb", "smollm2.ipynb", "study.ipynb"]
+NAMES = ["free_gpu.ipynb", "g2d.ipynb", "smollm2.ipynb", "study.ipynb"]
 
 
 def cells(name: str) -> list[dict]:
@@ -58,28 +58,38 @@ def test_the_first_cell_installs_from_a_folder_or_a_url(
     assert (NOTEBOOKS / ".." / "pyproject.toml").exists()
 
 
+def run(name: str, environment: dict[str, str], folder: Path, patch: pytest.MonkeyPatch) -> list:
+    """Run a notebook with the demo's smoke preset on a CPU, and return its cells of code."""
+    import nbclient  # here: a second Python, which runs the quick tests, has none of the extra test
+    import nbformat
+
+    settings = {"G2D_CONFIG": "demo:preset=smoke", "JAX_PLATFORMS": "cpu"}
+    for variable, value in {**environment, **settings}.items():
+        patch.setenv(variable, value)
+    notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
+    nbformat.validate(notebook)
+    resources = {"metadata": {"path": folder}}
+    nbclient.NotebookClient(notebook, timeout=500, resources=resources).execute()
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_notebook_for_a_free_gpu_shows_a_report(
+    one_device: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *_, result = run("free_gpu.ipynb", one_device, tmp_path, monkeypatch)
+    (shown,) = [output.data["text/html"] for output in result.outputs]
+    assert shown.startswith("<iframe") and "accuracy %" in shown
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_from_a_dataset_to_a_report_in_a_notebook(
     one_device: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import nbclient  # here: a second Python, which runs the quick tests, has none of the extra test
-    import nbformat
-
-    for name, value in {
-        **one_device,
-        "G2D_CONFIG": "demo:preset=smoke",
-        "JAX_PLATFORMS": "cpu",
-    }.items():
-        monkeypatch.setenv(name, value)
-    notebook = nbformat.read(NOTEBOOKS / "g2d.ipynb", as_version=4)
-    nbformat.validate(notebook)
-    nbclient.NotebookClient(
-        notebook, timeout=500, resources={"metadata": {"path": tmp_path}}
-    ).execute()
-    *_, result, accuracies, curve, _, paths = [
-        cell.outputs for cell in notebook.cells if cell.cell_type == "code" and cell.outputs
-    ]
+    code = run("g2d.ipynb", one_device, tmp_path, monkeypatch)
+    *_, result, accuracies, curve, _, paths = [cell.outputs for cell in code if cell.outputs]
     (shown,) = [output.data["text/html"] for output in result]
     assert shown.startswith("<iframe") and "accuracy %" in shown and "&lt;svg" in shown
     assert (
