@@ -1,4 +1,4 @@
-"""Studies: one config under many overrides, every stage that several points share computed once.
+"""Studies: one config under many overrides. A stage that several points share is computed once.
 
 points.py   the points of a study, each a config of its own
 graph.py    their stages as one graph; stages that would compute the same, files and other runs included, are one node
