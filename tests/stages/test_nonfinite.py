@@ -76,7 +76,7 @@ def test_skipped_updates_leave_no_trace_but_their_count(only_sft, tmp_path, open
     said = capsys.readouterr().out
     assert (
         said.count("is skipped") == 1
-        and "sft: update 2 is skipped, it is not finite (loss NaN" in said
+        and "sft: update 2 is skipped because it is not finite (loss NaN" in said
     )
 
 

@@ -104,7 +104,7 @@ def test_what_adapters_stand_beside(config, tmp_path, opened):
     storage.write_json(second.folders["warmup"] / "base.json", base_of(second, "warmup"))
     (tmp_path / "first@here" / "config.json").unlink()
     assert base_of(second, "dpo").policy == f"hf:{other}"
-    with pytest.raises(ValueError, match="holds no run any more"):
+    with pytest.raises(ValueError, match="no longer holds a run"):
         base_of(opened(config, tmp_path / "third"), "dpo")
 
 

@@ -68,12 +68,12 @@ def test_every_set_is_shown_with_what_is_left_out_and_an_example(several, tmp_pa
     sft, pairs = tmp_path / "sft.jsonl", tmp_path / "pairs.jsonl"
     begins = "| <|start|>user | Add 0?<|eot|> | <|start|>assistant | <think>"
     for line in (
-        f"train: rows of {tmp_path / 'train.jsonl'} whose answer stands for none: 1 have 'nan', "
+        f"train: rows of {tmp_path / 'train.jsonl'} with a placeholder for a missing answer: 1 have 'nan', "
         "1 have 'TBD'",
         "train: 2 problems without a reference answer dropped",
         f"rows of {sft} with thoughts, written in <think> and </think>: 18 have "
         f"'reasoning_content' (the first: {sft}, line 1)",
-        f"rows of {sft} whose messages have what is not read: 18 have 'id' (the first: {sft}",
+        f"rows of {sft} whose messages have keys that are not read: 18 have 'id' (the first: {sft}",
         f"sft: 20 examples of {sft}; the first of them:",
         # the template has written <think> in the prompt
         "tokens: | So be it. | </think> | | Yes.<|eot|>",
