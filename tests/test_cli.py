@@ -483,8 +483,8 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     few = "--config.stages.warmup.prompts_per_step=400"
     shown = g2d("run", "--config", TINY, "--dry-run", "--config.seed=3", "work", few)
     assert (
-        "changed here:\n  seed: 0 -> 3\n  stages.warmup.prompts_per_step: 4 -> 400\ntiny, where "
-        "it differs" in shown
+        "changed on the command line:\n  seed: 0 -> 3\n"
+        "  stages.warmup.prompts_per_step: 4 -> 400\ntiny, where it differs" in shown
     )
     assert "stages.warmup.steps: 20 -> 3\n" in shown
     assert (
@@ -1076,7 +1076,7 @@ def test_evaluation_and_samples_read_no_other_problems(
             run, "sft", problems=str(dev), num_generations=1, reward=by_column
         )
         assert manifest.evaluation.policies[0].accuracy.mean == mean
-    assert f"WARNING: the run trains on {dev} too" in capsys.readouterr().out
+    assert f"WARNING: the run also trains on {dev}" in capsys.readouterr().out
     run = changed(test=gone)
     # a given problem needs no others
     assert len(commands.sample(run, policy="sft", prompts="1+1=?", count=1)) == 1
@@ -1151,7 +1151,7 @@ def test_export_loads_in_transformers_with_the_same_logits(
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "README.md").write_text("# My project")
-    assert "holds README.md, and no export" in g2d("export", work, "--output", mine, refused=True)
+    assert "holds README.md, and is not an interrupted export" in g2d("export", work, "--output", mine, refused=True)
     g2d("export", work, "--output", "early", "--policy", "warmup@1")
     spent = stage_result.read(work / "02-warmup").costs["1"]
     early = (tmp_path / "early" / "README.md").read_text()
