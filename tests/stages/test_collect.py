@@ -176,7 +176,7 @@ def test_fewer_pairs_than_asked_for(small, tmp_path, opened, capsys):
         and counts["pairs_missing"] == 1000 - counts["pairs"]
     )
     assert (
-        f"the rollouts give {counts['pairs_missing']} pairs fewer than max_pairs, 1000"
+        f"the rollouts have {counts['pairs_missing']} pairs fewer than max_pairs, 1000"
         in capsys.readouterr().out
     )
 

@@ -244,7 +244,7 @@ def test_it_is_said_which_examples_are_not_used(config, tmp_path, opened, capsys
     for line in (
         f"stages.sft.data: 1 duplicate row of {file} dropped",
         f"stages.sft.data: rows of {file} left out: 1 broken (the first: {file}, line 3: needs",
-        "stages.sft.data: 1 example dropped, whose prompt asks a problem of dev or test",
+        "stages.sft.data: 1 example dropped: their prompts are problems of dev or test",
     ):
         assert line in said
 

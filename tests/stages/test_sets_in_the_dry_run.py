@@ -109,7 +109,7 @@ def test_the_dry_run_grades_as_the_run(several, tmp_path, opened, capsys):
     dryrun.show(several)
     shown = capsys.readouterr().out
     assert shown.count("</think>\\boxed{") == 6
-    assert " 1.0 | correct" in shown and "for the opposite" not in shown
+    assert " 1.0 | correct" in shown and "misjudges" not in shown
     session = opened(several, tmp_path / "work", None)
     problem = session.problems.train[0]
     texts = [f"</think>\\boxed{{{problem.answer}}}", f"\\boxed{{{problem.answer}}}"]
@@ -162,7 +162,7 @@ def test_demonstrations_are_read_as_the_reward_reads_responses(
     dryrun.show(several)
     said = " ".join(capsys.readouterr().out.split())
     warned = (
-        "stages.sft.data teaches what gets no reward: reward.answers='boxed' finds no answer in 100% "
+        "stages.sft.data teaches answers that get no reward: reward.answers='boxed' finds no answer in 100% "
         "of the demonstrations, such as "
         "'</think>The answer is 0.'"
     )
@@ -196,4 +196,4 @@ def test_what_counts_as_correct_is_said_of_a_function(
     only(several, "sft")
     several.reward.update(function="near:reward", correct_above=0.4)
     dryrun.show(several)
-    assert "correct is what gets more than reward.correct_above=0.4" in capsys.readouterr().out
+    assert "are correct above reward.correct_above=0.4" in capsys.readouterr().out
