@@ -91,14 +91,14 @@ def _form_issues(session: Session, task: str, problem: Problem) -> Iterator[Issu
     """Warn if a prompt asks for a form of answers that the task's rule does not read, or asks for
     none and no demonstration shows one."""
     rule = session.config.all_tasks[task].reward.answers
-    asked = forms_asked_for(session, problem)
+    requested = forms_asked_for(session, problem)
     form, also = "no form of answers", ""
-    if asked:
-        rules = " or ".join(map(repr, readers(asked[0])))
-        form, also = asked[0].write("x"), f", or set it to {rules}"
+    if requested:
+        rules = " or ".join(map(repr, readers(requested[0])))
+        form, also = requested[0].write("x"), f", or set it to {rules}"
     elif session.config.stages_of(Sft) or asked_for(str(problem.prompt)):
         return
-    if read_by_rule(session, task, asked):
+    if read_by_rule(session, task, requested):
         return
     yield warning(
         f"{prefix_of(task)}reward.answers",

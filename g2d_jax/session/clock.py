@@ -2,8 +2,7 @@
 
     with clock.doing("generation"):          an inner block's seconds do not count for the outer one
         ...
-    clock.launched("training", arrays)       devices work on it until the arrays are ready; the host
-    goes on
+    clock.launched("training", arrays)       devices work on it until the arrays are ready
 
 Programs run while the host does something else or waits for the devices. Each second counts for the
 first of these that applies:

@@ -1,7 +1,6 @@
 """The session of a run: all that its stages share, and how it is built.
 
-    Run ─► loaded: model, tokenizer, mesh, weights, problems, compute ─► Loaded, or Invalid with all
-    errors
+    Run ─► loaded: model, tokenizer, mesh, weights, problems, compute ─► Loaded, or all errors
     Run, Loaded ─► session_of: server, trial of a kernel, micro-batches ─► Session
 
 All processes enter a step marked "together" at once; the other steps need no other process.
@@ -190,7 +189,7 @@ class _Model(NamedTuple):
 @contextmanager
 def loaded(run: Run, options: Options, programs: Programs | None = None) -> Iterator[Loaded]:
     """Yield the part of a session that runs with other stages can share. All processes call it
-    together. Raises Invalid with all errors, except consequences of others."""
+    together. Raises Invalid with all errors, except those that follow from another."""
     config, names, found = run.config, options.names, list[Issue]()
 
     def tried(setting: str, step: Callable[[], Made]) -> Made | None:

@@ -341,9 +341,9 @@ def restore_newest(
         if aside:  # a fault of the file system damages only one
             raise DamagedCheckpoint(
                 f"{name}: the checkpoint of step {step} cannot be read either "
-                f"({checkpoints.damaged(step, reason)}). The likely cause of two in a row is "
-                "another version of Orbax or a failing file system, not damage; the newer one is "
-                f"in {aside}",
+                f"({checkpoints.damaged(step, reason)}). Two unreadable ones in a row "
+                "suggest another version of Orbax or a failing file system, not damage; the newer "
+                f"one is in {aside}",
                 reason,
             )
         aside = processes.on_leader(lambda step=step: checkpoints.set_aside(step))  # type: ignore[misc]

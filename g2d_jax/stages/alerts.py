@@ -213,7 +213,7 @@ def few_pairs(counts: Mapping[str, int], cause: Cause) -> list[Warned]:
     fates |= {"unscorable": "not graded", "outside_window": "outside the window of pass rates"}
     why = ", ".join(f"{counts[fate]} {words}" for fate, words in fates.items() if counts.get(fate))
     text = (
-        f"{mixed} of {prompts} prompts have a better and a worse response ({why}), which makes "
+        f"{mixed} of {prompts} prompts have a better and a worse response ({why}), so there are "
         f"{counts['pairs']} pairs: {cause.symptom}. To try: {cause.remedy}"
     )
     return [Warned("signal", text)]

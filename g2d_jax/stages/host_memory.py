@@ -1,7 +1,7 @@
 """An estimate of the host memory that a run's stages need on CPUs: by formula, nothing is compiled.
 
-    arrays of a program, other resident arrays, its temporaries ─► the stage's fullest program + the
-    process itself
+    arrays of a program, others on the device, temporaries ─► the fullest program + the process
+    itself
 
 It may be a quarter off. On accelerators `g2d plan` compiles the programs and is exact.
 """

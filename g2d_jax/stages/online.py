@@ -1,6 +1,6 @@
 """Online RL: rollout, score, group, loss, update. sync_every limits the age of the sampling policy.
 
-The warm-up is this stage for K steps. Full GRPO, and DPO on the policy's own rollouts, are it, too.
+The warm-up is this stage for K steps. Full GRPO and DPO on the policy's own rollouts use it, too.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ def run_stage(
 def _run(session: Session, name: str, seen: Seen | None) -> tuple[Outcome, float]:
     """Run a stage; return its outcome, and the peak of host memory in bytes, of any process.
 
-    seen: the result of checking it. An error ends the run's log; its message gets a remedy.
+    seen: the result of checking it. An error is logged as the run's end, and raised with a remedy.
     """
     stage = session.config.stages[name]
     data = [seen.data] if seen and seen.data is not None else []

@@ -33,7 +33,7 @@ MOST_READ = 256  # demonstrations of a task whose answers are checked
 Encoded = tuple[np.ndarray, np.ndarray]
 """The token ids of a prompt and of its completion, int32 [P] and [T]."""
 Examples = tuple[list[Encoded], dict[str, int], list[Issue]]
-"""Those that fit, counts of each kind, and issues."""
+"""Examples that fit, counts of each kind, and issues."""
 
 
 def run(session: Session, name: str, stage: Sft, data: Examples | None = None) -> Outcome:

@@ -72,8 +72,10 @@ def _responses(
     # A user's function may get no answer for some problems.
     holes = [problem for problem in problems[SHOWN:] if answers and problem.answer is None]
     problems = [*problems[:SHOWN], *holes[:1]]
-    asked = forms_asked_for(session, problems[0])
-    chosen = (read_by_rule(session, task, asked) if is_read_by_rule(session, task) else asked)[:1]
+    requested = forms_asked_for(session, problems[0])
+    chosen = (
+        read_by_rule(session, task, requested) if is_read_by_rule(session, task) else requested
+    )[:1]
     form = chosen[0].write if chosen else partial(in_form, rule=reward.answers)
     opened = opening_thoughts(session.tokenizer, problems)
 
@@ -88,6 +90,6 @@ def _responses(
         wrong = next(others, f"{problem.answer}1")
         tried.append((problem, "right", write(problem, problem.answer or "")))
         tried.append((problem, "wrong", write(problem, wrong)))
-        if asked and not chosen:
-            tried.append((problem, "right, as asked", asked[0].write(problem.answer or "")))
+        if requested and not chosen:
+            tried.append((problem, "right, as asked", requested[0].write(problem.answer or "")))
     return tried

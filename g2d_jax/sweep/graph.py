@@ -5,8 +5,8 @@ own settings, the nodes it reads, and the content of the files, models and other
 name. An online stage at a constant learning rate is the beginning of the same stage with more
 steps. So points that differ only in its number of steps share one trajectory:
 
-    steps=20 and policy "warmup" ─► one node with the most steps that any point needs, which keeps
-    20, and "warmup@20"
+    steps=20, policy "warmup" ─► one node with the most steps of any point, which keeps 20;
+    "warmup@20"
 
 A best_checkpoint stage on a trajectory names the steps that its point keeps, and chooses only among
 these. Each policy has one evaluation node, shared by all points that evaluate it; another node

@@ -193,7 +193,7 @@ def test_few_pairs_and_few_updates():
     counts = {"prompts": 100, "mixed": 9, "all_correct": 1, "all_incorrect": 90, "pairs": 20}
     (alert,) = alerts.few_pairs(counts, CAUSE)
     assert (
-        "9 of 100 prompts have a better and a worse response (90 all wrong, 1 all correct), which makes 20"
+        "9 of 100 prompts have a better and a worse response (90 all wrong, 1 all correct), so there are 20"
         in alert.text
     )
     assert CAUSE.remedy in alert.text

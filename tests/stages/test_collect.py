@@ -474,7 +474,7 @@ def test_rollouts_of_more_prompts_than_there_are_is_said(small, tmp_path, opened
     count = len(session.problems.train)
     (issue,) = collect.issues(session, "collect", session.config.stages["collect"]).issues
     assert str(issue).startswith(
-        f"stages.collect.prompts is 100, and there are {count} training problems"
+        f"stages.collect.prompts is 100, but there are only {count} training problems"
     )
 
 
