@@ -4,8 +4,8 @@ execution.
     problems ─► sft ─► warm-up (online GRPO) ─► collect (rollouts ► verify ► pairs) ─► offline DPO ─► evaluate ─► report
                              └─► the best of its checkpoints
 
-Stages name their inputs; a stage is finished when its manifest says so; running the same command
-again continues.
+Stages name their inputs. A stage is finished when its manifest exists. The same command resumes a
+run.
 """
 
 from __future__ import annotations
@@ -50,14 +50,13 @@ def run(
     """Run, or continue, every stage of a config in a work directory; return the records of its
     finished stages by name, with accuracies, policies and the report (report/result.py).
 
-    config: its relative paths are relative to the working directory; a Config, whose paths must be
-    absolute, as it is.
-    reward: a function with TRL's signature in place of reward.function. objectives: for a stage's
-    name, the function that makes its loss (see training/objectives.py; its sums must count
-    "tokens", or "pairs" in a stage that trains on pairs: offline, and online with a DPO loss).
-    until: stop after this stage. Raises ValueError when the work directory was made with other
-    identity settings, reward or losses, or is in use, and StopRun when a stage finds that going on
-    is useless.
+    config: relative paths are relative to the working directory; those of a Config must be
+    absolute.
+    reward: a function with TRL's signature in place of reward.function. objectives: stage -> the
+    function that builds its loss (see training/objectives.py; its sums must count "tokens", or
+    "pairs" in a stage that trains on pairs: offline, and online with a DPO loss).
+    until: stop after this stage. Raises ValueError if the work directory has other identity
+    settings, reward or losses, or is in use, and StopRun if a stage cannot usefully go on.
     """
     folder = absolute(workdir)
     settings, warnings = run_issues.checked(config, until)
@@ -81,10 +80,10 @@ def run(
 
 
 def _followed(session: Session) -> contextlib.AbstractContextManager[None]:
-    """Let the leader write a page that follows the run."""
+    """Let the leader write a page that shows the progress of the run."""
     if not processes.leader():
         return contextlib.nullcontext()
-    from g2d_jax.report.live import PAGE, followed  # here: it loads what draws figures
+    from g2d_jax.report.live import PAGE, followed  # here: it loads the plotting library
 
     command = f"g2d status {shlex.quote(str(session.workdir))} --watch"
     session.tracker.say(f"to watch it: {session.workdir / PAGE}, or {command}")
@@ -93,8 +92,8 @@ def _followed(session: Session) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def only_warned(tracker: Tracker, workdir: epath.Path) -> Iterator[None]:
-    """Run a block that reports on finished stages: an error in it is a warning, for all results are
-    on disk."""
+    """Run a block that reports on finished stages: an error is a warning, since all results are on
+    disk."""
     try:
         yield
     except Exception as error:
@@ -102,7 +101,7 @@ def only_warned(tracker: Tracker, workdir: epath.Path) -> Iterator[None]:
             raise
         tracker.say(
             f"WARNING: the report was not written: {type(error).__name__}: {error}. All results "
-            f"are there; once the cause is gone: g2d report {workdir}"
+            f"are safe: fix the cause, then run g2d report {workdir}"
         )
 
 
@@ -110,7 +109,10 @@ def conclude(workdir: epath.Path, tracker: Tracker) -> None:
     """Show the final table and write report.html, report.md and report.csv. An error is a
     warning."""
     with only_warned(tracker, workdir):
-        from g2d_jax.report.run import summary_table, write_run  # here: it loads what draws figures
+        from g2d_jax.report.run import (
+            summary_table,
+            write_run,
+        )  # here: it loads the plotting library
         from g2d_jax.report.runs import read_run
         from g2d_jax.report.tables import FIRST
 

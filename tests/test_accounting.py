@@ -110,8 +110,10 @@ def test_every_measure_adds_up() -> None:
 def test_what_is_not_known_is_named() -> None:
     with pytest.raises(ValueError, match="stage 'pool' has not finished yet"):
         cost_of("dpo", STAGES, {k: v for k, v in RESULTS.items() if k != "pool"})
-    with pytest.raises(ValueError, match="'warmup' kept no cost of step 30"):
+    with pytest.raises(ValueError, match="'warmup' has no cost for step 30"):
         cost_of("warmup@30", STAGES, RESULTS)
     for policy in ("warm-up", "collect", "evaluate", "warmup@last"):
-        with pytest.raises(ValueError, match=f"no stage makes '{policy}': .* of sft, warmup, dpo"):
+        with pytest.raises(
+            ValueError, match=f"no stage trains '{policy}': .* one of sft, warmup, dpo"
+        ):
             cost_of(policy, STAGES, RESULTS)

@@ -448,7 +448,7 @@ def test_other_settings_are_refused_for_the_same_workdir(work: Path, g2d: G2D) -
         (
             0.5,
             0.0,
-            "reward takes '.*', a right answer to .* \\(0.5\\), .* for the opposite",
+            "reward misjudges '.*', a right answer to .* \\(0.5\\)",
         ),
         (1.0, 0.0, ""),
     ],
@@ -468,7 +468,7 @@ def graded(completions, answer, **columns):
     verifiable = "--config.reward.verifiable=true"
     function = f"--config.reward.function={name}:graded"
     shown = g2d("run", "--config", TINY, "--dry-run", function, verifiable)
-    assert bool(told) == ("for the opposite" in shown)
+    assert bool(told) == ("misjudges" in shown)
     assert re.search(told, shown)
 
 
@@ -480,8 +480,8 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     few = "--config.stages.warmup.prompts_per_step=400"
     shown = g2d("run", "--config", TINY, "--dry-run", "--config.seed=3", "work", few)
     assert (
-        "changed here:\n  seed: 0 -> 3\n  stages.warmup.prompts_per_step: 4 -> 400\ntiny, where "
-        "it differs" in shown
+        "changed on the command line:\n  seed: 0 -> 3\n"
+        "  stages.warmup.prompts_per_step: 4 -> 400\ntiny, where it differs" in shown
     )
     assert "stages.warmup.steps: 20 -> 3\n" in shown
     assert (
@@ -501,7 +501,7 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
         f"| right | \\boxed{{{answer}}}" in shown for answer in answers
     )
     # tiny.py's reward is no verifier
-    assert "for the opposite of what it is: look at how it reads" in shown
+    assert "check how it reads responses, and correct_above" in shown
     assert len(shown.splitlines()) < 110 and list(tmp_path.iterdir()) == []
     tags = (
         "--config.reward.function=verify",
@@ -512,7 +512,7 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     assert "| right           | <answer>" in shown and "read by the rule 'tags'" in shown
     assert re.search(r"\| right, as asked \| \\boxed\{\S+ +\| +0.0 \| no_answer", shown)
     assert "WARNING: reward.answers is 'tags', and the prompt asks for \\boxed{x}: let" in shown
-    assert "for the opposite" not in shown
+    assert "misjudges" not in shown
     chosen = {
         "warmup.sampling": '["}"]',
         "collect.sampling": '[" ","   "]',
@@ -1074,7 +1074,7 @@ def test_evaluation_and_samples_read_no_other_problems(
             run, "sft", problems=str(dev), num_generations=1, reward=by_column
         )
         assert manifest.evaluation.policies[0].accuracy.mean == mean
-    assert f"WARNING: the run trains on {dev} too" in capsys.readouterr().out
+    assert f"WARNING: the run also trains on {dev}" in capsys.readouterr().out
     run = changed(test=gone)
     # a given problem needs no others
     assert len(commands.sample(run, policy="sft", prompts="1+1=?", count=1)) == 1
@@ -1149,7 +1149,9 @@ def test_export_loads_in_transformers_with_the_same_logits(
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "README.md").write_text("# My project")
-    assert "holds README.md, and no export" in g2d("export", work, "--output", mine, refused=True)
+    assert "holds README.md, and is not an interrupted export" in g2d(
+        "export", work, "--output", mine, refused=True
+    )
     g2d("export", work, "--output", "early", "--policy", "warmup@1")
     spent = stage_result.read(work / "02-warmup").costs["1"]
     early = (tmp_path / "early" / "README.md").read_text()

@@ -248,7 +248,7 @@ def test_a_stage_from_whose_end_others_were_made_goes_on_without_them(
     workdir = begun(config, tmp_path / "work", "01-sft", "02-warmup", "03-collect", "04-dpo")
     config.stages.warmup.steps = 9
     with pytest.raises(
-        ValueError, match="warmup could go on, but collect, dpo began with the policy that it ended"
+        ValueError, match="warmup could go on, but collect, dpo began with its last policy"
     ):
         again(config, workdir)
     # then no folder that is moved away makes the settings those of the rest

@@ -429,7 +429,7 @@ def test_a_work_directory_is_used_from_anywhere_and_goes_on_in_another_place(
     work = moved / "runs" / "a"
     said = g2d("export", work, "--output", tmp_path / "third", status=1)
     assert said.startswith(f"g2d: model.path cannot be used: there is no {project}/models/tiny")
-    assert f"{work}/config.json names what is missing" in said and said.count("cannot be used") == 1
+    assert f"{work}/config.json names these paths" in said and said.count("cannot be used") == 1
     shutil.rmtree(work / "02-evaluate")
     said = g2d("run", "--config", moved / "mine.py", "--workdir", work)
     assert "sft: done before, skipped" in said and "evaluate: done before" not in said

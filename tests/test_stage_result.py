@@ -102,7 +102,7 @@ def test_a_record_that_was_changed_is_named_with_what_to_do(tmp_path, change):
     file.write_bytes(file.read_bytes().replace(before, after))
     with pytest.raises(
         ValueError,
-        match=r"manifest.json is not what its stage wrote .* Put back a copy of it, or delete",
+        match=r"manifest.json was edited or damaged: .* Restore a copy of it, or delete",
     ):
         stage_result.read(tmp_path)
     assert stage_result.read_lenient(tmp_path)[0] is None
@@ -111,7 +111,7 @@ def test_a_record_that_was_changed_is_named_with_what_to_do(tmp_path, change):
 def test_one_without_a_checksum_is_damaged_and_one_laid_out_differently_is_not(tmp_path):
     file = tmp_path / "manifest.json"
     storage.write_json(file, {"kind": "sft", "name": "sft", "version": stage_result.VERSION})
-    with pytest.raises(ValueError, match=r"manifest\.json is not what its stage wrote"):
+    with pytest.raises(ValueError, match=r"manifest\.json was edited or damaged"):
         stage_result.read(tmp_path)
     storage.write_json(file, ["done"])
     with pytest.raises(ValueError, match=r"manifest\.json must hold a JSON object"):

@@ -37,13 +37,13 @@ def sample(
     count: int = 4,
     temperature: float = 1.0,
 ) -> list[str]:
-    """Show, and return, a policy's answers: `count` to each prompt, greedily one, or one to each of
-    `count` test problems.
+    """Show, and return, a policy's answers: `count` to each prompt (one at temperature 0), or one
+    to each of `count` test problems.
 
-    prompts: may be an iterator that waits for what is typed: each is answered before the next is
-    asked for. Answers to test problems are shown with their reward. Each problem is shown once,
-    above its answers: in a file these are a Markdown table, a row an answer. All processes of several
-    call it together, with the same prompts; the leader shows the answers.
+    prompts: a text, or an iterator that may wait for typed input: each is answered before the next
+    is read. Answers to test problems are shown with their reward. A terminal shows each problem
+    above its answers; a file has a Markdown table of them. All processes call it together, with the
+    same prompts; the leader shows the answers.
     """
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}")
@@ -56,7 +56,7 @@ def sample(
         request["prompt"] = prompts
     with (
         joined(workdir, "sample", request) as config,
-        # The sampler draws, also where a server did for the run.
+        # The sampler is used, even if the run used a server.
         opened(
             workdir,
             replace(config, engine=Engine()),
@@ -87,7 +87,7 @@ def sample(
             try:
                 texts += _answers(session, chosen, view, params, [problem], count)
             except ValueError as error:
-                # Of several prompts, typed one after the other, the next may be accepted.
+                # The next of several typed prompts may be accepted.
                 if isinstance(prompts, str):
                     raise
                 session.tracker.say(str(error))
@@ -95,11 +95,10 @@ def sample(
 
 
 def first_sampling(config: Config) -> Sampling:
-    """Return the sampling settings of the run's first stage that samples. Raises ValueError where
-    none does."""
+    """Return the sampling settings of the run's first stage that samples. Raises ValueError if none does."""
     for name in plan(config).order:
-        for drawn in config.stages[name].samplings():
-            return drawn
+        for sampling in config.stages[name].samplings():
+            return sampling
     raise ValueError("the run has no stage with sampling settings")
 
 
@@ -130,7 +129,7 @@ def _answers(
         shown.setdefault(rollout.problem_id, []).append((rollout, text, reward))
     session.tracker.say_once(f"policy {policy}")
     for problem in problems:
-        _say_template(session, problem)
+        _print_template(session, problem)
         show = _show_on_terminal if session.tracker.screen.interactive else _show_as_table
         show(session.tracker, problem, shown[problem.id])
     return texts
@@ -150,8 +149,8 @@ def _of_all(rollouts: Iterable[Rollout]) -> list[Rollout]:
     return every
 
 
-def _say_template(session: Session, problem: Problem) -> None:
-    """Say once what the policy reads around each problem, if anything."""
+def _print_template(session: Session, problem: Problem) -> None:
+    """Print once the text around each problem in its prompt, if any."""
     if not isinstance(problem.prompt, str):
         return
     template = "{problem}".join(session.tokenizer.template.frame())
@@ -188,7 +187,7 @@ def _show_on_terminal(
         facts.append(f"mean log-prob {_mean_logprob(rollout)}")
         tracker.say("")
         tracker.say(" · ".join(facts), "dim")
-        # Lines of an answer stay apart from lines about it, also where they are wrapped.
+        # Indented, to set even wrapped lines of an answer apart from lines about it.
         tracker.screen.console.print(Padding(Text(clean(text)), (0, 0, 0, 2)))
 
 
@@ -202,8 +201,8 @@ def _rewards(
     texts: Sequence[str],
     token_ids: Sequence[np.ndarray],
 ) -> list[str]:
-    """Score each response: reward and verdict. It is "" without an answer, and for a reward of a
-    model or a function that is not at hand."""
+    """Return the reward and verdict of each response; "" without a reference answer, for a reward
+    model, and for a function that is not available."""
     rewards = session.config.rewards
     if session.reward is not_at_hand:
         del rewards["main"]

@@ -22,7 +22,7 @@ from g2d_jax.session.session import Session
 from g2d_jax.session.workdir import without_secrets
 
 WRITTEN_BY = "Written by g2d_jax"
-"""The words that mark a README.md as a card of this library: its folder may be written anew."""
+"""Marks a README.md as a card of this library, whose folder may be overwritten."""
 
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 _COSTS = ("generated", "trained", "flops", "seconds")
@@ -33,8 +33,8 @@ def card(session: Session, of: str, *, what: str = "model", note: str = "") -> s
     """Write the README.md of a policy's model or adapters, or of a collect stage's pairs.
 
     of: the policy, or the collect stage. what: "model", "adapters" or "pairs". note: on the base of
-    adapters, as `base_named` gives it. Of each local path only the last part is in the card. A
-    stage with a damaged record is left out, with a warning.
+    adapters, from `base_named`. Local paths are shortened to their last part. A stage with a
+    damaged record is left out, with a warning.
     """
     config = Config.of(places.without_folders(from_dict(to_dict(session.config))))
     policy = session.config.stage(of, Collect).policy if what == "pairs" else of
@@ -67,7 +67,7 @@ def card(session: Session, of: str, *, what: str = "model", note: str = "") -> s
 
 
 def _licence(session: Session, base: str) -> str:
-    """Return the licence that the card of the run's own model names, "" where none is known."""
+    """Return the licence that the card of the run's own model names, "" if unknown."""
     if session.model_folder is None or base != session.config.model.path:
         return ""
     readme = session.model_folder / "README.md"
@@ -114,9 +114,9 @@ def _stops(config: Config) -> list[str]:
 def base_named(session: Session, policy: str, *, published: bool) -> tuple[str | None, str]:
     """Return the name by which PEFT loads the base of a policy's adapters, and a note for users.
 
-    The name is None where PEFT would load no base, or one on which the adapters do nothing; the
-    note is "" where there is nothing to know. published: name a path by its last part. Raises
-    ValueError for a base that is gone.
+    The name is None if PEFT would load no base, or one that the adapters do not change; the note is
+    "" if none is needed. published: shorten a path to its last part. Raises ValueError for a
+    missing base.
     """
     base, revision = base_path(session, policy), base_revision(session, policy)
     shown = places.last_part(base)

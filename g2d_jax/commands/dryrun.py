@@ -1,5 +1,5 @@
-"""The dry run: it shows the settings, stages and problems of a run, and refuses what the run would
-refuse."""
+"""The dry run: shows the settings, stages and problems of a run, and raises the errors of the
+run."""
 
 from __future__ import annotations
 
@@ -43,10 +43,9 @@ def show(
     """Print changed settings, stages, problems with their answers as parsed, and rewards of made-up
     responses.
 
-    named: the config before it was changed on the command line, None for no such changes. workdir:
-    where the run would go, None for a new folder. until: the stage to stop after. known: errors
-    found before. Everything that the run reads but weights is read, and nothing is computed on
-    devices. Raises what the run would.
+    named: the config before changes on the command line, None without any. workdir: that of the
+    run, None for a new folder. until: the stage to stop after. known: errors found earlier. Reads
+    all inputs of the run except weights, and computes nothing on devices. Raises as the run would.
     """
     settings, warnings = run_issues.checked(config, until, known)
     order = plan(settings)
@@ -57,7 +56,7 @@ def show(
         Tracker(folder, tensorboard=False) as tracker,
         precision.used(settings.dtype),
     ):
-        # The session writes into a folder that is gone afterwards, and speaks of the run's own.
+        # The session writes into a temporary folder, but its messages name the run's own.
         place = epath.Path("WORKDIR") if workdir is None else absolute(workdir)
         _show_settings(tracker, config, config if named is None else named)
         run_issues.tell(tracker, warnings)
@@ -90,7 +89,7 @@ def show(
 def _show_settings(tracker: Tracker, config: ConfigDict, named: ConfigDict) -> None:
     typed = config_io.changes(named, config)
     if typed:
-        tracker.say("\n  ".join(["changed here:", *typed]))
+        tracker.say("\n  ".join(["changed on the command line:", *typed]))
     own = config_io.changes(config_io.defaults(named), named)
     tracker.say(
         "\n  ".join([f"{named.name}, where it differs from the defaults of docs/config.md:", *own])

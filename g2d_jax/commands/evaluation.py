@@ -43,12 +43,12 @@ def evaluate(
     """Evaluate one policy as the run's evaluate stage does, on other problems or with other
     sampling settings.
 
-    problems: a source as in data.*.path, scored by the reward of `task`; split: its part by id
-    hash, limit: the first so many of that; None: all. Without problems, those of the stage. reward:
-    the run's own, if given from Python.
+    problems: a source as in data.*.path, scored by the reward of `task`; None: those of the stage.
+    split: its part by id hash; limit: only the first `limit` of that; None: all. reward: the run's
+    own, if given from Python.
     sampling: num_generations, temperature, top_p, max_new_tokens; None keeps the stage's. Results
-    and completions go to WORKDIR/evaluations/NAME, named by settings and problems, and are reused
-    by the same call. All processes of several call it together. Returns the record.
+    and completions go to WORKDIR/evaluations/NAME, named by settings and problems; the same call
+    reuses them. All processes call it together. Returns the record.
     """
     folder = absolute(workdir)
     policy = places.decided(policy, "policy", places.here())
@@ -58,8 +58,8 @@ def evaluate(
 
 
 class Other(NamedTuple):
-    """Problems in place of the stage's, None for these. split, limit: what is taken of them. task:
-    whose reward scores them."""
+    """Problems in place of the stage's, None for these. split, limit: the part to use. task: its
+    reward scores them."""
 
     problems: str | None
     split: splits.Split | None
@@ -75,7 +75,7 @@ def _evaluate(
     reward: RewardFunction | None,
     sampling: Mapping[str, Any],
 ) -> StageResult:
-    """Evaluate as `evaluate` says."""
+    """Evaluate, with the arguments of `evaluate`."""
     problems, split, limit, task = other
     own, like = evaluate_stage(config)
     stage = _stage(like, policy, sampling)
@@ -86,23 +86,25 @@ def _evaluate(
         is_trained_on = _trained_on(config, source)
         config = _with_problems(config, task, stage.split, source)
     elif split or limit or task != "main":
-        raise ValueError("split, limit and task say how to take other problems: name these too")
+        raise ValueError("split, limit and task are for other problems: give problems, too")
     _require_served(config, policy)
     needs = ("model", "tokenizer", "data", "tasks", "reward")
     with opened(folder, config, reward, needs, READ_FOR[stage.split], samples=True) as session:
         if session.reward is not_at_hand and task == "main":
             not_at_hand()
         if problems is None:
-            session.tracker.say(f"{policy} on the problems of {stage.split}, as the stage {own}")
+            session.tracker.say(
+                f"{policy} on the problems of {stage.split}, with the settings of stage {own}"
+            )
         elif is_trained_on:
             session.tracker.say(
-                f"WARNING: the run trains on {problems} too: what is answered there may be learned "
-                "by heart. Of a file that the run divides, --split test is what it holds out"
+                f"WARNING: the run also trains on {problems}, so it may have memorised the "
+                "answers. If the run divides that file, --split test is the held-out part"
             )
         if stage.pass_at != like.pass_at:
             session.tracker.say(
-                f"pass_at of the run's stage is {like.pass_at}: of {stage.num_generations} answers "
-                f"to a problem only {stage.pass_at} can be told"
+                f"pass_at of the run's stage is {like.pass_at}: {stage.num_generations} answers "
+                f"to a problem allow only {stage.pass_at}"
             )
         inputs.verify(session, *inputs.scored_by(config, None if problems else stage.split))
         name = _evaluation_name(session, stage, policy)
@@ -143,13 +145,13 @@ def _run(session: Session, name: str, stage: Evaluate, problems: str | None) -> 
 
 def _evaluation_name(session: Session, stage: Evaluate, policy: str) -> str:
     """Name an evaluation by all that decides it: settings, problems, weights and rewards."""
-    asked = session.problems.by_split[stage.split]
-    held_out = [[problem.id, problem.answer] for problem in asked]
-    scored = [problem.task for problem in asked]
+    evaluated = session.problems.by_split[stage.split]
+    held_out = [[problem.id, problem.answer] for problem in evaluated]
+    scored = [problem.task for problem in evaluated]
     named = [stage.to_dict(), held_out, _version(session, policy), scored, _scoring(session)]
     named.append(precision.of(session.config.dtype))
-    # A function is given more of a problem than its answer.
-    for task in {problem.task for problem in asked if session.reading(problem.task).columns}:
+    # A function reads more columns of a problem than its answer.
+    for task in {problem.task for problem in evaluated if session.reading(problem.task).columns}:
         source = getattr(session.config.all_tasks[task], stage.split)
         if not source.path.startswith("procedural:"):
             named.append(inputs.digest(source.path, "problems", source.revision))
@@ -159,10 +161,10 @@ def _evaluation_name(session: Session, stage: Evaluate, policy: str) -> str:
 def _source(
     config: Config, task: str, problems: str, split: splits.Split | None, limit: int | None
 ) -> Source:
-    """Return the source of other problems, of which a relative path is of this folder. Broken rows
-    are taken as the run's own test problems take them.
+    """Return the source of other problems; a relative path is relative to the working directory.
+    Broken rows are treated as in the run's test problems.
 
-    Raises ValueError where the run has no such task and where nothing is at the path.
+    Raises ValueError for an unknown task and for a missing file.
     """
     if task not in config.all_tasks:
         raise ValueError(f"there is no task {task!r}; the run has {', '.join(config.all_tasks)}")
@@ -174,22 +176,21 @@ def _source(
 
 
 def _require_served(config: Config, policy: str) -> None:
-    """Raise ValueError for a policy that the run's server would have to be sent, and never is."""
+    """Raise ValueError for a policy that the run's server does not hold, and is never sent."""
     if not (config.engine.is_server and config.engine.sync == "none"):
         return
     held = config.policies_sampled()
     if policy not in held:
         raise ValueError(
-            f"the run's server was taken to hold {', '.join(sorted(held))} (engine.sync is 'none'), "
-            f"so what it answers would be told as answers of {policy}: give the run's own command "
-            "again with --config.engine.sync=folder or adapter, which leaves what is done, and "
-            "then this one"
+            f"the run assumes that its server holds {', '.join(sorted(held))} (engine.sync is "
+            f"'none'), so its answers would not be those of {policy}. Repeat the run's command with "
+            "--config.engine.sync=folder or adapter (finished stages stay), and then this one"
         )
 
 
 def evaluate_stage(config: Config) -> tuple[str, Evaluate]:
-    """Return the evaluate stage to take settings from, with its name: of several the first by name
-    on test, else the first. Raises ValueError without any."""
+    """Return the name and the evaluate stage whose settings are used: by name the first on test,
+    else the first. Raises ValueError without any."""
     stages = config.stages_of(Evaluate)
     if not stages:
         raise ValueError("the run has no evaluate stage to take settings from")
@@ -210,13 +211,13 @@ def _trained_on(config: Config, source: Source) -> bool:
 
 
 def _scoring(session: Session) -> Any:
-    """Identify what scores the responses: the settings of each task's reward, the files of
-    functions, and one that was given from Python by its name and code.
+    """Identify the scoring of responses: the settings of each task's reward, the files of
+    functions, and a function from Python by its name and code.
 
     Raises ValueError for a function that cannot be loaded.
     """
     for name, reward in session.config.rewards.items():
-        # The file of one is known once it is loaded.
+        # The file of a function is known once it is loaded.
         is_given = name == "main" and session.reward is not None
         for function in reward.functions if is_given else reward.user_functions:
             load_reward(function, reward.folder)
@@ -226,8 +227,8 @@ def _scoring(session: Session) -> Any:
 
 
 def _code_of(function: RewardFunction | None) -> Any:
-    """Identify a function by its name and code; what has more than these, such as a closure or an
-    object, is another one every time."""
+    """Identify a function by its name and code; one with further state, such as a closure or an
+    object, gets a new id every time."""
     if function is None:
         return None
     code = getattr(function, "__code__", None)
@@ -237,8 +238,8 @@ def _code_of(function: RewardFunction | None) -> Any:
 
 
 def _with_problems(config: Config, task: str, split: Split, source: Source) -> Config:
-    """Return the config with these problems in place of a task's held-out split, and with no others
-    to evaluate on."""
+    """Return the config with these problems in place of a task's held-out split, and no other
+    held-out problems."""
 
     def changed(name: str) -> dict[str, Any]:
         sources = {"dev": Source(), "test": Source()}
@@ -251,8 +252,8 @@ def _with_problems(config: Config, task: str, split: Split, source: Source) -> C
 
 
 def _version(session: Session, policy: str) -> Any:
-    """Identify the weights that a policy's name means now: of a model by content; of a stage by its
-    folder's name, its step, and its fingerprint once finished."""
+    """Identify the current weights of a policy: a model by content; a stage by its folder's name,
+    its step, and its fingerprint once finished."""
     name = PolicyName.parse(policy)
     if name.is_model:
         folder = session.model_folder if name.origin == INIT else hf.resolve(name.place)

@@ -30,11 +30,11 @@ def export(
     """Write a policy as a Hugging Face folder: safetensors, config, tokenizer, generation config,
     model card.
 
-    dtype: "float32" or "bfloat16". adapters: write these alone, as PEFT has them, in place of the
-    model they are merged into. published: name their base, where it is a path, by its last part.
-    Several processes call it together: each reads and holds its part of the policy, the first one
-    writes. Raises ValueError for another dtype, if the folder holds a model already, there is no such policy, it has
-    no adapters to write, or the processes see different runs.
+    dtype: "float32" or "bfloat16". adapters: write only these, in PEFT's format, instead of merging
+    them into the model. published: shorten the path of their base to its last part. All processes
+    call it together: each reads its part of the policy, the leader writes. Raises ValueError for
+    another dtype, a folder that already holds a model, an unknown policy, one without adapters to
+    write, or processes that see different runs.
     """
     hf.stored_dtype(dtype)
     policy = policy and places.decided(policy, "policy", places.here())
@@ -49,8 +49,8 @@ def export(
 
 
 def _require_free(folder: epath.Path) -> None:
-    """Raise ValueError for a folder that holds anything but an export that was broken off, and for
-    what is no folder."""
+    """Raise ValueError for a file, and for a folder that holds anything but an interrupted
+    export."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -63,8 +63,8 @@ def _require_free(folder: epath.Path) -> None:
     is_ours = readme.exists() and WRITTEN_BY.encode() in storage.read_bytes(readme)
     if others and not is_ours:
         raise ValueError(
-            f"{folder} holds {others[0]}, and no export that was broken off: choose another "
-            "--output, a new folder or an empty one"
+            f"{folder} holds {others[0]}, and is not an interrupted export: choose a new or empty "
+            "folder for --output"
         )
 
 
@@ -77,7 +77,7 @@ def _export(
     adapters: bool,
     published: bool,
 ) -> None:
-    """Write the files of `export`, config.json or PEFT's last but for the card's note."""
+    """Write the files of `export`. config.json, or PEFT's, is last except for the card's note."""
     if adapters and not session.config.lora.rank:
         raise ValueError("the run has no adapters (lora.rank is 0): export without --adapters")
     processes.on_leader(lambda: inputs.verify(session))
@@ -90,8 +90,8 @@ def _export(
         if note:
             session.tracker.say(note)
         session.tracker.say(
-            f"responses of this policy end at {session.tokenizer.ends()}, which a server beside "
-            "the base has to be told: see the model card"
+            f"responses of this policy end at {session.tokenizer.ends()}. A server of the base "
+            "needs these as a setting: see the model card"
         )
         revision = base_revision(session, policy) if base else None
         hf.save_adapters(params, folder, base=base, revision=revision, dtype=dtype)
@@ -105,7 +105,7 @@ def _write_texts(
 ) -> str:
     """Write the model card and the tokenizer; return the card."""
     text = card(session, policy, what="adapters" if adapters else "model", note=note)
-    storage.write_bytes(folder / "README.md", text.encode())  # first: it says whose folder this is
+    storage.write_bytes(folder / "README.md", text.encode())  # first: it marks the folder as ours
     session.tokenizer.save(folder)
     for sentence in session.tokenizer.template.differences():
         session.tracker.say(f"{CHAT_TEMPLATE} is written as in training: {sentence}")
@@ -132,7 +132,7 @@ def _save_model(
         if base != session.config.model.path:
             source = hf.resolve(base) if base else None
     except ValueError as error:
-        session.tracker.say(f"its sampling settings are left out: {error}")
+        session.tracker.say(f"the base model's sampling settings are left out: {error}")
         source = None
     hf.save(
         params,
@@ -146,8 +146,8 @@ def _save_model(
 
 
 def _tokenizer_note(folder: epath.Path) -> str:
-    """Return a note where AutoTokenizer, which goes by the kind of model, would misread the
-    exported tokenizer."""
+    """Return a note if AutoTokenizer, which goes by the kind of model, would misread the exported
+    tokenizer, else ""."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if not storage.is_local(folder):
@@ -162,6 +162,6 @@ def _tokenizer_note(folder: epath.Path) -> str:
         return ""
     return (
         "\nThe tokenizer is not one that transformers uses with this kind of model: load it with "
-        "`PreTrainedTokenizerFast.from_pretrained`, since `AutoTokenizer` would put other rules "
-        "in its place.\n"
+        "`PreTrainedTokenizerFast.from_pretrained`, since `AutoTokenizer` would apply other "
+        "rules.\n"
     )

@@ -1,4 +1,4 @@
-"""Open what a run left behind: its settings, its session for reading, its result."""
+"""Open a run that has ended: its settings, its session for reading, its result."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def read_config(workdir: epath.Path) -> Config:
 
 @contextmanager
 def joined(workdir: storage.PathLike, what: str, request: Mapping[str, Any]) -> Iterator[Config]:
-    """Let processes that were started alike work on a run together; yield its config.
+    """Join processes that were started with the same command on a run; yield its config.
 
     what: the command, for messages. request: its arguments, JSON. Raises ValueError where settings,
     packages or arguments differ between the processes.
     """
     run_stages.check_joined()
-    # SIGTERM ends a process that is alone at once: there is nothing to save or to agree on. The
-    # defaults: the run's own limits are known only once all processes have read them.
+    # SIGTERM ends a single process at once: there is nothing to save or to agree on. The run's own
+    # limits are known only once all processes have read them, so the defaults apply.
     together = processes.count() > 1
     with watched(**Faults().to_dict()) if together else nullcontext():
         processes.note_progress(what)
@@ -56,10 +56,10 @@ def joined(workdir: storage.PathLike, what: str, request: Mapping[str, Any]) -> 
 
 
 def not_at_hand(**_: Any) -> list[float | None]:
-    """Stand in for a reward function that a run was given from Python."""
+    """Replace a reward function that a run was given from Python: raise ValueError."""
     raise ValueError(
         "the run's reward is a function given from Python, which its work directory does not "
-        "hold: from Python, g2d_jax.commands.evaluate(WORKDIR, POLICY, reward=FUNCTION)"
+        "hold: call g2d_jax.commands.evaluate(WORKDIR, POLICY, reward=FUNCTION) from Python"
     )
 
 
@@ -73,15 +73,12 @@ def opened(
     *,
     samples: bool = False,
 ) -> Iterator[Session]:
-    """Yield a run's session for reading, on whatever devices there are: logs nothing to TensorBoard
-    or W&B.
+    """Yield a run's session for reading, on any devices. Logs nothing to TensorBoard or W&B.
 
-    needs: sections of the settings whose files have to be there, of problems those of `splits`.
-    Raises ValueError naming all that are not.
-
-    reward: that of a run which was given one from Python; without it such a run can be read, but
-    nothing be scored.
-    splits: those whose problems are read. samples: whether responses may be drawn.
+    needs: sections of the settings whose files must exist. splits: those whose problems are read.
+    reward: the function that the run was given from Python; without it such a run can be read, but
+    not scored. samples: whether responses may be sampled. Raises ValueError naming all missing
+    files.
     """
     folder = absolute(workdir)
     config = config or read_config(folder)
@@ -89,12 +86,12 @@ def opened(
     values = to_dict(config)
     for task in (values["data"], *values["tasks"].values()):
         for split in {*SPLITS}.difference(splits):
-            task[split]["path"] = ""  # not read, and so it need not be there
+            task[split]["path"] = ""  # not read, so it need not exist
     if gone := list(places.issues(values, needs)):
         raise ValueError(
-            f"{Invalid(gone)}\n{folder / 'config.json'} names what is missing. Put it back there. "
-            "If it has moved, give the run's own command again, with its config file: g2d run "
-            f"--config FILE --workdir {folder}. That decides all paths anew"
+            f"{Invalid(gone)}\n{folder / 'config.json'} names these paths: restore the files there. "
+            "If they have moved, repeat the run's command, which updates all paths: g2d run "
+            f"--config FILE --workdir {folder}"
         )
     flags.check_devices()
     config = _on_this_machine(config)
@@ -117,7 +114,7 @@ def opened(
         )
 
         def fault(error: object) -> None:
-            # What ran already is of use, also where no run would begin with its template.
+            # An existing run is useful even if no new one could begin with its template.
             tracker.say_once(f"WARNING: the run's tokenizer: {error}")
 
         with loaded(run, Options(splits=splits, fault=fault)) as shared:
@@ -125,8 +122,7 @@ def opened(
 
 
 def _on_this_machine(config: Config) -> Config:
-    """Return the config, with a mesh of all devices where the run's own is of another number of
-    them."""
+    """Return the config, with a mesh of all devices if the run's own has another number of them."""
     try:
         make_mesh(**config.mesh.to_dict())
     except ValueError:
@@ -137,8 +133,8 @@ def _on_this_machine(config: Config) -> Config:
 
 
 def last_policy(config: Config) -> str:
-    """Return the run's result: the policy that no other stage trains on from, or the selection among
-    its checkpoints. Raises ValueError where there are several."""
+    """Return the run's result: the policy from which no other stage trains, or the selection among
+    its checkpoints. Raises ValueError if there are several."""
     trained = [name for name in plan(config).order if config.stages[name].kind in TRAINING]
     if not trained:
         raise ValueError("no stage of this run trains a policy: name one with --policy")

@@ -36,11 +36,11 @@ def push(
     """Upload a policy's model or adapters, or preference pairs; return the commit's URL.
 
     repo: "USER/NAME", or "NAME" of your own; a new one is private unless `public`, and the files of
-    an earlier push are replaced. what: one of KINDS. policy: None is the run's result; pairs are
-    those of the last collect stage, of those behind the policy if that is given. All processes call
-    it together; the leader uploads. Raises ValueError for another `what`, a stage that is not
-    finished, a repository that holds files of others or is public without `public`, and where the
-    hub refuses.
+    an earlier push are replaced. what: one of KINDS. policy: None is the run's result. Pairs are
+    those of the last collect stage, or of the last one that `policy` was made from. All processes
+    call it together; the leader uploads. Raises ValueError for another `what`, an unfinished stage,
+    a repository that holds files from other tools or is public without `public`, and if the hub
+    refuses.
     """
     if what not in KINDS:
         raise ValueError(f"what is one of {', '.join(KINDS)}, got {what!r}")

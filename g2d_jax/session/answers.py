@@ -1,5 +1,5 @@
-"""Whether right answers can be read: what a dry run and a run say of stop strings that cut them, and
-of a prompt that asks for answers in another form than the reward reads."""
+"""Warnings about correct answers that would not be read: stop strings cut them, or the prompt asks
+for another form than the reward reads."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from g2d_jax.session.session import Session
 from g2d_jax.session.tokenizers import stop_strings
 
 SHOWN = 3
-"""Problems that are shown in full, as the model reads them."""
+"""Number of problems shown in full, as the model reads them."""
 
 
 def answer_issues(session: Session) -> Iterator[Issue]:
-    """Warn of each task whose right answers would not be read, or be cut."""
+    """Warn of each task whose correct answers would be cut or not read."""
     for task in session.config.all_tasks:
         problems = problems_of(session, task)
         if problems and is_read_by_rule(session, task):
@@ -30,8 +30,8 @@ def answer_issues(session: Session) -> Iterator[Issue]:
 
 
 def is_read_by_rule(session: Session, task: str) -> bool:
-    """Return whether reward.answers says how a task's answers are read: a function of one's own may
-    read anything."""
+    """Return whether reward.answers decides how a task's answers are read; your own function may
+    read any form."""
     if task == "main" and session.reward is not None:
         return False
     reward = session.config.all_tasks[task].reward
@@ -50,8 +50,7 @@ def read_by_rule(session: Session, task: str, forms: Sequence[Form]) -> list[For
 
 
 def problems_of(session: Session, task: str) -> list[Problem]:
-    """List the problems that a task is tried on: those of train, of test where there are none, else
-    of dev."""
+    """List a task's problems to try: those of train; if there are none, of test; else of dev."""
     for split in ("train", "test", "dev"):
         problems = [problem for problem in session.problems.by_split[split] if problem.task == task]
         if problems:
@@ -62,7 +61,7 @@ def problems_of(session: Session, task: str) -> list[Problem]:
 def show_problem(session: Session, problem: Problem) -> None:
     """Print the prompt as the model reads it, and the reference answer as it was parsed."""
     prompt = session.tokenizer.encode_prompt(problem)
-    answer = "there is no reference answer"
+    answer = "no reference answer"
     if problem.answer is not None:
         answer = f"reference answer: {problem.answer}"
     reward = session.config.all_tasks[problem.task].reward
@@ -77,10 +76,10 @@ def show_problem(session: Session, problem: Problem) -> None:
 
 
 def _instruction(session: Session, problem: Problem) -> str:
-    """Return what stands around a problem in its prompt, or a conversation's messages: there a form
-    is asked for.
+    """Return the text around a problem in its prompt, or a conversation's messages: it may ask for
+    a form.
 
-    A problem's own text asks for none: it may hold anything.
+    The problem's own text is left out, since it may hold anything.
     """
     settings = session.tokenizer.settings
     if isinstance(problem.prompt, str):
@@ -89,17 +88,17 @@ def _instruction(session: Session, problem: Problem) -> str:
 
 
 def _form_issues(session: Session, task: str, problem: Problem) -> Iterator[Issue]:
-    """Warn of a prompt that asks for a form of answers that the task's rule does not read, or for
-    none where no demonstration shows one."""
+    """Warn if a prompt asks for a form of answers that the task's rule does not read, or asks for
+    none and no demonstration shows one."""
     rule = session.config.all_tasks[task].reward.answers
-    asked = forms_asked_for(session, problem)
+    requested = forms_asked_for(session, problem)
     form, also = "no form of answers", ""
-    if asked:
-        rules = " or ".join(map(repr, readers(asked[0])))
-        form, also = asked[0].write("x"), f", or set it to {rules}"
+    if requested:
+        rules = " or ".join(map(repr, readers(requested[0])))
+        form, also = requested[0].write("x"), f", or set it to {rules}"
     elif session.config.stages_of(Sft) or asked_for(str(problem.prompt)):
         return
-    if read_by_rule(session, task, asked):
+    if read_by_rule(session, task, requested):
         return
     yield warning(
         f"{prefix_of(task)}reward.answers",
@@ -109,7 +108,7 @@ def _form_issues(session: Session, task: str, problem: Problem) -> Iterator[Issu
 
 
 def _stop_issues(session: Session, task: str, problems: Sequence[Problem]) -> Iterator[Issue]:
-    """Warn of stop strings that would end a right response before its answer."""
+    """Warn of stop strings that would end a correct response before its answer."""
     stops = list(stop_strings(session.config))
     if not stops:
         return
@@ -139,12 +138,11 @@ def _stop_issues(session: Session, task: str, problems: Sequence[Problem]) -> It
 
 
 def worked_examples(pattern: str, is_chat: bool) -> list[str]:
-    """List the responses of a prompt template's worked examples: what follows their problem as the
-    response follows it.
+    """List the responses of the worked examples in a prompt template.
 
-    They are found by what stands before {problem} on its line, "Problem: " say; none where nothing
-    does. Where nothing follows {problem} an example's problem ends with its line; without a chat
-    template, which ends a message of its own, the response then begins with that line's break.
+    Examples are found by the text before {problem} on its line, such as "Problem: "; without such
+    text there are none. If nothing follows {problem}, an example's problem ends with its line. The
+    response then begins with the line break, unless a chat template ends the message.
     """
     before, _, after = pattern.partition(PLACEHOLDER)
     label = before.rpartition("\n")[2]

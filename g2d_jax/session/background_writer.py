@@ -1,4 +1,4 @@
-"""Background writing of files: in one thread of the leader's, in order, while the devices go on."""
+"""Background writing of files: one thread of the leader writes them in order."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from g2d_jax.runtime import processes
 
 
 class Writer:
-    """A writer whose files are on disk after `wait`, which raises an error of writing."""
+    """A queue of writes. After `wait` all files are on disk."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._pending: list[Future[None]] = []
 
     def submit(self, write: Callable[[], None]) -> None:
-        """Let the leader's thread call `write`. All processes make the call."""
+        """Queue `write` for the leader's thread. All processes make the call."""
         if processes.leader():
             self._pending.append(self._thread.submit(write))
 
     def wait(self) -> None:
-        """Wait until all is written. All processes make the call; an error of writing is raised by
-        all."""
+        """Wait until all is written. All processes make the call, and all raise a write error."""
         processes.on_leader(self._settle)
 
     def close(self) -> None:

@@ -1,15 +1,15 @@
 """A clock of a stage's activities.
 
-    with clock.doing("generation"):          what is entered inside takes its seconds from what is around it
+    with clock.doing("generation"):          an inner block's seconds do not count for the outer one
         ...
-    clock.launched("training", arrays)       devices are at it until the arrays are there, the host goes on
+    clock.launched("training", arrays)       devices work on it until the arrays are ready
 
-Programs run while the host does something else, or waits in the next line that needs the device. So
-a second counts for
+Programs run while the host does something else or waits for the devices. Each second counts for the
+first of these that applies:
 
-    1. compilation, wherever it happens: JAX reports when a phase of it begins and ends
-    2. the activity that the host is in
-    3. where it is in none: the one whose program was running all the time
+    1. compilation, in any activity: JAX reports the start and end of its phases
+    2. the current activity of the host
+    3. the activity whose program is running on the devices
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from g2d_jax.session.stage_result import ACTIVITIES
 
 
 class Clock:
-    """Seconds by activity since the clock was made. For one thread; others that compile meanwhile
-    do not count."""
+    """Seconds by activity since its creation, for one thread; compilation in others does not
+    count."""
 
     def __init__(self) -> None:
         self._spent = dict.fromkeys(ACTIVITIES, 0.0)
@@ -38,7 +38,7 @@ class Clock:
 
     @contextmanager
     def doing(self, activity: str) -> Iterator[None]:
-        """Count the time of a block as this one of `ACTIVITIES`."""
+        """Count the time of a block as `activity`, one of `ACTIVITIES`."""
         around = self._switch(activity)
         try:
             yield
@@ -46,14 +46,14 @@ class Clock:
             self._switch(around)
 
     def launched(self, activity: str, arrays: Sequence[jax.Array]) -> None:
-        """Count the devices' time as this activity until the arrays, which no program takes away,
-        are computed."""
+        """Count the devices' time as this activity until the arrays are computed. No program may
+        donate these arrays."""
         self._switch(self._activity)
         self._running = activity, arrays
 
     def settle(self) -> None:
-        """Wait for what was launched, on its own account: before the host waits for a program that
-        comes behind it."""
+        """Wait for the launched program and count that time as its activity. Call it before the
+        host waits for a later program."""
         if self._running is not None:
             activity, arrays = self._running
             with self.doing(activity):
@@ -70,16 +70,16 @@ class Clock:
         return {name: seconds - before[name] for name, seconds in self.read().items()}
 
     def _switch(self, activity: str) -> str:
-        """Close the account of the present activity; return that activity."""
+        """Count the time so far for the current activity, and switch; return the earlier one."""
         now, compiled = time.perf_counter(), compiling.seconds()
         seconds = min(compiled - self._compiled, now - self._mark)
         self._spent["compilation"] += seconds
-        if charged := self._activity or self._under_way():
+        if charged := self._activity or self._running_activity():
             self._spent[charged] += now - self._mark - seconds
         before, self._activity, self._mark, self._compiled = self._activity, activity, now, compiled
         return before
 
-    def _under_way(self) -> str:
+    def _running_activity(self) -> str:
         """Return the activity whose program runs on the devices; "" if none does."""
         if self._running is not None and all(array.is_ready() for array in self._running[1]):
             self._running = None

@@ -1,12 +1,12 @@
-"""The content of an input as a short text, which is the same wherever the input is.
+"""Short digests of the content of inputs, independent of their paths.
 
     a file, some files  ─► "content 3f0c…"   all bytes; a sample of long safetensors
     a model's folder    ─► "content 3f0c…"   its configuration, safetensors and tokenizer files
     a hub repository    ─► "commit 8ab3…"
     an object store     ─► "content 3f0c…"     by the store's own checksums
 
-Of long safetensors the size and 512 blocks of 16 KB count, at equal distances: a tensor of over 1/512
-of the file is always looked at. A few numbers edited elsewhere are not seen.
+Of long safetensors the size and 512 evenly spaced blocks of 16 KB count. Every tensor larger than
+1/512 of the file is read in part; small edits elsewhere go unnoticed.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ from etils import epath
 from g2d_jax.runtime import storage
 
 WHOLE = 64 << 20
-"""The most bytes of safetensors that are read whole."""
+"""Largest safetensors file, in bytes, that is read whole."""
 BLOCKS, BLOCK = 512, 16 << 10
-"""The blocks that are read of longer ones, and the bytes of each."""
+"""Number of blocks that are read of longer files, and their bytes."""
 
 _OF_MODEL = re.compile(
     r"(config|generation_config|tokenizer.*|special_tokens_map|added_tokens|vocab|chat_template)\.json"
     r"|.*\.safetensors(\.index\.json)?|.*\.(jinja|model)|(vocab|merges)\.txt"
 )
 _SNAPSHOT = re.compile(r"--[^/]+/snapshots/([0-9a-f]{40})$")
-# of fsspec's info; those of the bytes come first
+# keys of fsspec's info; checksums of the bytes come first
 _CHECKSUMS = ("crc32c", "md5Hash", "ETag", "etag", "generation")
 
 
 def of_files(paths: Sequence[str]) -> str:
-    """Digest files, with their paths in the folder that holds all of them: "content" and
-    16 hex digits.
+    """Digest files and their paths relative to their common folder: "content" and 16 hex digits.
 
     Raises ValueError for a file that cannot be read.
     """
@@ -51,23 +50,25 @@ def of_files(paths: Sequence[str]) -> str:
 
 
 def of_model(folder: storage.PathLike) -> str:
-    """Digest a model's or tokenizer's folder; of one in the hub's cache return the commit.
+    """Digest a model's or tokenizer's folder; for one in the hub's cache return the commit.
 
-    Raises ValueError for a folder that has no file of a model.
+    Raises ValueError for a folder without model files.
     """
     place = epath.Path(folder)
     if found := _SNAPSHOT.search(os.fspath(place)):
         return f"commit {found[1]}"
     files = sorted(os.fspath(path) for path in place.iterdir() if _OF_MODEL.fullmatch(path.name))
     if not files:
-        raise ValueError(f"{place} holds no model: neither config.json nor safetensors")
+        raise ValueError(
+            f"{place} has neither config.json nor safetensors: name the folder of a model"
+        )
     return of_files(files)
 
 
 def of_repository(name: str, revision: str | None) -> str:
-    """Return the commit of a data set on the hub; of a local folder digest all of its files.
+    """Return the commit of a data set on the hub, or digest all files of a local folder.
 
-    Raises ValueError where neither the hub nor its cache has it.
+    Raises ValueError if neither the hub nor its cache has it.
     """
     if os.path.isdir(name):
         return of_files(sorted(str(path) for path in Path(name).rglob("*") if path.is_file()))
@@ -76,7 +77,7 @@ def of_repository(name: str, revision: str | None) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _commit(name: str, revision: str | None) -> str:
-    """Ask the hub for the commit of a data set, once a process."""
+    """Look up the commit of a data set on the hub, once per process."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -98,7 +99,7 @@ def _of_file(path: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _local(path: str, size: int, changed: int) -> str:
-    """Digest a local file, again only when its size or time differs."""
+    """Digest a local file; only a new size or modification time repeats it."""
     digest = hashlib.blake2b(str(size).encode(), digest_size=8)
     with storage.naming("read", path), open(path, "rb") as file:
         if size > WHOLE and path.endswith(".safetensors"):
@@ -112,7 +113,7 @@ def _local(path: str, size: int, changed: int) -> str:
 
 
 def _stored(path: str) -> str:
-    """Return a checksum that an object store has of a file, or its generation."""
+    """Return an object store's checksum of a file, or the file's generation."""
     with storage.naming("read", path):
         system, name = fsspec.core.url_to_fs(path)
         known = system.info(name)
@@ -120,6 +121,6 @@ def _stored(path: str) -> str:
         if known.get(key):
             return f"{known['size']}-{known[key]}".replace('"', "")
     raise ValueError(
-        f"{path}: its store has neither a checksum nor a generation of it, so a change would not "
-        "be noticed"
+        f"{path}: its store has neither a checksum nor a generation of it, so changes would go "
+        "unnoticed: copy it to another place"
     )

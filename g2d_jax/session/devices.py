@@ -1,5 +1,5 @@
-"""The devices of a run: their memory, what lies in it, over how many of them sampling splits the
-model, and the micro-batches that training has room for."""
+"""The devices of a run: their memory and its use, how sampling splits the model over them, and the
+micro-batches that fit."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def shape_here(path: str, revision: str | None = None) -> ModelConfig:
 
 @dataclass(frozen=True)
 class Machine:
-    """What devices can do. memory: the bytes programs may use of the smallest, None if none reports
-    them. near: those that fast links join, see `meshes.near`. rates: of each. shape_of: the shape of
-    a model that is loaded on them, by its path and revision."""
+    """The capabilities of devices. memory: bytes that programs may use on the smallest one, None if
+    unknown. near: devices that fast links join, see `meshes.near`. rates: of each. shape_of:
+    returns the shape of a model by its path and revision."""
 
     memory: int | None
     near: int
@@ -61,15 +61,14 @@ class Machine:
 
 
 def machine_of(mesh: Mesh, memories: Sequence[int | None]) -> Machine:
-    """Return what the devices of a mesh can do. memories: of `meshes.memory`, all processes'."""
+    """Return the capabilities of a mesh. memories: of `meshes.memory`, from all processes."""
     memory = min((size for size in memories if size is not None), default=None)
     return Machine(memory, meshes.near(mesh), rates_of(mesh.devices.flat[0]))
 
 
 @dataclass(frozen=True, eq=False)
 class Devices:
-    """The devices of a run, and what its settings and its model put on them. mesh: as training uses
-    them."""
+    """The devices of a run, under its settings and model. mesh: as training uses them."""
 
     config: Config
     model: ModelConfig
@@ -78,7 +77,7 @@ class Devices:
 
     @cached_property
     def reward_bytes(self) -> int:
-        """The bytes of a device that reward models take, which stay once they are loaded."""
+        """The bytes per device of reward models, which stay loaded."""
         from g2d_jax.models import reward_model  # here: few runs have one
 
         size = 0
@@ -107,11 +106,11 @@ class Devices:
         return jnp.dtype(self.config.dtype).itemsize
 
     def state_bytes(self, stage: Stage) -> int:
-        """Estimate a device's bytes that a stage needs beside the sampler, which has weights of its
-        own.
+        """Estimate the bytes per device that a stage needs in addition to the sampler's own
+        weights.
 
-        By formula: the frozen parameters and reward models; of what is trained 4 a parameter, its
-        optimiser's, and a reference.
+        By formula: frozen parameters and reward models; for each trained parameter 4 bytes, its
+        optimiser's state, and a reference.
         """
         if self.machine.memory is None:
             return 0
@@ -146,8 +145,8 @@ class Devices:
 
     @cached_property
     def loads(self) -> list[Load]:
-        """Count what the train step of each stage takes of a device; [] where nothing is chosen by it:
-        all is set, or the devices do not tell their memory, as CPUs do not."""
+        """Count the device memory of each stage's train step; [] if nothing is chosen by it: all is
+        set, or the devices report no memory, like CPUs."""
         compute, data = self.config.compute, self.config.data
         is_set = compute.remat != "auto" and compute.microbatch_tokens
         if is_set or platform_of(self.mesh) == "cpu" or self.machine.memory is None:
@@ -172,8 +171,7 @@ class Devices:
 
     @property
     def told(self) -> dict[str, Any]:
-        """Tell what `micro` depends on, beside the memory, that may differ between two starts of a
-        run."""
+        """The inputs of `micro`, other than memory, that may differ between two starts of a run."""
         compute = self.config.compute
         return {
             "devices": meshes.describe(self.mesh),
@@ -208,8 +206,7 @@ class Devices:
         return meshes.sampling(self.mesh, tensor, self.model.num_key_value_heads)
 
     def _best_ways(self) -> int:
-        """Choose over how many devices sampling splits the model: the quickest of what memory
-        allows."""
+        """Choose how many devices sampling splits the model over: the fastest number that fits."""
         every = self.config.stages.values()
         stages = []
         longest = 1
@@ -228,7 +225,7 @@ class Devices:
         )
 
     def split(self, ways: int, columns: int) -> capacity.Split:
-        """Return the model split over so many devices, beside a cache of so many columns."""
+        """Return the model split over `ways` devices, with a cache of this many columns."""
         model = self.model.base
         axes = 1, 1
         if self.machine.near % ways == 0:
@@ -246,8 +243,8 @@ class Devices:
         return capacity.Split(*sizes, self.machine.rates, kernel, axes)
 
     def _samples(self, stage: Stage) -> int:
-        """Count the responses of a call of a stage, at most: an online stage's are those of its
-        window."""
+        """Count the most responses of one call of a stage; an online stage samples a window at
+        once."""
         most = self.config.compute.generation_batch_size
         if not isinstance(stage, Online):
             return most

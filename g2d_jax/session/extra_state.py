@@ -1,4 +1,4 @@
-"""The numbers of a training stage that its checkpoints hold beside parameters and optimiser."""
+"""The state of a training stage in its checkpoints, besides parameters and optimiser."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from g2d_jax.session.stage_result import Cost, Stop, Warned
 
 @dataclass(frozen=True)
 class Cursor:
-    """A position in the order of prompts, and the prompts up to it: those drawn, and those skipped,
-    by reason."""
+    """A position in the order of prompts, and counts of prompts up to it: drawn, and skipped by
+    reason."""
 
     position: int = 0
     drawn: int = 0
@@ -31,8 +31,8 @@ class Cursor:
 class PlannedWindow:
     """A sync window whose prompts were drawn before its first update.
 
-    window: that update. step: the one at whose beginning the policy was taken that samples it.
-    draws: index in the order of prompts and visit, of the first round; after: the position behind
+    window: that update. step: the update at whose start its sampling policy was copied.
+    draws: (index in the order of prompts, visit) of the first round; after: the position after
     them.
     """
 
@@ -44,22 +44,18 @@ class PlannedWindow:
 
 @dataclass
 class ExtraState:
-    """The numbers of a stage that resume with it; those of rollouts and of early stopping are of an
-    online stage.
+    """The state that a stage resumes with; rollouts and early stopping are of online stages only.
 
-    costs: step -> the cost at every kept step
-    skipped_updates, skipped_in_row: updates that were not finite, of the whole stage and the last
-    in a row
+    costs: step -> the cost up to each kept step
+    skipped_updates, skipped_in_row: updates that were not finite, in all and latest in a row
     warnings: alerts that were shown, see `alerts.say`
-    series: metric -> the first and the last values that alerts compare
+    series: metric -> its first and last values, which alerts compare
     ended: the rule that ended the stage before its last step, if one did
     without_signal: updates in a row whose batch taught nothing
-    usage: numbers of the calls of the sampler, see `rollouts.usage`; counts: prompts and pairs of
-    the batches
-    cursor: the position behind the prompts of the sync window that was sampled last
-    planned: windows that are sampled ahead, see rollouts/ahead.py: at most that of the present
-    update and the next
-    history: what prompts got so far, for choosing among them
+    usage: metrics of the sampler's calls, see `rollouts.usage`; counts: of prompts and pairs
+    cursor: the position after the prompts of the last sampled sync window
+    planned: windows sampled ahead, see rollouts/ahead.py: at most the current and the next
+    history: results of each prompt so far, for choosing among them
     """
 
     costs: dict[str, Cost] = field(default_factory=dict)
@@ -76,7 +72,7 @@ class ExtraState:
     history: History = field(default_factory=History)
 
     def count_update(self, skipped: bool) -> bool:
-        """Count one more update; return whether it is the first of a row that was skipped."""
+        """Count an update; return whether it is the first of several skipped in a row."""
         self.skipped_updates += skipped
         self.skipped_in_row = self.skipped_in_row + 1 if skipped else 0
         return self.skipped_in_row == 1

@@ -1,12 +1,11 @@
-"""Reference answers ("golds") that the verifier cannot read: found out as problems are loaded, and
-kept with the run.
+"""Reference answers ("golds") that the verifier cannot read: found when problems are loaded, and
+stored with the run.
 
     problems ─┬► WORKDIR/golds/read.jsonl, of an earlier start ─┬► ids ─► left out
               └► else the workers of the verifier, and kept ────┘
 
-What a run began with holds: a verifier of another version, which reads more or less, changes no
-problem of a run under way. Of several processes one finds out and shares it; a study has one file
-for all of its points.
+A run keeps its first results: a verifier of another version does not change its problems. One
+process checks the answers and shares the results; all points of a study use one file.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 FOLDER = "golds"  # of the file, and of its lock
 FILE = "read.jsonl"  # [key, whether it can be read] of each gold
-AT_ONCE = 1024  # golds that workers read between two writes: what is lost where that is interrupted
+AT_ONCE = 1024  # golds that workers read between two writes; an interruption repeats at most these
 
 
 def unreadable(
@@ -41,15 +40,15 @@ def unreadable(
     problems: Sequence[Problem],
 ) -> set[str]:
     """Return the ids of problems whose reference answer the verifier cannot read. All processes
-    call it, with the same.
+    call it with the same arguments.
 
-    problems: with an answer, of tasks that the verifier scores. The scorer takes over what was
-    found out. follows: the work directory whose answers hold, None for `workdir`, which keeps new
-    ones. Raises as `VerifierPool.read`.
+    problems: with an answer, of tasks that the verifier scores. The scorer keeps the results.
+    follows: the work directory whose results apply, None for `workdir`, which stores new ones.
+    Raises as `VerifierPool.read`.
     """
     ids = set(
         processes.on_leader(
-            lambda: _find_out(problems, scorer, tracker, workdir, follows or workdir)
+            lambda: _unreadable_ids(problems, scorer, tracker, workdir, follows or workdir)
         )
     )
     for task, indices in indices_by_task(problems).items():
@@ -58,7 +57,7 @@ def unreadable(
     return ids
 
 
-def _find_out(
+def _unreadable_ids(
     problems: Sequence[Problem],
     scorer: RewardManager,
     tracker: Tracker,
@@ -109,18 +108,17 @@ def _answers(
 
 
 def _key(problem: Problem, reward: Reward) -> str:
-    """Name a gold, with the limit that it was read under."""
+    """Return the key of a gold: its text and the verifier's time limit."""
     return storage.fingerprint([problem.answer, reward.cpu_seconds])
 
 
 def _home(workdir: epath.Path) -> epath.Path:
-    """Return the folder that keeps what was found out: of a study's point it is the study's."""
+    """Return the folder that stores the results: for a study's point it is the study's."""
     return absolute(workdir / "../../..") if (workdir / LINKS).exists() else workdir
 
 
 def _kept(workdir: epath.Path) -> dict[str, bool]:
-    """Read what was found out, by key; {} where nothing was. Raises ValueError for a damaged
-    file."""
+    """Read the stored results by key; {} without any. Raises ValueError for a damaged file."""
     file = _home(workdir) / FOLDER / FILE
     if not file.exists():
         return {}
@@ -131,11 +129,11 @@ def _kept(workdir: epath.Path) -> dict[str, bool]:
         return found
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{file} is damaged: {error}. Put back a copy of it. Without one, of a run that has "
-            "not begun: delete it"
+            f"{file} is damaged: {error}. Restore a copy of it. If you have none and no stage has "
+            "begun, delete it"
         ) from error
 
 
 def _keep(workdir: epath.Path, found: Mapping[str, bool]) -> None:
-    """Write what was found out."""
+    """Store the results."""
     storage.write_json_lines(_home(workdir) / FOLDER / FILE, found.items())

@@ -1,4 +1,4 @@
-"""The initial parameters of a run: a model, random or loaded, and fresh adapters beside it."""
+"""The initial parameters of a run: a random or loaded model, and fresh adapters for it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from g2d_jax.session.workdir import read_inputs, read_settings, stage_folders
 
 
 def adapters(settings: Adapters) -> dict[str, Any]:
-    """Return the fields of a ModelConfig for the section lora.*: its adapters, and the codes of the
-    frozen parameters.
+    """Return ModelConfig fields for the section lora.*: adapters, and codes of the frozen
+    parameters.
 
-    Raises ValueError for values out of range, and ImportError where the package that quantises is
-    not installed.
+    Raises ValueError for values out of range, and ImportError if the quantisation package is
+    missing.
     """
     if not settings.rank:
         return {}
@@ -53,19 +53,19 @@ def shape(settings: Model, vocab_size: int, adapters: Mapping[str, Any]) -> Mode
 
 
 def base_dtype(config: Config) -> jnp.dtype:
-    """Return the dtype of the model's parameters. Trained ones are float32; frozen ones beside
-    adapters may be narrower, and quantised ones are not of this type."""
+    """Return the dtype of the model's parameters. Trained ones are float32; with adapters the
+    frozen ones may be narrower, and quantised ones have another type."""
     return jnp.dtype(config.lora.base_dtype if config.lora.rank else "float32")
 
 
 def rest_bytes(config: Config, shape: ModelConfig) -> int:
-    """Count the bytes of all frozen parameters, on all devices together."""
+    """Count the bytes of all frozen parameters over all devices."""
     _, rest = lora.partition(decoder.abstract(shape, base_dtype(config)))
     return sum(x.size * jax.dtypes.itemsize_bits(x.dtype) // 8 for x in jax.tree.leaves(rest))
 
 
 def float32_params(config: Config, shape: ModelConfig) -> int:
-    """Count the parameters that are in float32: all, or with a narrower base what is trained."""
+    """Count the float32 parameters: all, or with a narrower base the trained ones."""
     if base_dtype(config) == "float32":
         return decoder.count_params(shape)
     return decoder.count_trained(shape)
@@ -74,15 +74,15 @@ def float32_params(config: Config, shape: ModelConfig) -> int:
 def base(
     config: Config, folder: storage.PathLike | None, shape: ModelConfig, mesh: Mesh
 ) -> Decoder:
-    """Load a model on the mesh from a folder, or make a random one; with adapters its frozen part
-    (`lora.frozen`)."""
+    """Load a model on the mesh from a folder, or create a random one; with adapters only its frozen
+    part (`lora.frozen`)."""
     if folder is None:
         return random(config, shape, mesh)
     return hf.load(folder, mesh=mesh, dtype=base_dtype(config), config=shape)
 
 
 def random(config: Config, shape: ModelConfig, mesh: Mesh) -> Decoder:
-    """Draw random parameters on the mesh; of a shape with adapters the frozen part."""
+    """Draw random parameters on the mesh; with adapters only the frozen part."""
     key, dtype = keys.key(config.seed, "init"), base_dtype(config)
     if not shape.quantise:
         draw = jax.jit(
@@ -92,7 +92,7 @@ def random(config: Config, shape: ModelConfig, mesh: Mesh) -> Decoder:
         return lora.frozen(model, shape) if shape.lora else model
     where = decoder.shardings(shape, mesh)
 
-    def make(name: str, row: Param) -> Any:  # a program each: no two exist unquantised
+    def make(name: str, row: Param) -> Any:  # one program each: one is unquantised at once
         if row.adapter:
             return None
         draw = jax.jit(
@@ -103,7 +103,7 @@ def random(config: Config, shape: ModelConfig, mesh: Mesh) -> Decoder:
     return decoder.build(shape, make)
 
 
-# Functions of the module, so that a policy that is loaded again compiles nothing.
+# Module-level functions, so that loading a policy again compiles nothing.
 
 
 def _parameters(key: jax.Array, shape: ModelConfig, dtype: jnp.dtype) -> Decoder:
@@ -124,14 +124,14 @@ def add_lora(frozen: Decoder, shape: ModelConfig, mesh: Mesh, seed: int) -> Deco
 
 
 def model_of(policy: str, shape: ModelConfig) -> epath.Path:
-    """Return the folder of a policy "hf:PATH". Raises ValueError for a model that computes something
-    else than this shape, and for weights that cannot be loaded, by their headers."""
+    """Return the folder of a policy "hf:PATH". Raises ValueError for a model of another shape, and
+    for weights whose headers show that they cannot be loaded."""
     folder, ours = hf.resolve(PolicyName.parse(policy).place), shape.base
     theirs = hf.read_config(folder)
     differing: list[str] = []
     for field in fields(ours):
         own, other = getattr(ours, field.name), getattr(theirs, field.name)
-        # the length that a model is made for changes nothing that is computed
+        # the context length of a model does not change its computation
         if own != other and field.name != "max_position_embeddings":
             differing.append(f"{field.name} {other!r:.200} (the run's: {own!r:.200})")
     if differing:
@@ -146,9 +146,9 @@ BASE = "base.json"  # in the folder of a stage that trains: its `Base`
 
 
 class Base(NamedTuple):
-    """The model that a policy was trained from, which adapters stand beside. policy: "init", or
-    "hf:PATH"; "hf:" alone, without adapters only, for random parameters of another run. content: of
-    the model's folder when training began, "" where it is not known."""
+    """The model that a policy was trained from, and that its adapters need. policy: "init" or
+    "hf:PATH"; "hf:" alone (without adapters) for random parameters of another run. content: digest
+    of the model's folder when training began, "" if unknown."""
 
     policy: str
     content: str = ""
@@ -157,12 +157,11 @@ class Base(NamedTuple):
 def base_of(
     config: Config, policy: str, folders: Mapping[str, epath.Path], inputs: Mapping[str, str]
 ) -> Base:
-    """Follow a policy to the model that it was trained from.
+    """Return the model that a policy was trained from.
 
-    folders: stage -> its folder; a stage that has begun from another run's policy knows its base.
-    inputs: the content of what the run names outside it, by setting. Raises ValueError for a policy
-    of another run ("run:WORKDIR#STAGE") that is gone, or whose adapters do not fit this run's
-    settings.
+    folders: stage -> its folder; a stage that began from another run's policy stores its base
+    there. inputs: setting -> content digest. Raises ValueError for a missing policy of another run
+    ("run:WORKDIR#STAGE"), or one whose adapters do not fit this run's settings.
     """
     setting = "policy"
     for _ in range(len(config.stages) + 1):
@@ -179,9 +178,7 @@ def base_of(
         is_theirs = PolicyName.parse(policy).origin == OF_RUN
         if is_theirs and folder is not None and (folder / BASE).exists():
             return Base(*storage.read_json(folder / BASE))
-    raise ValueError(
-        f"policy {policy!r} is made from itself: the stages read each other in a circle"
-    )
+    raise ValueError(f"policy {policy!r} is made from itself: the stages form a cycle")
 
 
 def _base_elsewhere(config: Config, name: PolicyName, inputs: Mapping[str, str]) -> Base:
@@ -189,8 +186,8 @@ def _base_elsewhere(config: Config, name: PolicyName, inputs: Mapping[str, str])
     other = epath.Path(name.place)
     if not (other / "config.json").exists():
         raise ValueError(
-            f"policy {str(name)!r}: {other} holds no run any more, and what it trained from is not "
-            "known"
+            f"policy {str(name)!r}: {other} no longer holds a run, so the model it was trained "
+            "from is unknown: restore that folder"
         )
     theirs, read = Config.of(read_settings(other)), read_inputs(other)
     base = base_of(theirs, name.stage, stage_folders(other), read)

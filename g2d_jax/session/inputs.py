@@ -33,10 +33,10 @@ _OUTSIDE = ("seed", "dtype", "model", "lora", "tokenizer", "data", "reward", "ta
 
 
 def digests(config: Config, only: Sequence[str] | None = None) -> dict[str, str]:
-    """Return the content of everything that the settings name outside the run, by setting.
+    """Return setting -> content digest of the files, models and other runs that the settings name.
 
-    only: settings, or their sections, to look at; None: all, and the files of reward functions.
-    Raises Invalid with all that cannot be read.
+    only: settings or sections to read; None: all, and the files of reward functions. Raises Invalid
+    listing all that cannot be read.
     """
     found: dict[str, str] = {}
     if only is None:
@@ -54,8 +54,8 @@ def digests(config: Config, only: Sequence[str] | None = None) -> dict[str, str]
 
 
 def digest(text: str, kind: str, revision: str | None = None) -> str:
-    """Return the content of what a text names. kind: of its setting, as `places.parts` has it.
-    Raises ValueError for what cannot be read."""
+    """Return the content digest of the input that a text names. kind: of its setting, see
+    `places.parts`. Raises ValueError if it cannot be read."""
     if kind == "policy" and PolicyName.parse(text).origin != OF_MODEL:
         return _checkpoint(text)
     if kind in ("policy", "model"):
@@ -71,13 +71,13 @@ def digest(text: str, kind: str, revision: str | None = None) -> str:
         content = contents.of_repository(hub[0], revision)
     else:
         content = contents.of_files(places.data_files(place))
-    # the name of a known set, a configuration and a split decide what is read of it
+    # the name of a known set, its configuration and split decide which rows are read
     return " ".join([content, text.replace(place, "", 1)]).strip()
 
 
 @functools.lru_cache(maxsize=64)
 def _downloaded(name: str, *, revision: str | None) -> epath.Path:
-    """Resolve a model of the hub, once a process: a study names its models at every point."""
+    """Resolve a model of the hub, once per process: a study names its models at every point."""
     return hf.resolve(name, revision=revision)
 
 
@@ -91,7 +91,8 @@ def _checkpoint(policy: str) -> str:
 
 
 def changed_functions(workdir: epath.Path, now: Mapping[str, str]) -> list[str]:
-    """List the reward functions whose file changed since a stage of a run began. now: of `digests`."""
+    """List reward functions whose file changed since the run's first stage began. now:
+    `digests`."""
     before = read_inputs(workdir) if has_begun(workdir) else {}
     return [name for name in now if _FILE_OF in name and before.get(name, now[name]) != now[name]]
 
@@ -100,8 +101,8 @@ _FILE_OF = "reward.function "
 
 
 def function_files(config: Config) -> dict[str, str]:
-    """Return the content of the files of reward functions, under names that no identity reads: a
-    function that failed has to be fixed, and then the run goes on."""
+    """Return content digests of reward functions' files. They do not belong to a run's identity:
+    you may fix a function and resume."""
     found = {}
     for name, reward in config.rewards.items():
         for function in reward.user_functions:
@@ -123,8 +124,8 @@ def _function_file(function: str, reward: Reward) -> Path | None:
 
 
 def verify(session: Session, *settings: str) -> None:
-    """Compare a run's model, tokenizer and further settings with what it began with, before a
-    policy of it is loaded. Raises ValueError where they differ."""
+    """Check, before a policy is loaded, that a run's model, tokenizer and further settings have not
+    changed. Raises ValueError if they have."""
     now = digests(session.config, ["model.", "tokenizer.", *settings])
     changed = [
         f"{setting}: {session.inputs[setting]} -> {content}"
@@ -134,13 +135,13 @@ def verify(session: Session, *settings: str) -> None:
     if changed:
         raise ValueError(
             f"{session.workdir} was made with other inputs:\n  " + "\n  ".join(changed) + "\n"
-            "Put them back as they were: with revision= a commit of the hub"
+            "Restore them; for a hub repository, set revision= to the earlier commit"
         )
 
 
 def scored_by(config: Config, split: str | None) -> list[str]:
-    """List the inputs that scores come from: reward models, and the problems of a split; None: of
-    no split."""
+    """List the settings that decide scores: reward models, and the problems of a split unless
+    None."""
     settings = []
     for name in config.all_tasks:
         settings.append(f"{prefix_of(name)}reward.model.path")
@@ -158,7 +159,7 @@ def fingerprint(session: Session) -> str:
 
 
 def stage_fingerprint(session: Session, name: str, made_from: Mapping[str, Any]) -> str:
-    """Fingerprint a stage: its settings, with what it reads from outside, and the fingerprints of
-    its inputs."""
+    """Fingerprint a stage: its settings and outside inputs. made_from: fingerprints of the stages
+    that it reads."""
     stage = identity(session.config, session.inputs)["stages"][name]
     return storage.fingerprint([fingerprint(session), stage, made_from])

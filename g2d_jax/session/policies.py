@@ -28,8 +28,8 @@ def load_policy(session: Session, name: str) -> Decoder:
 
     "init": the pretrained model, else random parameters. "STAGE": the stage's last checkpoint.
     "STAGE@K": that of its step K. "run:WORKDIR#STAGE" and "run:WORKDIR#STAGE@K": of another run.
-    "hf:PATH": a Hugging Face folder. A STAGE that selects means the checkpoint that it chose.
-    Raises ValueError when there is no such policy.
+    "hf:PATH": a Hugging Face folder. A best_checkpoint stage means the checkpoint that it chose.
+    Raises ValueError if there is no such policy.
     """
     if PolicyName.parse(name).is_model:
         if (rest := frozen_params(session, base_of(session, name).policy)) is None:
@@ -50,16 +50,16 @@ def load_policy(session: Session, name: str) -> Decoder:
 
 
 def _missing(folder: epath.Path, steps: Sequence[int]) -> str:
-    """Say why a checkpoint is not in a stage's folder, which has those of these steps."""
+    """Explain why a checkpoint is not in a stage's folder. steps: those that are."""
     if steps:
         listed = ", ".join(map(str, steps))
         return f"no checkpoint of that step in {folder} (there: {listed}); see stages.*.keep"
     if stage_result.read(folder.parent):
         return (
-            f"the stage is finished, and {folder} has no checkpoint any more: put a copy back, or move "
-            "the stage's folder, and those of the stages made from it, out of the work directory"
+            f"the stage is finished, but {folder} no longer has a checkpoint: restore a copy, or move "
+            "the folders of this stage and of all made from it out of the work directory"
         )
-    return f"the stage is not finished, and {folder} has no checkpoint yet"
+    return f"the stage is not finished, and {folder} has no checkpoint yet: let it finish first"
 
 
 def _trained(session: Session) -> str:
@@ -72,13 +72,13 @@ def _trained(session: Session) -> str:
 
 
 def load_reference(session: Session, policy: str) -> Decoder:
-    """Load a policy as a fixed reference beside one that is trained, in `reference_dtype`."""
+    """Load a policy as the fixed reference of training, in `reference_dtype`."""
     params, cast = load_policy(session, policy), reference_cast(session)
     return params if cast is None else cast(params)
 
 
 def reference_cast(session: Session) -> Program | None:
-    """Return the program that makes a reference from a policy, None where both are of one dtype."""
+    """Return the program that casts a policy to a reference, None if both have one dtype."""
     dtype = reference_dtype(session)
     if dtype == init_params.base_dtype(session.config):
         return None
@@ -99,8 +99,8 @@ def reference_shapes(session: Session) -> Decoder:
 
 
 def reference_dtype(session: Session) -> jnp.dtype:
-    """Return the dtype of a reference's parameters: a forward pass casts them to it, so that it
-    gives the same bits.
+    """Return the dtype of a reference's parameters: that of computation, which does not change its
+    results.
 
     With adapters it is that of their base, which all policies share.
     """
@@ -112,10 +112,11 @@ def reference_dtype(session: Session) -> jnp.dtype:
 
 
 def frozen_params(session: Session, base: str) -> Decoder | None:
-    """Return the part of policies that no stage trains, on the mesh: the model `base` of their
+    """Return the parameters of a policy that no stage trains, on the mesh: the model `base` of its
     adapters.
 
-    None without adapters. Policies with one base share its arrays; the last base used is kept.
+    None without adapters. Policies share the arrays of a base; only the last base used stays
+    loaded.
     """
     if session.model_config.lora is None:
         return None
@@ -135,8 +136,8 @@ def checkpoint_of(session: Session, name: str) -> tuple[epath.Path, int | None]:
 
 
 def chosen_policy(session: Session, name: str) -> str:
-    """Return the policy that a name leads to: of a best_checkpoint stage the one it chose,
-    "STAGE@K", else the name.
+    """Return the policy that a name refers to: for a best_checkpoint stage the chosen "STAGE@K",
+    else the name itself.
 
     Raises ValueError for a stage that does not exist, or has not chosen yet.
     """
@@ -170,14 +171,14 @@ def _stage_folder(session: Session, name: str) -> epath.Path:
 
 
 def base_path(session: Run, policy: str) -> str:
-    """Name the pretrained model that a policy began with, a path or hub id; "" where that was
-    random numbers."""
+    """Return the path or hub id of the model that a policy was trained from, "" for random
+    parameters."""
     base = PolicyName.parse(base_of(session, policy).policy)
     return session.config.model.path if base.origin == INIT else base.place
 
 
 def base_revision(session: Run, policy: str) -> str | None:
-    """Return the revision of the pretrained model that a policy began with, None for the newest."""
+    """Return the revision of the model that a policy was trained from, None for the newest."""
     model = session.config.model
     if base_path(session, policy) != model.path:
         return None
@@ -192,24 +193,23 @@ def _load_base(session: Session, name: str) -> Decoder:
 
 
 def followed(policy: str, folder: epath.Path) -> str:
-    """Return the policy that a stage's name leads to, `folder` being the stage's: see
-    `chosen_policy`."""
+    """Return the policy that a name refers to, see `chosen_policy`. folder: its stage's."""
     result = stage_result.read(folder)
     if result is None or result.selection is None:
         return policy
     name = PolicyName.parse(policy)
     if name.step is not None:
         raise ValueError(
-            f"policy {policy!r}: a best_checkpoint stage has chosen its step: leave out what is "
-            "behind @"
+            f"policy {policy!r}: a best_checkpoint stage chooses the step itself: leave out "
+            f"@{name.step}"
         )
     chosen = PolicyName.parse(result.selection.policy)
     return str(replace(name, stage=chosen.stage, step=chosen.step))
 
 
 def require_elsewhere(policy: str) -> None:
-    """Raise ValueError if a policy of another run ("run:…") does not exist, or is the end of a stage
-    that has not come to it: each load would take what is newest then."""
+    """Raise ValueError if a policy of another run ("run:…") does not exist, or is the end of an
+    unfinished stage: each load would read a newer step."""
     name = PolicyName.parse(policy)
     if name.origin == OF_RUN:
         policy = followed(policy, stage_of_run(policy))
@@ -217,14 +217,14 @@ def require_elsewhere(policy: str) -> None:
         steps = Checkpoints(stage_of_run(policy) / "checkpoints").steps()
         if not steps or (step is not None and step not in map(str, steps)):
             raise ValueError(
-                f"policy {policy!r}: there are checkpoints of "
+                f"policy {policy!r}: that stage has checkpoints of "
                 f"{', '.join(map(str, steps)) or 'no step'}"
             )
         if step is None and not stage_result.read(stage_of_run(policy)):
             raise ValueError(
-                f"policy {policy!r}: that stage has not finished, and what is newest of it changes: "
-                f"name a step, as in {policy}@{max(steps)}, one of its keep if it goes on; or let it "
-                "finish first"
+                f"policy {policy!r}: that stage has not finished, so its newest checkpoint may "
+                f"change: name a step that it keeps, as in {policy}@{max(steps)}, or let it finish "
+                "first"
             )
 
 

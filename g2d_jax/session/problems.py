@@ -1,5 +1,5 @@
-"""The problems of a run: read, filtered, kept apart by split, and the order in which stages draw
-from them."""
+"""The problems of a run: reading, filtering, separate splits, and the order in which stages
+draw."""
 
 from __future__ import annotations
 
@@ -28,29 +28,27 @@ Say = Callable[[str], None]
 Splits = dict[str, list[Problem]]
 """Problems by split: "train", "dev" and "test"."""
 Unreadable = Callable[[Sequence[Problem]], Collection[str]]
-"""From problems that the verifier grades to the ids of those whose reference answer it cannot
-read."""
+"""Problems that the verifier grades -> ids of those whose reference answer it cannot read."""
 
 SPLITS = ("train", "dev", "test")
 READ_FOR = {"test": ("test",), "dev": ("dev", "test"), "train": SPLITS}
-"""Split -> those that have to be read for it: it goes without the problems that are in the
-others."""
+"""Split -> splits that must be read for it: it leaves out the problems of the others."""
 NO_COLUMN = (
     f"none was found in {', '.join(FIELDS['answer'])} or a solution; fields={{'answer': NAME}} names "
     "another column"
 )
 SHOWN = 10  # reference answers that a message shows
-MOST_SHOWN = 40  # characters of one
+MOST_SHOWN = 40  # characters of each
 
 
 @dataclass(frozen=True, eq=False)
 class Problems:
     """The problems of a run.
 
-    by_split: those that are used. left_out: the problems that were taken out of each split, for the
-    verifier cannot read their reference answers. issues: warnings of these. conversation: of a
-    prompt, see `names_of`. counts: of each split. prompt_lengths, mean_prompt: the tokens of every
-    problem's prompt, and of a mean one.
+    by_split: those in use. left_out: those removed from each split because the verifier cannot read
+    their reference answers. issues: warnings of these. conversation: of a prompt, see `names_of`.
+    counts: problems of each split. prompt_lengths, mean_prompt: tokens of each problem's prompt,
+    and their mean.
     """
 
     by_split: Splits
@@ -73,13 +71,12 @@ class Problems:
 
     @cached_property
     def held_out(self) -> list[Problem]:
-        """The problems of dev and test, also those left out of them: nothing may be trained on
-        any."""
+        """The problems of dev and test, those left out included: no stage may train on them."""
         return joined(self.by_split, ("dev", "test")) + joined(self.left_out, ("dev", "test"))
 
     @cached_property
     def held_out_names(self) -> Names:
-        """The ids by which a prompt of `held_out` may be met."""
+        """The ids under which a prompt of `held_out` may occur."""
         return names_of(self.held_out, self.conversation)
 
 
@@ -103,22 +100,21 @@ def load(
 ) -> Problems:
     """Read the problems of all tasks, one task after the other.
 
-    train is without those of dev and test, dev without those of test, and none has too long a
-    prompt, or a reference answer that the verifier cannot read. own_reward: whether the task "main"
-    is scored by a function given from Python, so that its problems need no answer. splits: those to
-    read. The others have none, and so has a split where no source is named. unreadable: None asks
-    nobody and leaves none out. Raises ValueError where sources come to none, and where processes
-    read different ones.
+    train excludes problems of dev and test; dev excludes those of test. Prompts that are too long
+    are dropped, and reference answers that the verifier cannot read. own_reward: whether a function
+    from Python scores the task "main", whose problems then need no answer. splits: those to read;
+    the others stay empty, and so does one without a source. unreadable: None checks no answers.
+    Raises ValueError if a source has no problem left, or processes read different ones.
     """
     loaded: Splits = {"train": [], "dev": [], "test": []}
-    said: list[str] = []
+    logged: list[str] = []
 
-    def tell_of(text: str) -> None:
-        said.append(text)
+    def log(text: str) -> None:
+        logged.append(text)
         say(text)
 
     with processes.barrier():
-        read, wrong = _read(config, tokenizer, own_reward, tell_of, splits)
+        read, wrong = _read(config, tokenizer, own_reward, log, splits)
         if wrong:
             raise Invalid(wrong)
     longest = config.data.max_prompt_length
@@ -127,7 +123,7 @@ def load(
             problems, too_long = tokenizer.drop_too_long(whole, longest)
             if too_long:
                 limit = f"{longest} tokens (data.max_prompt_length)"
-                tell_of(
+                log(
                     f"{setting_of(name, split)}: {counted(too_long, 'prompt')} of over {limit} dropped"
                 )
             earlier = set(ids_of(loaded[split]))
@@ -137,14 +133,14 @@ def load(
                 say(f"{name}, {split}: {counted(dropped, 'problem')} dropped: also in another task")
             loaded[split] += new
     _keep_apart(loaded, tokenizer, say)
-    # Last, so that what a policy may be trained on does not depend on what the verifier can read.
+    # Last, so that the verifier does not decide which problems a policy may train on.
     left_out, issues = _leave_out(config, loaded, own_reward, unreadable)
     for name, found in read.items():
         for split in found:
             if not any(problem.task == name for problem in loaded[split]):
                 setting = setting_of(name, split)
-                why = [text for text in [*said, *map(str, issues)] if text.startswith(setting)]
-                reason = "; ".join(why) or "of few problems a part may have none, so give more"
+                why = [text for text in [*logged, *map(str, issues)] if text.startswith(setting)]
+                reason = "; ".join(why) or "a part of few problems may be empty, so give more"
                 raise ValueError(f"{setting} has no problem left: {reason}")
     counts = {split: len(problems) for split, problems in loaded.items()}
     lengths = tuple(len(tokenizer.encode_prompt(problem)) for problem in joined(loaded))
@@ -153,8 +149,8 @@ def load(
 
 
 def _keep_apart(loaded: Splits, tokenizer: PromptTokenizer, say: Say) -> None:
-    """Drop the problems of dev that test has too, and those of train that either has. Raises
-    ValueError where none is left."""
+    """Drop the problems of dev that are in test, and those of train that are in either. Raises
+    ValueError if none is left."""
     for split, others in (("dev", ("test",)), ("train", ("dev", "test"))):
         count = len(loaded[split])
         names = names_of(joined(loaded, others), tokenizer.conversation)
@@ -173,10 +169,8 @@ def _keep_apart(loaded: Splits, tokenizer: PromptTokenizer, say: Say) -> None:
 def _leave_out(
     config: Config, loaded: Splits, own_reward: bool, unreadable: Unreadable | None
 ) -> tuple[Splits, list[Issue]]:
-    """Take the problems out of their splits whose reference answer the verifier cannot read.
-
-    Returns them, and warnings.
-    """
+    """Remove problems whose reference answer the verifier cannot read; return them, and
+    warnings."""
     graded = set()
     for name, reward in config.rewards.items():
         if reading(reward, own_reward and name == "main").verified:
@@ -190,18 +184,19 @@ def _leave_out(
         left_out[split] = [problem for problem in problems if problem.id in ids]
         loaded[split] = [problem for problem in problems if problem.id not in ids]
         if left_out[split]:
-            asked = sum(problem.task in graded for problem in problems)
-            found.append(_unread(split, left_out[split], asked))
+            count = sum(problem.task in graded for problem in problems)
+            found.append(_unread(split, left_out[split], count))
     return left_out, found
 
 
 def _unread(split: str, unread: Sequence[Problem], of: int) -> Issue:
-    """Say how many reference answers of a split the verifier cannot read, and the first of them."""
+    """Warn of the reference answers of a split that the verifier cannot read, with the first
+    ones."""
     first = ", ".join(
         f"{problem.answer!r:.{MOST_SHOWN}} (problem {problem.id})" for problem in unread[:SHOWN]
     )
     text = (
-        f"has {len(unread):,} of {of:,} reference answers that the verifier cannot read, and their "
+        f"has {len(unread):,} of {of:,} reference answers that the verifier cannot read, so their "
         f"problems are left out: {first}"
     )
     remedy = "give other answers, another column (fields), or a reward function of your own"
@@ -209,16 +204,16 @@ def _unread(split: str, unread: Sequence[Problem], of: int) -> Issue:
 
 
 class Reading(NamedTuple):
-    """The needs of a reward. verified: of every problem an answer for the verifier. columns: all
-    columns."""
+    """The data that a reward needs. verified: an answer to every problem, for the verifier.
+    columns: all columns."""
 
     verified: bool
     columns: bool
 
 
 def reading(reward: Reward, own: bool = False) -> Reading:
-    """Return what a task's reward needs of its problems. own: a function given from Python stands
-    in its place."""
+    """Return the data that a task's reward needs. own: whether a function from Python replaces
+    it."""
     return Reading(reward.function == "verify" and not own, bool(reward.user_functions) or own)
 
 
@@ -269,8 +264,8 @@ def _answered(problems: list[Problem], label: str, say: Say) -> list[Problem]:
 
 
 def tell(label: str, report: LoadReport, say: Say, template: Template) -> None:
-    """Print what became of the rows of a source that are not used, and which further keys its
-    messages have. label: of the source.
+    """Print which rows of a source are not used, and unused keys of its messages. label: of the
+    source.
 
     Raises ValueError for thoughts that the chat template does not write.
     """
@@ -286,7 +281,7 @@ def tell(label: str, report: LoadReport, say: Say, template: Template) -> None:
         say(f"{label}: {rows} left out: {report.left_out}")
     if report.holes:
         listed = ", ".join(f"{count} have {hole}" for hole, count in report.holes.items())
-        say(f"{label}: {rows} whose answer stands for none: {listed}")
+        say(f"{label}: {rows} with a placeholder for a missing answer: {listed}")
     thoughts, unread = [], []
     for key, count in sorted(report.keys.items()):
         text = f"{count} have {key!r} (the first: {report.firsts[key]})"
@@ -300,7 +295,7 @@ def tell(label: str, report: LoadReport, say: Say, template: Template) -> None:
             f"{label}: {rows} with thoughts, written in <think> and </think>: {', '.join(thoughts)}"
         )
     if unread:
-        say(f"{label}: {rows} whose messages have what is not read: {', '.join(unread)}")
+        say(f"{label}: {rows} whose messages have keys that are not read: {', '.join(unread)}")
 
 
 def table(config: Config, loaded: Splits) -> list[list[str | int]]:

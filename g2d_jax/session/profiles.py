@@ -1,10 +1,10 @@
-"""A window of a stage's updates under JAX's profiler, by logging.profile: "STAGE:START-STOP".
+"""JAX's profile of a window of a stage's updates, logging.profile: "STAGE:START-STOP".
 
     WORKDIR/profiles/plugins/profile/STAGE-START-STOP/process-I.xplane.pb, .trace.json.gz
 
 `tensorboard --logdir WORKDIR/profiles` shows them with the plugin xprof, every process as a host.
-Sampling and scoring between the updates are in the window too. A run that is continued within a
-window traces what is left of it.
+The window includes sampling and scoring between the updates. A run that resumes within a window
+traces the rest of it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from g2d_jax.config import Window
 from g2d_jax.runtime import processes, storage
 
 KINDS = (".xplane.pb", ".trace.json.gz")
-"""Endings of a trace's files in JAX, behind the host's name."""
+"""Endings of JAX's trace files, after the host's name."""
 
 
 class Profiler:
-    """The tracer of one stage's window, if it is that stage's. workdir: where profiles/ goes."""
+    """The tracer of a window, if it is of this stage. workdir: the folder of profiles/."""
 
     def __init__(self, window: Window | None, stage: str, workdir: epath.Path) -> None:
         self.window = window if window is not None and window.stage == stage else None
@@ -32,10 +32,10 @@ class Profiler:
         self._traced: tempfile.TemporaryDirectory[str] | None = None
 
     def before(self, done: int, state: Any) -> str:
-        """Start or end the trace. Call it before an update, and at the end, with the number of
-        updates done and the state they lead to.
+        """Start or end the trace. Call it before each update, and at the end. done: number of
+        updates so far; state: their result.
 
-        Returns a message for the user: where the trace is, once it is written, else "".
+        Returns a message with the trace's path once it is written, else "".
         """
         if self.window is None:
             return ""
@@ -50,7 +50,7 @@ class Profiler:
         return ""
 
     def close(self) -> str:
-        """End the trace if one is under way and write it; as `before`."""
+        """End and write a running trace; return as `before`."""
         if self._traced is None or self.window is None:
             return ""
         jax.profiler.stop_trace()
@@ -63,6 +63,6 @@ class Profiler:
         self._traced.cleanup()
         self._traced = None
         return (
-            f"profile of {self.window}: {target}; to look at it: tensorboard --logdir "
+            f"profile of {self.window}: {target}; to view it: tensorboard --logdir "
             f"{self.folder} (plugin xprof)"
         )

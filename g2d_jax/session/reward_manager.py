@@ -1,8 +1,10 @@
-"""The scoring of responses, each by the reward of its problem's task. Tasks of equal rewards share
+"""The scoring of responses, each by the reward of its problem's task. Tasks with equal rewards
+share
 a scorer.
 
 score_local        each process scores some of the responses by itself
-score_collective   a reward model lies on the devices of all processes: all run it at once, on the same responses
+score_collective   a reward model is split over the devices of all processes: all run it together,
+on the same responses
 """
 
 from __future__ import annotations
@@ -33,12 +35,12 @@ if TYPE_CHECKING:
     from g2d_jax.rewards.pool import Begun, VerifierPool
     from g2d_jax.scoring.reward_model import RewardModel
 
-UNSCORED = Score(None, Verdict.UNSCORABLE)  # as yet
+UNSCORED = Score(None, Verdict.UNSCORABLE)  # until a reward model has run
 
 
 def shares(problems: Sequence[Problem], count: int) -> list[list[int]]:
-    """Deal the places of responses to so many processes, those to one problem in a row to the
-    same."""
+    """Deal response indices to `count` processes; consecutive responses to one problem stay
+    together."""
     dealt: list[list[int]] = [[] for _ in range(count)]
     places = iter(range(len(problems)))
     for number, (_, group) in enumerate(itertools.groupby(problem.id for problem in problems)):
@@ -67,10 +69,10 @@ class RewardManager:
     def __call__(
         self, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
     ) -> list[Score]:
-        """Return one Score per response, in order. token_ids: [T] int32 each. All processes call
-        it, with the same.
+        """Return one Score per response, in order. token_ids: [T] int32 each. All processes call it
+        with the same arguments.
 
-        Responses to one problem that follow each other are scored together, by one process.
+        One process scores consecutive responses to one problem together.
         """
         dealt = shares(problems, processes.count())
         mine = dealt[processes.index()]
@@ -87,10 +89,10 @@ class RewardManager:
         return self.score_collective(problems, texts, token_ids, scores)
 
     def start(self, problems: Sequence[Problem]) -> None:
-        """Let the verifiers' workers start in the background, for tasks with answers that are more
-        than a number.
+        """Start the verifiers' workers in the background, for tasks whose answers are not just
+        numbers.
 
-        problems: some of each task's, whose answers decide that.
+        problems: a sample of each task's, whose answers decide that.
         """
         hard = {problem.task for problem in problems if not _is_number(problem.answer)}
         for task, reward in self.rewards.items():
@@ -100,16 +102,15 @@ class RewardManager:
             pool.start()
 
     def verifier(self, task: str) -> VerifierPool:
-        """Return what grades a task's responses. Raises ValueError for a task with another
-        reward."""
+        """Return the verifier of a task. Raises ValueError for a task with another reward."""
         scorer = self._of(task)
         if not isinstance(scorer, VerifierScorer):
             raise ValueError(f"task {task!r} is not scored by the verifier")
         return scorer.pool
 
     def submit(self, problem: Problem, text: str) -> Begun | None:
-        """Begin to verify a response while others are sampled, for `score_local`; None of another
-        reward's."""
+        """Start to verify a response, for `score_local`, while others are sampled; None for other
+        rewards."""
         if self._is_collective(problem.task):
             return None
         scorer = self._of(problem.task)
@@ -124,8 +125,7 @@ class RewardManager:
         token_ids: Sequence[np.ndarray],
         pending: Sequence[Begun | None] | None = None,
     ) -> list[Score]:
-        """Compute the scores that this process can give by itself; the others are unscorable as
-        yet.
+        """Compute the scores that need no reward model; the others stay `UNSCORED`.
 
         pending: the result of `submit` for each response.
         """
@@ -154,8 +154,7 @@ class RewardManager:
         token_ids: Sequence[np.ndarray],
         scores: Sequence[Score],
     ) -> list[Score]:
-        """Put the reward models' scores into the scores. All processes call it with the same
-        responses."""
+        """Add the reward models' scores. All processes call it with the same responses."""
         merged = list(scores)
         for task, indices in indices_by_task(problems).items():
             if self._is_collective(task):
@@ -217,8 +216,8 @@ class RewardManager:
         return self.own if task == "main" else None
 
     def usage(self) -> dict[str, float]:
-        """Return the cost of scoring since the start, as fields of a Cost; other processes' is that
-        of the last `share_usage`."""
+        """Return the cost of scoring since the start, as fields of a Cost; that of other processes
+        is as of the last `share_usage`."""
         return {
             "verifier_cpu_seconds": self._elsewhere + self._own_seconds(),
             "scored": sum(model.usage.tokens for model in self._models),
@@ -258,7 +257,7 @@ class RewardManager:
             correct_above = reward.correct_above
         if own is not None:
             return function_scorer(own, correct_above, reward.answers)
-        # Each kind of reward is imported where a run has it: most have one.
+        # Imported here, because most runs have one kind of reward.
         if reward.function == "verify":
             from g2d_jax.rewards.pool import VerifierPool
 
@@ -288,5 +287,5 @@ def _put(scores: list[Score], indices: Sequence[int], found: Sequence[Score]) ->
 
 
 def _is_number(answer: str | None) -> bool:
-    """Return whether a reference answer can be compared without a worker, whatever the response."""
+    """Return whether a reference answer can be compared without a worker, for any response."""
     return answer is None or parse_quantity(clean(answer)) is not None

@@ -1,8 +1,8 @@
-"""The rows that batches are packed into: their length, their number at once, and the kernel of
-attention over them.
+"""The rows that batches are packed into: their length, their number in a micro-batch, and the
+attention kernel.
 
-All batches of a stage have one shape, so that one train step is compiled: see data/packing.py for
-what a row holds.
+All batches of a stage have one shape, so that one train step is compiled. data/packing.py describes
+a row's content.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from g2d_jax.runtime import mesh as meshes
 from g2d_jax.session.session import Session
 
 CPU_TOKENS = 1024
-"""Tokens of a micro-batch that a CPU computes quickest: what its caches hold, and gradients are not
-added too often."""
+"""Tokens of the fastest micro-batch on a CPU: it fits the caches, and gradients are rarely
+added."""
 
 
 @dataclass(frozen=True)
 class RowShape:
-    """The shape of a stage's batches. length: columns of a row; most_rows: that any batch takes;
+    """The shape of a stage's batches. length: columns of a row; most_rows: of the largest batch;
     max_responses_per_row: an even number."""
 
     length: int
@@ -37,11 +37,10 @@ def choose_row_length(
     *,
     max_responses_per_row: int = 16,
 ) -> int:
-    """Choose the columns of a packed row: those that leave the fewest positions empty.
+    """Choose the columns of a packed row that leave the fewest positions empty.
 
-    At least `longest`, at most a device's micro-batch. batches: such as the stage will have, by
-    which it is chosen; without any it is what holds `longest` tokens. Of equals the shortest is
-    taken.
+    At least `longest`, at most a device's micro-batch; ties go to the shortest. batches: examples
+    of the stage's; without any a row has room for `longest` tokens.
     """
     kernel_of = session.sampling.devices.row_kernel
     step = kernels.LANES if kernel_of(kernels.LANES) == "splash" else 16
@@ -61,13 +60,12 @@ def choose_row_length(
 
 
 def pack_rows(session: Session, groups: Sequence[Group], rows: RowShape) -> Packed:
-    """Pack groups into rows of this shape, in micro-batches for the mesh, the same for all
-    batches."""
+    """Pack groups into rows of this shape, in micro-batches for the mesh."""
     return pack(groups, **_layout(session, rows))
 
 
 def _microbatch_tokens(session: Session, batch: int) -> int:
-    """Return the tokens of one micro-batch on all devices, of batches of at most so many."""
+    """Return the tokens of one micro-batch over all devices. batch: the most tokens of a batch."""
     ways = meshes.row_ways(session.mesh)
     enough = (
         CPU_TOKENS if kernels.platform_of(session.mesh) == "cpu" else max(batch // ways // 8, 4096)
@@ -76,11 +74,10 @@ def _microbatch_tokens(session: Session, batch: int) -> int:
 
 
 def _layout(session: Session, rows: RowShape) -> dict[str, int]:
-    """Return the arguments with which `pack` lays these rows.
+    """Return the arguments of `pack` for these rows.
 
-    A micro-batch has a multiple of the devices' parts, and no more tokens than `Session.micro`, nor
-    than keep a device busy where that leaves few micro-batches: half of the last one is empty,
-    on average.
+    A micro-batch divides evenly over the devices and has at most `Session.micro` tokens. It has
+    fewer where a batch has few micro-batches: half of the last one is empty, on average.
     """
     ways = meshes.row_ways(session.mesh)
     tokens = _microbatch_tokens(session, rows.most_rows * rows.length)

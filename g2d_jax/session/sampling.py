@@ -1,5 +1,5 @@
-"""What a run samples with: the sampler or a server, the shapes of its calls, and what ends a
-response."""
+"""The sampling of a run: the sampler or a server, the shapes of its calls, and the ends of
+responses."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ Say = Callable[[str], None]
 class RunSampling:
     """The engines that a run samples with.
 
-    server: that of engine.*, None where the sampler draws. decode_kernel: the sampler's, None for
-    the platform's. prompt_lengths: the tokens of the prompt of every problem. stop_ids: the tokens
-    that end a response. decode: the text of ids, for the sampler; None where no stage has stop
-    strings. kernels: what attention is over, so far -> its kernel.
+    server: that of engine.*, None for the sampler. decode_kernel: the sampler's, None for the
+    platform's. prompt_lengths: tokens of each problem's prompt. stop_ids: tokens that end a
+    response. decode: ids -> text, for the sampler; None if no stage has stop strings. kernels: each
+    use of attention so far -> its kernel.
     """
 
     devices: Devices
@@ -62,7 +62,7 @@ class RunSampling:
 
     @property
     def engine(self) -> Engine:
-        """The maker of responses: the sampler, or the server of engine.*."""
+        """The source of responses: the sampler, or the server of engine.*."""
         return self.sampler if self.server is None else self.server
 
     @cached_property
@@ -84,8 +84,8 @@ class RunSampling:
         return sampler
 
     def _chunk(self) -> int:
-        """Return the decode steps between two looks at the rows, 4 to 16: a response that has ended
-        waits for the next one, and short ones would wait longest."""
+        """Return the decode steps between two checks of the rows, 4 to 16: a response that has
+        ended waits for the next check, which costs short ones most."""
         longest = 1
         for stage in self.config.stages.values():
             for sampling in stage.samplings():
@@ -125,8 +125,8 @@ class RunSampling:
 def open_server(
     config: Config, model: ModelConfig, tokenizer: PromptTokenizer, workdir: epath.Path, say: Say
 ) -> Remote | None:
-    """Return the server that samples, None where the sampler does. workdir: with the folder of its
-    files. All processes make the call."""
+    """Return the server that samples, None for the sampler. workdir: the folder of its files. All
+    processes make the call."""
     settings, folder = config.engine, workdir / "engine"
     if not settings.is_server:
         return None
@@ -153,8 +153,8 @@ def open_server(
 
 
 def refuse_unserved(config: Config, model: ModelConfig, folder: epath.Path | None) -> None:
-    """Raise ValueError if policies would be sent to a server that reads them otherwise: of a model
-    with images, whose tensors have other names, and of Ministral 3. folder: the model's."""
+    """Raise ValueError if the server would misread the policies sent to it: those of a model with
+    images, whose tensors have other names, and of Ministral 3. folder: the model's."""
     settings = config.engine
     if not settings.is_server or settings.sync == "none":
         return

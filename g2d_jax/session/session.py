@@ -1,10 +1,9 @@
-"""The session of a run, which all stages share: settings, mesh, tokenizer, problems, rewards,
-programs and costs; and how it is made, step by step, with the errors of all steps at once.
+"""The session of a run: all that its stages share, and how it is built.
 
-    Run ─► loaded: model, tokenizer, mesh, weights, problems, compute ─► Loaded, or Invalid with all that is wrong
+    Run ─► loaded: model, tokenizer, mesh, weights, problems, compute ─► Loaded, or all errors
     Run, Loaded ─► session_of: server, trial of a kernel, micro-batches ─► Session
 
-Steps that all processes take together are marked so; what comes after needs no other process.
+All processes enter a step marked "together" at once; the other steps need no other process.
 """
 
 from __future__ import annotations
@@ -51,24 +50,25 @@ from g2d_jax.session.training_memory import Micro, keep
 from g2d_jax.training.objectives import Compute, Objective
 
 Objectives = Mapping[str, Callable[[Compute], Objective]]
-"""Stage -> the function that makes its loss."""
+"""Stage -> the function that builds its loss."""
 
 
 class StopRun(ValueError):
-    """The error that a run cannot go on usefully; the message says why and what to change. Nothing
-    written is lost."""
+    """The error of a run that cannot usefully go on. Its message has the cause and a remedy; all
+    data written so far is safe."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Run:
-    """Whose stages run: its settings and places.
+    """The part of a session that is a run's own: its settings, folders and functions.
 
-    config: the resolved settings. workdir: where artefacts go. folders: stage name -> its folder.
-    reward, objectives: a user's own reward function, and own losses by stage, in place of the
-    configured ones.
-    evaluated: policy -> folder of another evaluate stage that has its completions already. steps:
-    stage -> step that its bare name means, where this is not the last one. inputs: setting ->
-    content of what it names outside the run.
+    config: the resolved settings. workdir: where artefacts go. folders: stage -> its folder.
+    tracker: prints messages and logs metrics.
+    reward: your own function in place of the main task's reward. objectives: your own losses, by
+    stage.
+    evaluated: policy -> folder of an evaluation that already has its completions.
+    steps: stage -> step that its bare name means, if that is not its last. inputs: setting ->
+    content digest of the file, model or run that it names.
     """
 
     config: Config
@@ -84,10 +84,13 @@ class Run:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Loaded:
-    """What runs share whose settings differ in their stages only; `loaded` makes it.
+    """The part of a session that is slow to load: runs that differ only in their stages share it.
+    `loaded` builds it.
 
-    model_config: the model's shape, with adapters. bases: the frozen part of policies, by
-    `Base.policy`.
+    model_config: the model's shape, with adapters. mesh: the devices as training uses them.
+    machine: their memory and speed. scorer: the rewards. ahead, writer: threads that compile
+    programs and write files. programs: those built so far. bases: `Base.policy` -> frozen
+    parameters. clock: seconds by activity.
     """
 
     tokenizer: PromptTokenizer
@@ -105,10 +108,10 @@ class Loaded:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Session(Run, Loaded):
-    """What the stages of a run work with; `session_of` makes it.
+    """All that the stages of a run use: a `Run`, a `Loaded`, and sampling. `session_of` builds it.
 
-    sampling: the engines that sample, and the devices as they use them. settled: how it trains, as
-    its work directory keeps it; None leaves it to `Devices.micro`.
+    sampling: the engines that sample, and the devices as they use them. settled: the remat and
+    micro-batches stored in the work directory; None for those of `Devices.micro`.
     """
 
     sampling: RunSampling
@@ -116,13 +119,13 @@ class Session(Run, Loaded):
 
     @cached_property
     def model_folder(self) -> epath.Path | None:
-        """The folder of a pretrained model, local or on a store, None for random parameters."""
+        """The folder of the pretrained model, local or on a store, None for random parameters."""
         path = self.config.model.path
         return hf.resolve(path, revision=self.config.model.revision) if path else None
 
     @property
     def micro(self) -> Micro:
-        """What the backward pass recomputes, and the tokens of a micro-batch."""
+        """The choice of what the backward pass recomputes, and of the tokens of a micro-batch."""
         return self.settled or self.sampling.devices.micro
 
     @cached_property
@@ -135,11 +138,11 @@ class Session(Run, Loaded):
 
     @cached_property
     def losses(self) -> Mapping[str, tuple[Objective, Programs]]:
-        """A user's own losses, by stage, each with programs of its own: it may look like another."""
+        """Your own losses, by stage, each with its own programs: two losses may look equal."""
         return {name: (own(self.compute), Programs()) for name, own in self.objectives.items()}
 
     def reading(self, task: str) -> Reading:
-        """Return what a task's reward needs of its problems."""
+        """Return the data that a task's reward needs."""
         return reading(self.config.rewards[task], self.reward is not None and task == "main")
 
     @contextmanager
@@ -159,14 +162,14 @@ class Session(Run, Loaded):
 
 
 class Options(NamedTuple):
-    """How much is loaded.
+    """The options of `loaded`: what to read and to check.
 
-    names: of the stages that are about to run, whose weights and kernels are looked at; None looks
-    at none. splits: those whose problems are read. fault: called for a fault of the tokenizer that
-    no run should begin with. follows: the work directory that says which reference answers can be
-    read, None: its own. devices: of the mesh, None: all. there: the machine that a plan is for, which
-    asks no verifier. problems: what stands for them where neither they nor the tokenizer are at
-    hand.
+    names: stages that are about to run, whose weights and kernels are checked; None checks none.
+    splits: those whose problems are read.
+    fault: called with an error of the tokenizer that no new run may have. follows: the work
+    directory whose record of readable reference answers applies, None: the run's own.
+    devices: of the mesh, None: all. there: the machine that a plan is for; the verifier then checks
+    no answers. problems: stand-ins, for a plan without tokenizer and data.
     """
 
     names: Sequence[str] | None = None
@@ -185,12 +188,12 @@ class _Model(NamedTuple):
 
 @contextmanager
 def loaded(run: Run, options: Options, programs: Programs | None = None) -> Iterator[Loaded]:
-    """Yield what a run shares with those that differ in their stages only. All processes call it
-    together. Raises Invalid with all that is wrong; not what follows from another of these."""
+    """Yield the part of a session that runs with other stages can share. All processes call it
+    together. Raises Invalid with all errors, except those that follow from another."""
     config, names, found = run.config, options.names, list[Issue]()
 
     def tried(setting: str, step: Callable[[], Made]) -> Made | None:
-        """Return what a step makes, None where it makes errors."""
+        """Return the result of a step, None if it fails; keep its errors."""
         try:
             return made(setting, step)
         except Invalid as error:
@@ -205,17 +208,17 @@ def loaded(run: Run, options: Options, programs: Programs | None = None) -> Iter
                 tried(setting, look)
         scorer = RewardManager(config.rewards, lambda: cast(Mesh, mesh), run.reward, config.dtype)
         stack.callback(scorer.close)
-        # What all do together, none does if one of them cannot.
+        # All processes take the next step together, or none does.
         memory = meshes.memory(mesh) if mesh and not options.there else None
-        told = processes.gather([model is not None, memory])
+        gathered = processes.gather([model is not None, memory])
         problems = options.problems
-        if model and not problems and all(has_model for has_model, _ in told):
+        if model and not problems and all(has_model for has_model, _ in gathered):
             known = scorer, run.tracker, run.workdir, options.follows
-            asks = None if options.there else partial(golds.unreadable, *known)
-            told_of = run.reward is not None, run.tracker.say, options.splits, asks
-            read = partial(load_problems, config, model.tokenizer, *told_of)
+            unreadable = None if options.there else partial(golds.unreadable, *known)
+            how = run.reward is not None, run.tracker.say, options.splits, unreadable
+            read = partial(load_problems, config, model.tokenizer, *how)
             problems = tried("data", read)  # together
-        machine = options.there or (mesh and machine_of(mesh, [size for _, size in told]))
+        machine = options.there or (mesh and machine_of(mesh, [size for _, size in gathered]))
         if model and mesh and machine and names is not None:
             devices = Devices(config, model.shape, mesh, machine)
             tried("compute", lambda: devices.row_kernel(LANES))
@@ -243,8 +246,9 @@ def session_of(
     samples: bool = True,
     settle: Callable[[Run, Devices], Micro | None] = lambda *_: None,
 ) -> Session:
-    """Return the session of a run. samples: False where no response will be drawn, whatever the
-    stages. settle: decides how it trains, as `keep_micro` does. All processes call it together."""
+    """Return the session of a run. samples: False if no response will be sampled, by any stage.
+    settle: decides remat and micro-batches, as `keep_micro` does. All processes call it
+    together."""
     config, tokenizer, say = run.config, shared.tokenizer, run.tracker.say
     devices = Devices(config, shared.model_config, shared.mesh, shared.machine)
     server = kernel = None
@@ -266,25 +270,25 @@ def session_of(
 
 
 def keep_micro(run: Run, devices: Devices, *, begun: bool = True) -> Micro | None:
-    """Keep in what micro-batches a run trains, or take what its work directory keeps of such a
-    machine, so that a run that continues rounds as it did. begun: as of `keep`. None where memory
-    decides nothing. All processes call it together, before any stage."""
+    """Store a run's remat and micro-batches, or return those stored for such a machine, so that a
+    resumed run rounds alike. begun: as in `keep`. None if memory decides nothing. All processes
+    call it together, before any stage."""
     if not devices.loads:
         return None
     chosen = devices.micro
     kept = partial(keep, run.workdir, devices.told, chosen, begun)
     micro = Micro(*processes.on_leader(lambda: [*vars(kept()).values()]))
-    why = "by the memory of the devices"
+    why = "chosen by the memory of the devices"
     if micro != chosen:
-        why = "as when this run began on such a machine"
+        why = "as in this run's first start on such a machine"
     run.tracker.say(f"training: {micro}, {why}")
     return micro
 
 
 def _model(config: Config, options: Options) -> _Model:
-    """Read the model's shape and open its tokenizer: each step needs the one before."""
+    """Read the model's shape and open its tokenizer: each step needs the previous one."""
     path, shape = config.model.path, None
-    tokenizer = cast(PromptTokenizer, None)  # no plan without problems looks at it
+    tokenizer = cast(PromptTokenizer, None)  # a plan with stand-in problems does not use it
     if path:
         shape_of = options.there.shape_of if options.there else shape_here
         shape = made("model.path", lambda: shape_of(path, config.model.revision))
@@ -311,8 +315,8 @@ def _mesh(config: Config, devices: Sequence[Any] | None) -> Mesh:
 def _weights(
     run: Run, shape: ModelConfig, names: Sequence[str]
 ) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield the settings that name weights, each with what raises ValueError where they cannot be
-    loaded, by config.json and headers, or not be sent to a server."""
+    """Yield the settings that name weights, each with a check of config.json and headers. It raises
+    ValueError if the weights cannot be loaded, or not be sent to a server."""
     config, folder = run.config, None
     if config.model.path:
         folder = hf.resolve(config.model.path, revision=config.model.revision)
@@ -336,8 +340,8 @@ def _weights(
 
 
 def base_of(session: Run, policy: str) -> Base:
-    """Follow a policy to the model that it was trained from. Raises ValueError as
-    `init_params.base_of`, and for adapters whose model is no longer what they were trained with."""
+    """Return the model that a policy was trained from. Raises ValueError as `init_params.base_of`,
+    and for adapters whose model has changed since they were trained."""
     config = session.config
     base = init_params.base_of(config, policy, session.folders, session.inputs)
     path = config.model.path if base.policy == INIT else PolicyName.parse(base.policy).place
@@ -347,8 +351,8 @@ def base_of(session: Run, policy: str) -> Base:
     now = contents.of_model(hf.resolve(path, revision=revision))
     if now != base.content:
         raise ValueError(
-            f"policy {policy!r}: its adapters were trained beside another model than {path} now "
-            f"holds: its content was {base.content}, and is {now}. Put back that model, or export "
-            "the policy and use hf:FOLDER"
+            f"policy {policy!r}: its adapters were trained on another model than {path} now holds: "
+            f"its content was {base.content}, and is {now}. Restore that model, or export the "
+            "policy and use hf:FOLDER"
         )
     return base

@@ -1,6 +1,6 @@
-"""The record of what a stage did: manifest.json in its folder, written last, once and whole.
+"""The record of a finished stage: manifest.json in its folder, written last and at once.
 
-    a stage's run ─► Outcome ─► run_stages adds where it came from ─► StageResult ─► write ─► read
+    a stage's run ─► Outcome ─► run_stages adds its origin ─► StageResult ─► write ─► read
 
 A stage is finished when its record can be read.
 """
@@ -21,7 +21,7 @@ from g2d_jax.runtime import storage
 from g2d_jax.study.stats import Accuracy, Paired
 
 VERSION = 1
-"""The version of the record that this library writes, and the only one that it reads."""
+"""The only version of the record that this library writes and reads."""
 
 CHECKSUM = "checksum"
 """The field of the file that holds the `fingerprint` of all others."""
@@ -29,15 +29,14 @@ CHECKSUM = "checksum"
 TOKENS = ("generated", "prefilled", "scored", "trained")
 TIMES = ("seconds", "device_seconds", "verifier_cpu_seconds")
 MEASURES = (*TOKENS, "tokens", "flops", *TIMES)
-"""The measures of a cost. tokens: of the four kinds together. seconds: on the clock."""
+"""The measures of a cost. tokens: of the four kinds together. seconds: wall time."""
 
 ACTIVITIES = ("generation", "verification", "logprobs", "training", "checkpointing", "compilation")
 """The activities of a stage; a cost has the seconds of each, "generation_seconds" and so on.
 
-generation: sampling. verification: rewards. logprobs: log-probabilities outside updates, of a
-reference for one.
-training: updates. checkpointing: waiting for checkpoints to be written. compilation: of programs,
-wherever it happens.
+generation: sampling. verification: rewards. logprobs: log-probabilities outside updates, such as a
+reference's. training: updates. checkpointing: waiting for checkpoints to be written. compilation:
+of programs, in any activity.
 """
 
 
@@ -45,9 +44,8 @@ wherever it happens.
 class Cost:
     """The cost of a stage so far.
 
-    seconds: on the clock, without writing checkpoints. device_seconds: times the devices that it
-    used. The seconds of each of ACTIVITIES are parts of seconds, but for checkpointing, which comes
-    on top.
+    seconds: wall time without writing checkpoints. device_seconds: seconds times devices. The
+    seconds of each of ACTIVITIES are part of seconds, except checkpointing, which is extra.
     """
 
     seconds: float = 0.0
@@ -74,7 +72,7 @@ class Cost:
     def part(self, start: float = 0.0, end: float = 1.0) -> dict[str, float]:
         """Return the part between two fractions of it, for `add`.
 
-        Parts that follow on each other add up to it, whole numbers exactly.
+        Adjacent parts add up to the whole, integers exactly.
         """
         parts: dict[str, float] = {}
         for name, amount in dataclasses.asdict(self).items():
@@ -98,7 +96,7 @@ class Cost:
     def shares(self) -> dict[str, float]:
         """Each activity's share of the wall time, and "other", the rest; {} without any time.
 
-        The wall time is `seconds`, which leave out writing checkpoints, plus that.
+        The wall time is `seconds` plus the time of writing checkpoints.
         """
         spent = {name: getattr(self, f"{name}_seconds") for name in ACTIVITIES}
         whole = self.seconds + self.checkpointing_seconds
@@ -115,7 +113,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Warned:
-    """A warning that a stage gave. cause: its name, once a stage, or the setting."""
+    """A warning of a stage. cause: its name, unique in the stage, or the setting."""
 
     cause: str
     text: str
@@ -131,14 +129,14 @@ class Stop:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """A policy's answers to the problems of one task; NaN where a number is not defined.
+    """A policy's results on the problems of one task; NaN where undefined.
 
     reward, sem: mean over problems of their mean reward; its standard error clustered by problem.
-    length_normalised, length_normalised_sem: of rewards without right and wrong: the mean reward
-    over the mean response length, with its error. accuracy: of a verifiable task.
-    verifiable: whether it knows right and wrong. problems: those with a reward. unscorable: share
-    of responses without. mean_length: tokens of a response. greedy: mean reward of greedy answers.
-    score, score_sem: by which best_checkpoint chooses.
+    length_normalised, length_normalised_sem: for tasks that are not verifiable: mean reward over
+    mean response length, with its error. accuracy: of a verifiable task.
+    verifiable: whether answers are correct or wrong. problems: those with a reward. unscorable:
+    share of responses without one. mean_length: tokens per response. greedy: mean reward of greedy
+    answers. score, score_sem: the criterion of best_checkpoint.
     """
 
     reward: float
@@ -156,25 +154,25 @@ class TaskResult:
 
 
 NO_ACCURACY = Accuracy(math.nan, math.nan, 0)
-"""The accuracy of answers that are neither right nor wrong."""
+"""The accuracy of answers that are neither correct nor wrong."""
 
 
 def marks_of(correct: np.ndarray) -> list[str]:
-    """Write answers [N, S], right 1, wrong 0 or NaN, as a text of S characters for each problem."""
+    """Write answers [N, S], 1 correct, 0 wrong or NaN, as S characters for each problem."""
     letters = np.select([correct == 1, correct == 0], ["1", "0"], "-")
     return list(map("".join, letters.tolist()))
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A policy's answers to the problems of an evaluate stage.
+    """A policy's results in an evaluate stage.
 
     label: for readers, such as the step that a best_checkpoint stage chose. rollouts: the file of
-    its completions, from the stage's folder. accuracy: NaN numbers where no task is verifiable.
-    reward: mean reward where the only task is verifiable. pass_at: k -> pass@k. greedy: accuracy of
-    greedy answers, NaN without them. verdicts: how many answers have each. informativeness: see
-    study/informativeness.py. marks: of each problem, in the order of `Evaluation.ids`, a character
-    for each sampled answer, "1" right, "0" wrong, "-" not scored.
+    its completions, relative to the stage's folder. accuracy: NaN if no task is verifiable.
+    reward: mean reward if the only task is verifiable. pass_at: k -> pass@k. greedy: accuracy of
+    greedy answers, NaN without them. verdicts: number of answers with each. informativeness: see
+    study/informativeness.py. marks: for each problem, in the order of `Evaluation.ids`, one
+    character per sampled answer: "1" correct, "0" wrong, "-" not scored.
     """
 
     name: str
@@ -192,7 +190,7 @@ class Evaluated:
 
     @functools.cached_property
     def correct(self) -> np.ndarray:
-        """The answers [N, S] float64: 1 right, 0 wrong, NaN not scored; padded with NaN."""
+        """The answers [N, S] float64: 1 correct, 0 wrong, NaN not scored; padded with NaN."""
         most = max(map(len, self.marks), default=0)
         joined = "".join(mark.ljust(most, "-") for mark in self.marks)
         codes = np.frombuffer(joined.encode(), np.uint8).reshape(len(self.marks), most)
@@ -210,8 +208,8 @@ NOT_COMPARED = Paired(math.nan, math.nan, 0)
 
 @dataclass(frozen=True)
 class Change:
-    """The paired difference of two policies, after - before: in sampled accuracy, in greedy
-    accuracy, and in the rewards of tasks without right and wrong."""
+    """The paired difference of two policies, after - before: in sampled accuracy, greedy accuracy,
+    and the rewards of tasks that are not verifiable."""
 
     before: str
     after: str
@@ -222,8 +220,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of an evaluate stage. ids: of the problems, in their order. samples: answers to
-    each. sampling: the settings."""
+    """The result of an evaluate stage. ids: of the problems, in order. samples: answers per
+    problem. sampling: its settings."""
 
     policies: Sequence[Evaluated]
     changes: Sequence[Change]
@@ -266,7 +264,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Compiled:
-    """How often a program was compiled, or read from the cache, and the seconds that took."""
+    """The number of times that a program was compiled or read from the cache, and their seconds."""
 
     compiled: int
     seconds: float
@@ -274,11 +272,11 @@ class Compiled:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The part of a record that a stage itself knows: its run returns it.
+    """The part of a record that a stage's run returns.
 
     cost: of the whole stage. costs: step -> the cost up to each kept step. counts: of steps,
-    prompts, pairs. generation: numbers of its sampling. stop: of an online stage. measures: further
-    numbers by name: of a collect stage "rollouts", "informativeness" and "pairs"; of an offline
+    prompts, pairs. generation: metrics of its sampling. stop: why an online stage ended. measures:
+    further metrics: of a collect stage "rollouts", "informativeness" and "pairs"; of an offline
     stage "before", "after" and "margins".
     """
 
@@ -301,8 +299,8 @@ class Outcome:
 class StageResult(Outcome):
     """The record of a finished stage.
 
-    fingerprint: of its own settings and all it was made from. started: Unix seconds. programs:
-    compiled meanwhile, by name. peak_memory_bytes: of host memory.
+    fingerprint: of its own settings and all its inputs. started: Unix seconds. programs: those
+    compiled during it, by name. peak_memory_bytes: of host memory.
     """
 
     kind: str
@@ -314,7 +312,7 @@ class StageResult(Outcome):
 
 
 def write(folder: storage.PathLike, result: StageResult) -> None:
-    """Write the record: its stage is then finished. Call it when all else the stage writes is on
+    """Write the record, which makes its stage finished. Call it when all its other files are on
     disk."""
     content = storage.plain({"version": VERSION, **vars(result)})
     content[CHECKSUM] = storage.fingerprint(content)
@@ -324,7 +322,7 @@ def write(folder: storage.PathLike, result: StageResult) -> None:
 def read(folder: storage.PathLike) -> StageResult | None:
     """Read the record of a finished stage, None if it is not finished.
 
-    Raises ValueError for a damaged record, whose checksum does not fit, or one of another version.
+    Raises ValueError for a damaged record (wrong checksum), or one of another version.
     """
     path = epath.Path(folder) / storage.MANIFEST
     try:
@@ -335,9 +333,8 @@ def read(folder: storage.PathLike) -> StageResult | None:
         raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
     if content.pop(CHECKSUM, None) != storage.fingerprint(content):
         raise ValueError(
-            f"{path} is not what its stage wrote (its checksum does not fit): it was edited or "
-            "damaged. "
-            "Put back a copy of it, or delete it: the stage then ends anew from what else it wrote"
+            f"{path} was edited or damaged: its checksum does not fit. Restore a copy of it, or "
+            "delete it: the stage then writes it again from its other files"
         )
     version = content.pop("version", 0)
     if version != VERSION:
@@ -355,8 +352,7 @@ def read(folder: storage.PathLike) -> StageResult | None:
 
 
 def read_lenient(folder: storage.PathLike) -> tuple[StageResult | None, str]:
-    """Return what `read` does where a record only informs, and what is wrong with it: (None, …),
-    else ""."""
+    """Return the record and "", or None and the error; for reports, which can do without it."""
     try:
         return read(folder), ""
     except storage.StoreUnavailable:

@@ -23,7 +23,7 @@ def stop_strings(config: Config) -> Iterator[tuple[str, str]]:
 
 def open_tokenizer(settings: Tokenizer, model: Model, fault: Fault = refuse) -> PromptTokenizer:
     """Load the tokenizer that settings name, else the model's, else that of the embedded tasks.
-    fault: of it."""
+    fault: called with an error of it."""
     source: Any = arithmetic.SLIPS.name
     rows = None
     if model.path:
@@ -40,6 +40,6 @@ def open_tokenizer(settings: Tokenizer, model: Model, fault: Fault = refuse) -> 
 
 
 def chosen(section: Section, names: Sequence[str]) -> dict[str, Any]:
-    """Return the fields that are not left to the default of what takes them."""
+    """Return the fields that are set: the others are None, for the default of their user."""
     values = {name: getattr(section, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}

@@ -1,5 +1,4 @@
-"""The optimisation of a stage: updates, metrics, checkpoints, and where a stage that was stopped
-goes on.
+"""The optimisation of a stage: updates, metrics, checkpoints, and resumption.
 
 The host runs a step ahead of the devices: it launches update n, and then waits for the metrics of
 update n - 1. An update whose loss or gradient is not finite is skipped and counted; too many in a
@@ -39,17 +38,16 @@ from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
 from g2d_jax.training.step import StepNumbers, TrainState, put_numbers
 
 _MAX_SKIPPED = 5
-"""A run stops at so many updates in a row that are not finite. A single one may be the batch's
-fault, so many are the policy's."""
+"""Updates in a row that are not finite, at which a run stops: one may be the batch's fault, five
+are the policy's."""
 
 
 @dataclass
 class Trainer:
     """The optimisation side of one stage.
 
-    pinned: steps whose checkpoints stay. frozen_params: those of the policy that no update changes.
-    step: updates done, those that were skipped included. cost: so far. numbers: of the train step,
-    on the devices.
+    pinned: steps whose checkpoints stay. frozen_params: the policy's untrained parameters. step:
+    updates done, skipped ones included. cost: so far. numbers: the train step's, on the devices.
     """
 
     training: Training
@@ -76,8 +74,8 @@ class Trainer:
         self._clock_then = self.session.clock.read()
 
     def meet_before_update(self) -> bool:
-        """Meet the other processes and start or end a profile; return whether there is an update to
-        do. Raises Preempted if told to stop."""
+        """Synchronise with the other processes, and start or end a profile; return whether an
+        update remains. Raises Preempted on a request to stop."""
         processes.note_progress(f"{self.name}, step {self.step}")
         processes.check_stop_together()
         message = self.profiler.before(self.step, self.state)
@@ -86,8 +84,7 @@ class Trainer:
         return self.step < self.total
 
     def update(self, groups: Sequence[Group], metrics: dict[str, float]) -> None:
-        """Do one optimiser step on packed groups; log the step before, whose metrics are ready by
-        now.
+        """Do one optimiser step on packed groups; log the previous step, whose metrics are ready.
 
         Raises StopRun at the fifth update in a row whose loss or gradient is not finite.
         """
@@ -122,9 +119,8 @@ class Trainer:
         return lora.combine(self.state.params, self.frozen_params)
 
     def finished_policy(self) -> Decoder:
-        """Wait for the update under way, log it, and return the policy."""
-        # Else sampling would wait for the update in its own time, and the update's would have that
-        # of sampling.
+        """Wait for the running update, log it, and return the policy."""
+        # Otherwise the wait would count as sampling, and sampling as part of the update.
         with self.session.track_cost(self.cost), self.session.clock.doing("training"):
             jax.block_until_ready(self.state.params)
             self.flush()
@@ -142,9 +138,9 @@ class Trainer:
         loss, norm = values.pop("loss"), values.pop("grad_norm")
         if self.extra_state.count_update(bool(values.pop("skipped"))):
             self.session.tracker.say(
-                f"{self.name}: update {step} is skipped, it is not finite "
-                f"({format_loss(loss, norm)}): parameters stay "
-                f"as they are; {_MAX_SKIPPED} in a row stop the run"
+                f"{self.name}: update {step} is skipped because it is not finite "
+                f"({format_loss(loss, norm)}). Parameters do not change; {_MAX_SKIPPED} in a row "
+                "stop the run"
             )
         metrics |= {"loss": loss, "grad_norm": norm, **mean_metrics(values, self.training.per)}
         metrics["skipped_updates"] = float(self.extra_state.skipped_updates)
@@ -153,11 +149,11 @@ class Trainer:
         self.bar.update(step, metrics)
 
     def _time_spent(self) -> dict[str, float]:
-        """Return the seconds from update to update, or since the stage began to train, and their
+        """Return the seconds since the last update, or since the stage began to train, and their
         shares.
 
-        Call it when an update is done, not when the host has launched it: the devices work behind
-        the host.
+        Call it when an update is done, not when it is launched: the devices run later than the
+        host.
         """
         now = time.perf_counter()
         seconds = now - self._done_at
@@ -192,8 +188,8 @@ class Trainer:
     def checkpoint_if_due(self) -> None:
         """Save after every checkpoint.every steps, at pinned steps and at the end.
 
-        Call it outside of `track_cost`: the cost then holds all of the step, and no time of writing
-        in its seconds.
+        Call it outside `track_cost`: the cost then includes the whole step, and its seconds no
+        writing.
         """
         if self._due():
             self.save()
@@ -210,7 +206,7 @@ class Trainer:
         self.session.tracker.flush()
         if self.step in self.pinned:
             self.extra_state.costs[str(self.step)] = replace(self.cost)
-        self.session.writer.wait()  # a checkpoint says that what came before it is on disk
+        self.session.writer.wait()  # a checkpoint means that all earlier files are on disk
         host = {"cost": dataclasses.asdict(self.cost), "extra_state": self.extra_state.to_json()}
         with self._writing():
             self.checkpoints.save(
@@ -218,8 +214,8 @@ class Trainer:
             )
 
     def save_and_pin(self) -> None:
-        """Save the state as it is, unless it is saved already, for ever, and wait: the stage is
-        about to be stopped."""
+        """Save the state permanently, unless it is saved already, and wait. Call it before
+        stopping."""
         self.pinned.add(self.step)
         self.save_if_new()
 
@@ -231,10 +227,10 @@ class Trainer:
             self.save()
 
     def finish(self, counts: Mapping[str, int]) -> Outcome:
-        """Log the last update and wait for its checkpoint, so that the cost is complete; return
-        what was done.
+        """Log the last update and wait for its checkpoint, so that the cost is complete; return the
+        outcome.
 
-        counts: of the stage's own. Warnings that come later are in it too.
+        counts: of the stage's own. The outcome includes later warnings.
         """
         self.flush()
         with self._writing():
@@ -256,8 +252,7 @@ class Trainer:
 def open_trainer(training: Training) -> Iterator[Trainer]:
     """Yield a Trainer for one stage, resumed where it stopped.
 
-    Parameters come from, in this order: 1. this stage's newest checkpoint that is whole; 2. the
-    policy it starts from.
+    Parameters come from this stage's newest undamaged checkpoint, else from its starting policy.
     """
     session, name, stage, total = training.session, training.name, training.stage, training.total
     folder: epath.Path = session.folders[name] / "checkpoints"
@@ -275,13 +270,12 @@ def open_trainer(training: Training) -> Iterator[Trainer]:
         cost, extra_state = Cost(**host["cost"]), ExtraState.from_json(host["extra_state"])
         if step in pins:  # it may not have been pinned when it was saved
             extra_state.costs.setdefault(str(step), replace(cost))
-        pins |= set(map(int, extra_state.costs))  # pinned steps stay, for others may read them
+        pins |= set(map(int, extra_state.costs))  # pinned steps stay: other stages may read them
         session.tracker.say(f"{name}: continuing after step {step} of {total}")
         base = base_of(session, name)
-    # Before the first checkpoint: adapters mean nothing without the name of the model that they
-    # belong to.
+    # Before the first checkpoint: adapters are useless without the name of their model.
     processes.on_leader(lambda: storage.write_json(folder.parent / init_params.BASE, base))
-    processes.check_stop_together()  # here there is nothing to save yet
+    processes.check_stop_together()  # there is nothing to save yet
     with (
         Checkpoints(folder, keep=session.config.checkpoint.keep, pinned=pins) as checkpoints,
         session.tracker.progress(name, total, step) as bar,
@@ -306,7 +300,9 @@ def open_trainer(training: Training) -> Iterator[Trainer]:
             yield trainer
         except processes.Preempted:
             trainer.save_if_new()
-            session.tracker.say(f"{name}: told to stop; saved at step {trainer.step} of {total}")
+            session.tracker.say(
+                f"{name}: stopped on request; saved at step {trainer.step} of {total}"
+            )
             raise
         trainer.flush()
         checkpoints.wait()
@@ -315,24 +311,22 @@ def open_trainer(training: Training) -> Iterator[Trainer]:
 def _first_state(training: Training) -> TrainState:
     """Return the state of a copy of the policy that the stage starts from.
 
-    A function of its own, so that nothing holds that policy while the stage trains: it is as large
-    as the trained parameters.
+    A separate function, so that its memory is free while the stage trains.
     """
     trained, _ = lora.partition(load_policy(training.session, training.stage.policy))
-    processes.check_stop_together()  # both may take a compilation
+    processes.check_stop_together()  # both may need a compilation
     return training.begin(trained)
 
 
 def restore_newest(
     checkpoints: Checkpoints, like: Mapping[str, Any], name: str, say: Callable[[str], None]
 ) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
-    """Restore step, trees and host's JSON of the newest checkpoint that is whole; None if there is
+    """Restore step, trees and the host's JSON of the newest undamaged checkpoint; None if there is
     none.
 
-    Damaged ones are moved aside, each with a message to the user. like: as in
-    `Checkpoints.restore`. Whatever else keeps a checkpoint from being read is raised: another
-    model's shapes (ValueError), a file system that fails now (OSError). Several processes call it
-    together, and agree on what is damaged before any of them restores.
+    Damaged ones are moved aside, each with a message. like: as in `Checkpoints.restore`. Other
+    errors are raised: another model's shapes (ValueError), a failing file system (OSError). Several
+    processes call it together, and agree on damage before any of them restores.
     """
     aside = ""
     while (step := processes.on_leader(checkpoints.latest)) is not None:
@@ -344,47 +338,47 @@ def restore_newest(
                 if processes.count() > 1:  # the others are inside `restore`
                     raise
                 reason = error.reason
-        if aside:  # one file system fault damages one
+        if aside:  # a fault of the file system damages only one
             raise DamagedCheckpoint(
                 f"{name}: the checkpoint of step {step} cannot be read either "
-                f"({checkpoints.damaged(step, reason)}). Two in a "
-                "row look like another version of Orbax or a file system that fails, not like "
-                f"damage; {aside} has the newer one",
+                f"({checkpoints.damaged(step, reason)}). Two unreadable ones in a row "
+                "suggest another version of Orbax or a failing file system, not damage; the newer "
+                f"one is in {aside}",
                 reason,
             )
         aside = processes.on_leader(lambda step=step: checkpoints.set_aside(step))  # type: ignore[misc]
         before = processes.on_leader(checkpoints.latest)
         then = "from the start of the stage"
         if before is not None:
-            then = f"from step {before}, the checkpoint before it"
+            then = f"from step {before}, the previous checkpoint"
         say(
             f"WARNING: {name}: the checkpoint of step {step} is damaged and is not used: {reason}. It "
-            f"was moved to {aside}. Continuing {then}; the steps since then are done again. Damage "
-            "like this comes from a failing disk, or from a file changed by hand: look into it"
+            f"was moved to {aside}. Continuing {then}; later steps are repeated. Check for a "
+            "failing disk, or a file changed by hand"
         )
     return None
 
 
 def _find_damage(checkpoints: Checkpoints, step: int) -> str:
-    """Find the damage of a checkpoint with several processes, each in its share of the arrays; ""
-    for none.
+    """Return the damage of a checkpoint, "" for none: each of several processes checks its share of
+    the arrays.
 
-    A single process learns of damage by restoring.
+    A single process finds damage by restoring.
     """
     if processes.count() == 1:
         return ""
-    # Each reads alone: one that stopped inside `restore` would leave the others waiting.
+    # Each reads alone: if one stopped inside `restore`, the others would wait.
     with processes.barrier():
         mine = checkpoints.find_damage(step, processes.index(), processes.count())
     return next(filter(None, processes.gather(mine)), "")
 
 
 def write_batch(folder: epath.Path, packed: Packed, record: Mapping[str, Any]) -> None:
-    """Write the batch of an update that was not finite, for reading.
+    """Write the batch of an update that was not finite, for inspection.
 
-    batch.safetensors has the packed rows that count, [N, R, …]; record.json the record, and how
-    many values of each array are not finite (all 0: the policy is to blame, or the loss). Raises
-    OSError.
+    batch.safetensors has the packed rows in use, [N, R, …]; record.json the record, and the number
+    of values in each array that are not finite (all 0: the fault is in the policy or the loss).
+    Raises OSError.
     """
     arrays = {}
     wrong = {}

@@ -1,5 +1,4 @@
-"""The programs of training and scoring: run by the stages, and listed with abstract inputs and their
-work."""
+"""The programs of training and scoring. Stages run them; plans list them with abstract inputs."""
 
 from __future__ import annotations
 
@@ -43,13 +42,13 @@ from g2d_jax.training.step import (
 
 @dataclass(frozen=True)
 class Training:
-    """A stage's training as it is compiled: a `Trainer` runs these programs, a plan compiles them.
+    """The programs of a stage's training: a `Trainer` runs them, a plan compiles them.
 
-    objective: the configured loss; a user's own takes its place. total: updates to do. per: the
-    divisor of the objective's metric sums, "tokens" or "pairs". rows: the shape of all batches.
+    objective: the configured loss; a user's own replaces it. total: updates to do. per: the divisor
+    of the objective's metric sums, "tokens" or "pairs". rows: the shape of all batches.
 
-    Of its programs, fullest: makes the largest batch. share: of its tokens in a mean one. resident:
-    arrays on the devices besides the policy and its state.
+    For `programs`: fullest builds the largest batch; share: tokens of a mean batch relative to it;
+    resident: arrays on the devices besides the policy and its state.
     """
 
     session: Session
@@ -66,7 +65,7 @@ class Training:
 
     @property
     def updates(self) -> int:
-        """The updates that the schedule is made for: at least one, also where a stage does none."""
+        """The updates of the learning rate's schedule: at least one, even if a stage does none."""
         return self.total or self.stage.optimizer.warmup_steps + 1
 
     @cached_property
@@ -92,7 +91,7 @@ class Training:
 
     @cached_property
     def frozen(self) -> Decoder | None:
-        """The shapes of what no update changes of the policy."""
+        """The shapes of the policy's parameters that no update changes."""
         _, rest = lora.partition(policy_shapes(self.session))
         return rest
 
@@ -103,7 +102,7 @@ class Training:
 
     @property
     def begin(self) -> Program:
-        """The program that makes the first state of what is trained of a policy."""
+        """The program that builds the first state from a policy's trained parameters."""
         run = self.session.programs.get_or_make(make_fresh_state, *self._settings)
         trained, _ = lora.partition(policy_shapes(self.session))
         return Program("fresh state", run, (trained,))
@@ -120,7 +119,7 @@ class Training:
 
     @property
     def numbers(self) -> StepNumbers:
-        """The numbers that the train step takes."""
+        """The numbers that the train step accepts."""
         return self._step[1]
 
     def step(self, packed: Packed) -> Program:
@@ -136,7 +135,8 @@ class Training:
         return pack_rows(self.session, groups, self.rows)
 
     def programs(self) -> Iterator[Program]:
-        """Yield the first state, and the train step on the fullest batch, with their work."""
+        """Yield the programs of the first state, and of the step on the fullest batch, with their
+        work."""
         state = device_bytes(self.state)
         yield replace(self.begin, work=Work(1, temporary=state), resident=(self.frozen,))
         if not self.total:
@@ -145,7 +145,7 @@ class Training:
         calls = self.total * self.share
         remat = 1.0 if session.compute.remat in ("none", "dots") else 4 / 3
         flops = train_flops(session.model_config, packed.used, packed.attended)
-        gradients = device_bytes(self.state.params)  # so far, and of the micro-batch under way
+        gradients = device_bytes(self.state.params)  # summed so far, and of the current micro-batch
         work = Work(
             calls,
             remat * flops / session.mesh.size,
@@ -158,11 +158,12 @@ class Training:
 
 @dataclass(frozen=True)
 class Scorer:
-    """The log-probabilities of responses under policies. rows: of all batches. temperature: of the
-    distribution.
+    """A function for log-probabilities of responses under policies. rows: shape of all batches.
+    temperature: of the distribution.
 
-    Of its program, policy: the shapes of one. is_reference: it is a fixed one. fullest: makes the
-    largest batch. calls: on such a batch. resident: arrays on the devices besides.
+    For `programs`: policy: the shapes of its parameters. is_reference: whether it is a fixed
+    reference. fullest: builds the largest batch. calls: on such a batch. resident: other arrays on
+    the devices.
     """
 
     session: Session
@@ -185,8 +186,8 @@ class Scorer:
     def __call__(
         self, params: Decoder, groups: Sequence[Group], cost: Cost
     ) -> list[list[np.ndarray]]:
-        """Compute them under a policy, float32 [T] for every response of every group; what that
-        takes is added to the cost."""
+        """Compute log-probabilities under a policy, float32 [T] for every response of every group;
+        add the work to `cost`."""
         session, packed = self.session, pack_rows(self.session, groups, self.rows)
         cost.scored += packed.used
         cost.flops += forward_flops(session.model_config, packed.used, packed.attended)
@@ -197,8 +198,8 @@ class Scorer:
             return packed.unpack(np.asarray(logprobs))
 
     def programs(self) -> Iterator[Program]:
-        """Yield the program for the fullest batch, with its work; before it that which makes the
-        reference, where its dtype is another than the policy's."""
+        """Yield the program for the fullest batch, with its work; first the cast to a reference of
+        another dtype than the policy's."""
         if self.policy is None or not self.calls:
             return
         session, name, copy = self.session, "log-probs", device_bytes(self.policy)
@@ -221,14 +222,14 @@ class Scorer:
 
 
 def _weights(session: Session) -> float:
-    """Count the bytes of the matrices that one pass over a micro-batch reads on a device."""
+    """Count the bytes per device of the matrices that one pass over a micro-batch reads."""
     itemsize = session.compute.dtype.itemsize
     return itemsize * read_params(session.model_config) / session.mesh.shape["tensor"]
 
 
 def activation_bytes(session: Session, packed: Packed) -> int:
-    """Count what a micro-batch saves for the backward pass on one device, by formula: its layers,
-    see `saved_per_token`, and on a CPU logits."""
+    """Count the bytes per device that a micro-batch saves for the backward pass, by formula: its
+    layers' (`saved_per_token`), and logits on a CPU."""
     _, rows, length = packed.arrays["tokens"].shape
     tokens = rows * length // meshes.row_ways(session.mesh)
     saved = saved_per_token(

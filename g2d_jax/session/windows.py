@@ -13,7 +13,7 @@ class SyncWindow:
     """The updates between two synchronisations, and their batches; both are counted from 0, over
     the whole stage.
 
-    Each batch serves num_iterations updates: the window goes over its batches so many times.
+    Each batch serves num_iterations updates: the window goes over its batches that many times.
     """
 
     first_update: int

@@ -1,4 +1,4 @@
-"""The work directory of a run: whose it is, who is in it, and where it was made."""
+"""The work directory of a run: its settings, stages and environment, and whose it is."""
 
 from __future__ import annotations
 
@@ -37,13 +37,12 @@ _LOGIN = re.compile(r"(://)[^/?#\s@]*@")
 _SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS)$", re.IGNORECASE)
 PROGRAMS = "compiled"  # folder of compiled programs, of a run of several processes
 PLANS = "sweeps"  # folder of studies: NAME.json has its config and points
-# of a study's point: [[stage, folder relative to the point's, step it is taken at], …] in order
+# of a study's point: [[stage, folder relative to the point's, step to read], …] in order
 LINKS = "stages.json"
 
 
 def absolute(workdir: storage.PathLike) -> epath.Path:
-    """Make a local path absolute, as Orbax wants it; in an object store's, ".." is taken out: keys
-    know none.
+    """Make a local path absolute, as Orbax requires; resolve ".." in that of an object store.
 
     Raises as `check_place` and `storage.check_driver` do.
     """
@@ -66,8 +65,8 @@ def check_place(workdir: storage.PathLike) -> None:
 
 
 def stage_folders(workdir: epath.Path) -> dict[str, epath.Path]:
-    """Map stage -> folder, in order, of the stages that a run has begun, or of those a study's
-    point is made of."""
+    """Map stage -> folder, in order, for the stages that a run has begun, or all of a study's
+    point."""
     links = workdir / LINKS
     if links.exists():
         return {row[0]: absolute(workdir / row[1]) for row in storage.read_json(links)}
@@ -82,12 +81,12 @@ def stage_folders(workdir: epath.Path) -> dict[str, epath.Path]:
 
 def has_begun(workdir: epath.Path) -> bool:
     """Return whether a run, or a study's point, has begun a stage there: until then its settings
-    may be any."""
+    may change."""
     return workdir.exists() and bool(stage_folders(workdir))
 
 
 def stage_steps(workdir: epath.Path) -> dict[str, int]:
-    """Map stage -> step at which a study's point takes a trajectory that goes on; {} for a run."""
+    """Map stage -> step at which a study's point reads a longer trajectory; {} for a run."""
     links = workdir / LINKS
     if not links.exists():
         return {}
@@ -95,7 +94,7 @@ def stage_steps(workdir: epath.Path) -> dict[str, int]:
 
 
 def no_run(workdir: epath.Path) -> ValueError:
-    """Return what to raise for a folder that is not a run's work directory."""
+    """Return the error for a folder that is not a run's work directory."""
     if not workdir.exists():
         reason = "there is no such folder"
     elif not workdir.is_dir():
@@ -114,8 +113,8 @@ def no_run(workdir: epath.Path) -> ValueError:
 
 
 def read_settings(workdir: epath.Path) -> ConfigDict:
-    """Read the settings that a work directory was started with, without the folders of reward
-    functions, since one from elsewhere must not name code to run.
+    """Read the settings of a work directory, without the folders of reward functions: a directory
+    from elsewhere must not name code to run.
 
     Raises ValueError if it holds no run, or settings of another version.
     """
@@ -143,16 +142,13 @@ def claim(
     own: Mapping[str, str] = MappingProxyType({}),
     inputs: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Take a work directory for a config, or check that it is this config's. Writes config.json and
-    environment.json.
+    """Claim a work directory for a config, or check that it is this config's. Writes config.json
+    and environment.json; returns the token of `mark_start`.
 
-    Returns the token of `mark_start`.
-
-    own: names of functions given from Python in place of configured ones. inputs: what the settings
-    name outside the run, by content (session/inputs.py). Both belong to the run's identity.
-    As long as no stage has begun, the settings may still change: a mistake in the first try costs
-    nothing. Later a stage that `with_longer` lets go on may have more steps, unless a stage that is
-    made from its end has begun.
+    own: names of functions from Python in place of configured ones. inputs: setting -> content
+    digest (session/inputs.py). Both belong to the run's identity.
+    Until a stage has begun, the settings may change. Later a stage that `with_longer` lets go on
+    may have more steps, unless a stage made from its end has begun.
     """
     for folder in require_same_run(config, workdir, own, inputs):
         storage.unfinish(folder)
@@ -195,7 +191,7 @@ def require_same_run(
     own: Mapping[str, str] = MappingProxyType({}),
     inputs: Mapping[str, str] = MappingProxyType({}),
 ) -> list[epath.Path]:
-    """Return the folders of the begun stages that go on past their old end. Writes nothing.
+    """Return the folders of begun stages that go on past their former end. Writes nothing.
 
     Raises ValueError, as `claim`, for a work directory that is not this config's.
     """
@@ -208,7 +204,7 @@ def require_same_run(
         raise ValueError(
             f"{workdir} holds a config.json that is not a run's: choose another --workdir"
         )
-    # As long as no stage has begun the settings may be any: nothing rests on them.
+    # Until a stage has begun the settings may change: no result depends on them.
     begun = stage_folders(workdir)
     if not begun:
         return []
@@ -236,7 +232,7 @@ FROM_PYTHON = "given from Python"
 
 
 def _require_empty(workdir: epath.Path) -> None:
-    """Raise ValueError for a folder without settings that holds anything."""
+    """Raise ValueError for a folder without settings that is not empty."""
     # A start that was interrupted before it wrote its settings leaves these two.
     if workdir.exists() and any(child.name not in (LOCK, PROGRAMS) for child in workdir.iterdir()):
         raise ValueError(f"{workdir} is not empty and holds no run: choose another --workdir")
@@ -245,7 +241,7 @@ def _require_empty(workdir: epath.Path) -> None:
 def _refusal(
     workdir: epath.Path, changed: Sequence[str], ended: Mapping[str, Sequence[str]]
 ) -> str:
-    """Say how a run that has begun would not go on, and what to do.
+    """Explain why a run cannot go on with changed settings, and what to do.
 
     changed: its differences. ended: stage that could go on -> the begun stages that are made from
     the policy it ended with.
@@ -259,8 +255,8 @@ def _refusal(
     ]
     for name, others in ended.items():
         parts.append(
-            f"Stage {name} could go on, but {', '.join(others)} began with the policy that it "
-            "ended with: move their folders away and it does"
+            f"Stage {name} could go on, but {', '.join(others)} began with its last policy: move "
+            "their folders away first"
         )
     stage = "STAGE"
     for line in changed:
@@ -268,16 +264,16 @@ def _refusal(
             stage = line.split(".")[1]
             break
     parts.append(
-        "To go on under other settings from where a stage ended, start another run with "
-        f"policy='run:{workdir}#{stage}' in its first stage, or 'hf:FOLDER' of "
-        "what g2d export wrote: its optimiser starts anew"
+        "To go on from the end of a stage with other settings, start another run with "
+        f"policy='run:{workdir}#{stage}' in its first stage, or 'hf:FOLDER' of an export. Its "
+        "optimiser starts anew"
     )
     return "\n".join(parts)
 
 
 def check_token(workdir: epath.Path, token: str) -> None:
-    """Raise ValueError if this process sees another folder there than the one that `claim` was
-    called for."""
+    """Raise ValueError if this process sees another folder than the one that `claim` was called
+    for."""
     file = workdir / "environment.json"
     if not file.exists() or storage.read_json(file).get("start") != token:
         raise ValueError(
@@ -287,7 +283,7 @@ def check_token(workdir: epath.Path, token: str) -> None:
 
 
 def source_digest(folder: Path = Path(__file__).parents[1]) -> str:
-    """Digest this library's own modules: an edited checkout has the version of another one."""
+    """Digest this library's modules: an edited checkout keeps its version number."""
     digest = hashlib.sha256()
     for file in sorted(folder.rglob("*.py")):
         digest.update(f"{file.relative_to(folder)}\0".encode())
@@ -327,8 +323,7 @@ def environment() -> dict[str, Any]:
 
 
 def without_secrets(text: str) -> str:
-    """Put "***" for logins in URLs and for the values of environment variables named like a
-    secret."""
+    """Replace logins in URLs, and values of environment variables named like a secret, by "***"."""
     text = _LOGIN.sub(r"\1***@", text)
     for value in secret_variables().values():
         text = text.replace(value, "***")

@@ -1,4 +1,4 @@
-"""The kinds of stages, a module each, and what they share."""
+"""The kinds of stages, a module each, and functions for all of them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 class Seen(NamedTuple):
-    """What a look at a stage finds before it begins. data: what was read for it, None for nothing.
-    example: of the data, as it is trained on."""
+    """The result of checking a stage before it begins. issues: errors and warnings. data: the data
+    that was read, which `run` reuses; None if it reads none. example: text of its first example,
+    exactly as it is trained on."""
 
     issues: list[Issue]
     data: Any = None
@@ -24,13 +25,13 @@ class Seen(NamedTuple):
 
 
 def of_kind(kind: str) -> ModuleType:
-    """Return the module of a kind of stage, imported when one is needed.
+    """Return the module of a kind of stage, imported on first use. Raises ValueError for another
+    kind.
 
-    Its run(session, name, stage) returns an `Outcome`, what was done. phases(session, name, stage,
-    response) lists what it computes on the devices, in order; each has programs(). issues(session,
-    name, stage) returns what its data, model or devices tell before it begins, `Seen`, and raises
-    ValueError as `run` would, which takes the data as a fourth argument. Raises ValueError for no
-    kind of stage.
+    run(session, name, stage) returns an `Outcome`; a fourth argument is the data of `Seen`.
+    phases(session, name, stage, response) lists the computations on the devices, in order; each has
+    programs(). issues(session, name, stage) checks data, model and devices before the stage begins.
+    It returns a `Seen`, and raises ValueError as `run` would.
     """
     if kind not in STAGES:
         raise ValueError(f"there is no kind of stage {kind!r}")
@@ -38,8 +39,8 @@ def of_kind(kind: str) -> ModuleType:
 
 
 def programs(session: Session, name: str, response: int | None = None) -> list[Program]:
-    """List the programs of a stage in the order of their runs, by settings alone. response: mean
-    tokens of a response for the work to be done, None: the most."""
+    """List the programs of a stage in the order of their runs, from settings alone. response: mean
+    tokens of a response, to estimate work; None: the maximum."""
     stage = session.config.stages[name]
     found = []
     for phase in of_kind(stage.kind).phases(session, name, stage, response):

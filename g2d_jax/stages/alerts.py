@@ -1,10 +1,9 @@
-"""Warnings of a stage, in words, with remedies: rules over what the stage has recorded.
+"""Warnings of a stage, with remedies: rules over its recorded metrics and counts.
 
     metrics, counts ─► rules ─► Warned ─► `say`, once a stage ─► terminal, metrics/, manifest ─► top of the reports
 
-The rules are pure. They report what a person would see in the curves: too few problems, nothing
-graded or nothing right, responses that are cut, a reward that stays where it was, entropy or length
-that collapse.
+The rules are pure. They report what you would see in the curves: too few problems, nothing graded
+or nothing correct, truncated responses, a constant reward, collapsed entropy or length.
 """
 
 from __future__ import annotations
@@ -40,21 +39,21 @@ WATCHED = (
 WINDOW = 5  # steps at either end whose medians are compared
 FALLS = {"entropy": ("entropy", 0.2, 0.05), "length": ("completions/mean_length", 0.5, 0.2)}
 """Cause -> metric, the share of its start below which it has collapsed if the reward has not risen,
-and in any case.
+and the share in any case.
 
-Entropy falls wherever a policy learns: GRPO on the task chains ends at 10 to 40 % of its first
-entropy while the reward doubles, so that a share alone would raise false alarms.
+Entropy falls whenever a policy learns: GRPO on the task chains ends at 10 to 40 % of its first
+entropy while the reward doubles. One share alone would raise false alarms.
 """
-CUT = 0.5  # share of responses cut at the limit that is too much from the start
+CUT = 0.5  # share of responses cut at the limit, above which to warn
 UNREAD = 0.5  # share of responses in which no answer was found
-UNGRADED = 0.2  # share of responses that no one could grade
+UNGRADED = 0.2  # share of responses that could not be graded
 SIGNAL = 0.1  # share of prompts whose responses differ in reward, below which a step hardly teaches
 MIXED = 0.1  # the same share of the prompts that pairs are made of
-# Times that each is drawn above which they are too few. Rewards stand more repetition than
-# demonstrations, which are learned by heart.
+# Draws of each above which there are too few. Rewards tolerate more repetition than demonstrations,
+# which are memorised.
 MOST_VISITS = {"problems": 50, "examples": 20}
 UPDATES = 10  # of an offline stage: fewer hardly move a policy
-DISPLACED = 0.2  # nats a token that chosen responses lose
+DISPLACED = 0.2  # nats per token that chosen responses lose
 SAFE_EPSILON = 1e-4  # of Adam, as the paper has it for verifiable tasks
 
 
@@ -64,9 +63,7 @@ SAFE_EPSILON = 1e-4  # of Adam, as the paper has it for verifiable tasks
 def say(
     session: Session, name: str, step: int, alerts: Iterable[Warned], warnings: list[Warned]
 ) -> None:
-    """Show the user the alerts whose cause is not among the warnings, and add them there; all
-    processes call it.
-    """
+    """Show the alerts whose cause is not yet in `warnings`, and add them. All processes call it."""
     for alert in alerts:
         if alert.cause in {warning.cause for warning in warnings}:
             continue
@@ -76,8 +73,7 @@ def say(
 
 
 def report(trainer: Trainer, alerts: Iterable[Warned]) -> None:
-    """Show alerts at a Trainer's step; those already shown are part of the state with which the
-    stage resumes."""
+    """Show alerts at a Trainer's step; its checkpoints store those already shown."""
     say(trainer.session, trainer.name, trainer.step, alerts, trainer.extra_state.warnings)
 
 
@@ -87,9 +83,9 @@ def watch(
     metrics: Mapping[str, float],
     cause: Callable[[], Cause],
 ) -> None:
-    """Add a step's metrics to the series of `WATCHED`, and warn of what has gone wrong.
+    """Add a step's metrics to the series of `WATCHED`, and warn of problems.
 
-    Call it once a step, after the update. cause: of most responses of the batch.
+    Call it once per step, after the update. cause: returns that of most responses of the batch.
     """
     series = trainer.extra_state.series
     for metric in WATCHED:
@@ -104,7 +100,7 @@ def watch(
             latest[name] = statistics.fmean(values[-WINDOW:])
     limit: int | None = stage.sampling.max_new_tokens
     if not stage.samples:
-        limit = None  # a dump's is its writer's
+        limit = None  # unknown for a dump
     report(trainer, [*collapse(series, stage), *sampled(latest, limit, cause)])
 
 
@@ -128,21 +124,21 @@ def position_issues(
 
 
 def unclosed(setting: str, what: str, count: int, of: int) -> list[Issue]:
-    """Warn of texts to train on that leave a thought open: a policy that learns them gives no
-    answer that a reward reads."""
+    """Warn of training texts that leave a thought open: a policy that learns them writes no answer
+    that a reward reads."""
     if not count:
         return []
     text = (
         f"has {count} of {of} {what} that leave a thought open: they lack </think>, and responses "
         "like them are graded as without an answer"
     )
-    remedy = "take whole thoughts, or tokenizer.enable_thinking=False where the template knows it"
+    remedy = "use whole thoughts, or tokenizer.enable_thinking=False if the template supports it"
     return [warning(setting, text, remedy)]
 
 
 def write_example(session: Session, head: str, parts: Mapping[str, np.ndarray]) -> str:
-    """Write an example exactly as it is trained on, special tokens written out. parts: token ids,
-    [T] int32 each, by what they are."""
+    """Format an example exactly as it is trained on, with special tokens. parts: name -> token ids,
+    [T] int32."""
     lines = [head]
     for part, ids in parts.items():
         text = shortened(session.tokenizer.decode_raw(ids), 1000)
@@ -151,8 +147,8 @@ def write_example(session: Session, head: str, parts: Mapping[str, np.ndarray]) 
 
 
 def too_few(setting: str, what: str, count: int, batch: int, batches: int) -> list[Issue]:
-    """Warn if a stage of this many batches has too few problems, or examples, to draw them from.
-    setting: of the size of a batch."""
+    """Warn if this many batches draw from too few problems or examples. setting: of the batch
+    size."""
     visits = batches * batch / count
     if not batches or (count >= batch and visits <= MOST_VISITS[what]):
         return []
@@ -166,19 +162,19 @@ def too_few(setting: str, what: str, count: int, batch: int, batches: int) -> li
 def beyond_positions(
     setting: str, lengths: Iterable[tuple[int, int]], shape: ModelConfig | None
 ) -> list[Issue]:
-    """Report a sequence that is longer than what the model is made for. lengths: tokens of prompts
-    and their responses, the longest that there can be. shape: of the model, None: no limit.
+    """Report a sequence that is longer than the model supports. lengths: the most tokens of prompts
+    and their responses. shape: of the model, None: no limit.
 
-    Rotary embeddings go on beyond it, so that nothing fails: answers just become worse.
+    Rotary embeddings extend beyond the limit without an error, but answers get worse.
     """
     prompt, response = max(lengths, key=sum, default=(0, 0))
     total = prompt + response
     if shape is None or shape.positions is None or total <= shape.positions:
         return []
     text = (
-        f"makes {prompt:,} + {response:,} = {total:,} tokens of prompt and response, and the model "
+        f"makes {prompt:,} + {response:,} = {total:,} tokens of prompt and response, but the model "
     )
-    remedy = "lower it or data.max_prompt_length, or take a model of longer context"
+    remedy = "lower it or data.max_prompt_length, or use a model with a longer context"
     if isinstance(shape.rope_scaling, LongRope):
         text += (
             f"(rope type longrope) is supported for sequences of at most {shape.positions:,} "
@@ -187,19 +183,19 @@ def beyond_positions(
         )
         return [error(setting, text, remedy)]
     text += (
-        f"is made for {shape.positions:,} (max_position_embeddings in its config.json): beyond "
-        "these it gets worse"
+        f"supports {shape.positions:,} (max_position_embeddings in its config.json): beyond "
+        "these its answers get worse"
     )
-    return [warning(setting, text, f"{remedy}, or the rope_scaling that its authors give for it")]
+    return [warning(setting, text, f"{remedy}, or the rope_scaling that its authors recommend")]
 
 
 def few_updates(updates: int, batch: int, pairs: int) -> str:
-    """Say that an offline stage does too few updates to move a policy, "" for enough."""
+    """Warn in words of an offline stage with too few updates to change a policy, "" for enough."""
     if updates >= UPDATES:
         return ""
     return (
-        f"{counted(updates, 'update')} of {counted(batch, 'pair')} ({pairs:,} in all) is too little "
-        "to change a policy much"
+        f"{counted(updates, 'update')} of {counted(batch, 'pair')} ({pairs:,} in all), too few to "
+        "change a policy much"
     )
 
 
@@ -211,13 +207,13 @@ def few_pairs(counts: Mapping[str, int], cause: Cause) -> list[Warned]:
         return []
     fates = {
         "all_incorrect": "all wrong",
-        "all_correct": "all right",
+        "all_correct": "all correct",
         "all_equal": "all of one reward",
     }
     fates |= {"unscorable": "not graded", "outside_window": "outside the window of pass rates"}
     why = ", ".join(f"{counts[fate]} {words}" for fate, words in fates.items() if counts.get(fate))
     text = (
-        f"{mixed} of {prompts} prompts have responses to tell apart ({why}), which gives "
+        f"{mixed} of {prompts} prompts have a better and a worse response ({why}), so there are "
         f"{counts['pairs']} pairs: {cause.symptom}. To try: {cause.remedy}"
     )
     return [Warned("signal", text)]
@@ -230,13 +226,12 @@ def sampled(
     whose: str = "its responses",
 ) -> list[Warned]:
     """Warn of faulty responses of a policy, by their shares under the names of `WATCHED`; missing
-    ones give no warning.
-    limit: the max_new_tokens that they were sampled with; None: not known, and not judged. cause:
-    of most responses. whose: for the message."""
+    ones give no warning. limit: the max_new_tokens of their sampling, None if unknown. cause:
+    returns that of most responses. whose: for the message."""
     alerts = []
     if limit is not None and (cut := shares.get("completions/clipped_ratio", 0.0)) > CUT:
         text = (
-            f"{cut:.0%} of {whose} are cut at max_new_tokens, {limit}, and so have no end. To try: "
+            f"{cut:.0%} of {whose} are cut at max_new_tokens, {limit}, before their end. To try: "
             "a larger sampling.max_new_tokens, the template that the model was trained with "
             "(tokenizer.chat, tokenizer.prompt_template), SFT on responses that end"
         )
@@ -246,8 +241,8 @@ def sampled(
     if unscorable + timeout > UNGRADED:
         text = (
             f"{unscorable + timeout:.0%} of {whose} could not be graded ({unscorable:.0%} "
-            f"unscorable, {timeout:.0%} timeouts, which count as wrong). To try: look at the "
-            "reference answers and at samples/, a larger reward.cpu_seconds"
+            f"unscorable, {timeout:.0%} timeouts, which count as wrong). To try: check the "
+            "reference answers and samples/, a larger reward.cpu_seconds"
         )
         alerts.append(Warned("ungraded", text))
     signal = shares.get("frac_signal", 1.0)
@@ -269,13 +264,13 @@ def sampled(
 
 def chosen_logps_fell(change: float, stage: Offline) -> list[Warned]:
     """Warn if an offline stage has made even the chosen responses much less likely. This is
-    likelihood displacement (arXiv 2410.08847). change: mean over pairs of their log-probability
-    after less before, nats a token."""
+    likelihood displacement (arXiv 2410.08847). change: mean over pairs of their log-probability,
+    after minus before, in nats per token."""
     if not change < -DISPLACED:
         return []
     text = (
-        f"the chosen responses have lost {-change:.2f} nats a token, too: what both sides lose "
-        f"goes to other responses (arXiv 2410.08847). To try: a larger beta (now {stage.beta:g}), "
+        f"the chosen responses have lost {-change:.2f} nats per token, too: other responses gain "
+        f"this probability (arXiv 2410.08847). To try: a larger beta (now {stage.beta:g}), "
         f"a smaller optimizer.learning_rate (now {stage.optimizer.learning_rate:g}), fewer epochs, "
         "pairs of the policy's own recent responses"
     )
@@ -307,9 +302,9 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _collapsed(cause: str, first: float, last: float, stage: Online) -> Warned:
-    share = f"{last / first:.0%} of what it was at the start" if first else ""
+    share = f"{last / first:.0%} of its first value" if first else ""
     what = {
-        "entropy": f"the entropy of its samples has collapsed to {last:.3g} nats a token, {share}",
+        "entropy": f"the entropy of its samples has collapsed to {last:.3g} nats per token, {share}",
         "length": f"the length of its samples has collapsed to {last:.4g} tokens, {share}",
     }[cause]
     text = f"{what}. To try (arXiv 2506.21495): {'; '.join(remedies(cause, stage))}"
@@ -317,12 +312,12 @@ def _collapsed(cause: str, first: float, last: float, stage: Online) -> Warned:
 
 
 def remedies(cause: str, stage: Online) -> list[str]:
-    """List what the paper found to help, or tried, against a collapse, less what the stage has
-    already; never empty.
+    """List remedies against a collapse that the paper found or tried, and the stage does not use
+    yet; never empty.
 
-    Reference synchronisation avoids the collapse of length in online DPO on maths (figures 2 and
-    7), a larger epsilon sudden divergence of DPO (section 5.1); long windows raise the risk
-    (section 4.2). Its entropy term did not hold entropy in every run (figure 6).
+    Reference synchronisation prevents the collapse of length in online DPO on maths (figures 2 and
+    7). A larger epsilon prevents sudden divergence of DPO (section 5.1). Long windows raise the
+    risk (section 4.2). Its entropy term did not keep entropy in every run (figure 6).
     """
     changes = []
     eps = stage.optimizer.eps

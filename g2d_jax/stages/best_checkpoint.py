@@ -3,13 +3,13 @@ section 3).
 
     kept steps ─► answers to data.dev ─► score of each ─► the best one, which the stage's name then means
 
-A checkpoint's score is the mean over tasks of the task's own: the mean reward of a task with right
-and wrong answers (their accuracy, where rewards are 0 and 1); of other rewards the mean divided by
-the mean response tokens, as the authors do. All problems of a task weigh the same; unscorable
-responses are left out.
+A checkpoint's score is the mean of its tasks' scores. A verifiable task's score is its mean reward
+(the accuracy, if rewards are 0 and 1). Other rewards are divided by the mean response length in
+tokens, as the authors do. All problems of a task have equal weight; unscorable responses are left
+out.
 
-A quotient makes sense for rewards above 0: a negative one comes nearer to 0 by a longer response,
-so that dividing favours length, which it is there to prevent. The stage then warns.
+The quotient is for rewards above 0: longer responses move a negative one nearer to 0, so the
+division favours length, which it should prevent. The stage then warns.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ from g2d_jax.training.checkpoint import Checkpoints
 
 
 def run(session: Session, name: str, stage: BestCheckpoint) -> Outcome:
-    """Score the checkpoints; return what was done, with the policy that was chosen,
-    "STAGE@STEP".
+    """Score the checkpoints; return the outcome with the chosen policy, "STAGE@STEP".
 
-    Raises StopRun when no checkpoint has a score.
+    Raises StopRun if no checkpoint has a score.
     """
     problems = session.problems.by_split["dev"]
     write_problems(session.folders[name], problems)
@@ -63,8 +62,8 @@ def run(session: Session, name: str, stage: BestCheckpoint) -> Outcome:
     best = best_step({step: entry.score for step, entry in scores.items()})
     if best is None:
         raise StopRun(
-            f"{name}: no checkpoint of {stage.policy} has a score: of some task no response "
-            "could be scored"
+            f"{name}: no checkpoint of {stage.policy} has a score: there is a task without any "
+            "scored response"
         )
     alerts.say(session, name, 0, _negative(scores), warnings)
     session.tracker.say(
@@ -84,11 +83,10 @@ def run(session: Session, name: str, stage: BestCheckpoint) -> Outcome:
 
 
 def candidates(stage: BestCheckpoint, session: Session) -> list[int]:
-    """List the steps to choose from, ascending: stage.steps, or all that the stage it reads kept on
-    its way.
+    """List the steps to choose from, ascending: stage.steps, or all that the stage it reads was set
+    to keep.
 
-    Further checkpoints on disk do not count: how many of the newest stay must not change the
-    result.
+    Other checkpoints on disk do not count: checkpoint.keep must not change the result.
     """
     if stage.steps:
         return sorted(set(stage.steps))
@@ -100,8 +98,7 @@ def candidates(stage: BestCheckpoint, session: Session) -> list[int]:
 
 
 def best_step(scores: Mapping[int, float]) -> int | None:
-    """Return the step of the highest score, of equal ones the earlier; None if no score is a
-    number."""
+    """Return the step of the highest score, the earliest in a tie; None if no score is a number."""
     numbers = {step: score for step, score in scores.items() if not math.isnan(score)}
     return min(numbers, key=lambda step: (-numbers[step], step)) if numbers else None
 
@@ -109,8 +106,8 @@ def best_step(scores: Mapping[int, float]) -> int | None:
 def _scored(
     session: Session, name: str, stage: BestCheckpoint, step: int, cost: Cost, bar: Progress
 ) -> Scored:
-    """Score one checkpoint: its score and standard error, and those of each task. bar: moves by the
-    problems."""
+    """Return the score and standard error of one checkpoint, and those of each task. bar: advances
+    by the problems."""
     policy, problems = f"{stage.policy}@{step}", session.problems.by_split["dev"]
     file = answers_file(session.folders[name] / "rollouts", policy)
     workload = sampling(session, stage, "select")
@@ -121,7 +118,7 @@ def _scored(
         if not session.config.verifiable[task]:
             score = row.length_normalised, row.length_normalised_sem
         tasks[task] = replace(row, score=score[0], score_sem=score[1])
-    # Tasks are other problems each, so their errors are independent.
+    # Tasks have different problems, so their errors are independent.
     spread = math.hypot(*(row.score_sem for row in tasks.values()))
     total = sum(row.score for row in tasks.values())
     return Scored(total / len(tasks), spread / len(tasks), tasks)

@@ -1,5 +1,5 @@
-"""Why responses and demonstrations teach nothing: their commonest verdict, one that shows it, and a
-remedy."""
+"""The reasons why responses and demonstrations teach nothing: their commonest verdict, an example,
+and a remedy."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ HARDER = "harder problems, an earlier checkpoint"
 LONGER = "a larger sampling.max_new_tokens, SFT on responses that end"
 OTHERS = "other rollouts, with several responses to a prompt"
 NO_VALUE = {
-    "verify": "look at the reference answers: --dry-run shows how they are read",
+    "verify": "check the reference answers: --dry-run shows how they are read",
     "model": "a larger reward.model.max_length, which longer texts exceed",
 }
-"""The remedy where a reward gives no number, by reward.function; a function returned None."""
+"""reward.function -> the remedy if it returns no number; your own function returned None."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """symptom: what most responses have in common, a clause. remedy: settings to change. verdict:
-    theirs, None without a majority."""
+    """A reason why responses teach nothing. symptom: a clause about most responses. remedy:
+    settings to change. verdict: that of most responses, None without a majority."""
 
     symptom: str
     remedy: str
@@ -44,8 +44,8 @@ def cause_of(
 ) -> Cause:
     """Return why responses teach little: the commonest verdict of a task, if most have it.
 
-    groups: the responses to each of the problems; tasks: by name; sampled: by this run, and not
-    read from a file.
+    groups: the responses to each of the problems; tasks: by name; sampled: by this run, not read
+    from a file.
     """
     rows: dict[str, list[ScoredRollout]] = {}
     for problem, group in zip(problems, groups, strict=True):
@@ -53,7 +53,7 @@ def cause_of(
     found = [_of_task(name, of_task, tasks) for name, of_task in rows.items() if of_task]
     known = [cause for cause in found if cause.verdict is not None]
     if not known:
-        return Cause("no verdict is that of most responses", "more num_generations")
+        return Cause("no verdict has a majority", "more num_generations")
     if sampled or "reward." in known[0].remedy:
         return known[0]
     return Cause(known[0].symptom, OTHERS, known[0].verdict)
@@ -72,7 +72,7 @@ def unread(texts: Sequence[str], name: str, tasks: Mapping[str, Task]) -> Cause 
 
 
 def _prefix(name: str) -> str:
-    """Return where a task's settings are, "" for the main task's."""
+    """Return the prefix of a task's settings, "" for the main task."""
     return "" if name == "main" else f"tasks.{name}."
 
 

@@ -4,8 +4,8 @@ from them.
 rollouts ─► difficulty window ─► pairs on offer ─► those that are kept ─► preferences, informativeness
    ├ "sample"     sampled here, from stage.policy
    ├ "archive"    sampled by an online stage on its way to stage.policy
-   ├ a stage      another collect stage's of the run
-   └ a dump       made elsewhere, see rollouts/external.py
+   ├ a stage      of another collect stage of the run
+   └ a dump       from another tool, see rollouts/external.py
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ FATES = ("mixed", "all_correct", "all_incorrect", "all_equal", "unscorable", "ou
 
 
 def run(session: Session, name: str, stage: Collect) -> Outcome:
-    """Collect rollouts and preference pairs; return what was done. Raises StopRun if a
-    needed pair lacks."""
+    """Collect rollouts and preference pairs; return the outcome. Raises StopRun without any
+    pair."""
     folder = session.folders[name]
     cost = Cost()
     with session.track_cost(cost):
@@ -59,7 +59,7 @@ def run(session: Session, name: str, stage: Collect) -> Outcome:
         pairs, counts = choose_pairs(session, stage, draws, groups)
         measures = _measure(folder, groups, pairs)
     described = describe(groups)
-    # a file has no limit
+    # unknown for a file
     limit = sampler_settings(session, name).get("max_new_tokens")
     cause = _cause(session, stage, counts, draws, groups)
     of_samples = alerts.sampled(described, limit, lambda: cause)
@@ -68,8 +68,8 @@ def run(session: Session, name: str, stage: Collect) -> Outcome:
     missing = counts["pairs_missing"]
     if missing:
         session.tracker.say(
-            f"{name}: the rollouts give {missing} pairs fewer than max_pairs, {stage.max_pairs}: "
-            "all kept"
+            f"{name}: the rollouts have {missing} pairs fewer than max_pairs, {stage.max_pairs}: "
+            "all are kept"
         )
     preferences = to_preferences([shown(session, problem) for problem, _ in draws], groups, pairs)
     _write(folder / "preferences", preferences, _provenance(session, name, stage, counts))
@@ -91,8 +91,8 @@ def run(session: Session, name: str, stage: Collect) -> Outcome:
 
 
 def issues(session: Session, name: str, stage: Collect) -> Seen:
-    """Return what may be wrong with the number and the lengths of prompts, or with a dump. Raises
-    ValueError as the run would for one."""
+    """Check the number and the lengths of prompts, or a dump. Raises ValueError for a dump as
+    `run`."""
     if stage.samples:
         return Seen(_sampling_issues(session, name, stage))
     if not stage.dump.path:
@@ -106,7 +106,7 @@ def issues(session: Session, name: str, stage: Collect) -> Seen:
 
 
 def write_rollout(session: Session, name: str, path: str, groups: ExternalGroups) -> str:
-    """Write the first of the rollouts that other tools wrote, as it is trained on."""
+    """Format the first of the rollouts from another tool, as it is trained on."""
     first = groups[0][0].rollout
     count = sum(map(len, groups))
     head = f"{name}: {count} responses to {len(groups)} prompts of {path}; the first of them:"
@@ -118,7 +118,7 @@ def _sampling_issues(session: Session, name: str, stage: Collect) -> list[Issue]
     most = count_drawn(session.config, session.problems.train)
     found: list[Issue] = []
     if stage.prompts > most:
-        text = f"is {stage.prompts}, and there are {most} training problems: rollouts are of these"
+        text = f"is {stage.prompts}, but there are only {most} training problems: all are used"
         found.append(warning(f"stages.{name}.prompts", text))
     return found + alerts.position_issues(
         session, f"stages.{name}.sampling.max_new_tokens", stage.sampling
@@ -136,11 +136,10 @@ def phases(
 
 
 def rollouts_of(session: Session, name: str, cost: Cost) -> tuple[Draws, Groups]:
-    """Return the draws of a collect stage's rollouts, and their groups; add to the cost what
-    sampling them now costs.
+    """Return the draws and groups of a collect stage's rollouts; add the cost of sampling them now.
 
-    The rollouts of another stage, of an archive and of a file cost nothing. Raises StopRun for an
-    archive of nothing, ValueError for rollouts on disk that are not of this run's problems.
+    The rollouts of another stage, an archive or a file cost nothing. Raises StopRun for an empty
+    archive, ValueError for rollouts on disk that are not of this run's problems.
     """
     origin = rollout_origin(name, session.config.stages)
     stage = session.config.stage(origin, Collect)
@@ -165,7 +164,7 @@ def _draws(session: Session, name: str, stage: Collect) -> Draws:
 
 
 def _sample(session: Session, name: str, stage: Collect, cost: Cost) -> tuple[Draws, Groups]:
-    """Sample the parts, several in a call; a call whose parts are all on disk is read back."""
+    """Sample the parts, several in a call; read back a call whose parts are all on disk."""
     draws = _draws(session, name, stage)
     folder = session.folders[name] / "rollouts"
     parts = []
@@ -184,8 +183,7 @@ def _sample(session: Session, name: str, stage: Collect, cost: Cost) -> tuple[Dr
 
 
 def _archive(session: Session, stage: Collect) -> tuple[Draws, Groups]:
-    """Return the draws and groups of an online stage on its way to the policy: nothing is
-    sampled."""
+    """Return the draws and groups of an online stage on its way to the policy, without sampling."""
     policy = PolicyName.parse(stage.policy)
     settings = session.config.stage(policy.stage, Online)
     done = _steps_done(session, policy.stage) if policy.number is None else policy.number
@@ -227,13 +225,13 @@ def sampler_settings(session: Session, name: str) -> dict[str, Any]:
 
 
 def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[str, Any]) -> None:
-    """Write the dataset: every process a part, an unbroken stretch of the pairs, and then the
-    leader the index.
+    """Write the dataset: each process writes one part, consecutive pairs; then the leader writes
+    the index.
 
-    Read in the order of the parts' names it is the same dataset for any number of processes.
+    In the order of the parts' names it is the same for any number of processes.
     """
 
-    def clear() -> None:  # files of a killed run of other processes; the index first
+    def clear() -> None:  # files of a killed run with other processes; the index first
         (folder / "_manifest.json").unlink(missing_ok=True)
         for part in folder.glob("*.parquet"):
             part.unlink()
@@ -315,7 +313,7 @@ def _count_pairs(stage: Collect, offered: Pairs, pairs: Pairs) -> dict[str, int]
 
 
 def to_preferences(prompts: Sequence[Prompt], groups: Groups, pairs: Pairs) -> list[Preference]:
-    """Make the records of all pairs. prompts: what the model was shown, by group."""
+    """Build the records of all pairs. prompts: as the model read them, by group."""
     preferences: list[Preference] = []
     for prompt, group, own in zip(prompts, groups, pairs, strict=True):
         preferences += map(partial(to_preference, prompt, group), own)
@@ -323,10 +321,10 @@ def to_preferences(prompts: Sequence[Prompt], groups: Groups, pairs: Pairs) -> l
 
 
 def _measure(folder: epath.Path, groups: Groups, pairs: Pairs) -> dict[str, dict[str, float]]:
-    """Write the informativeness of rollouts and chosen pairs by prompt; return it in all:
+    """Write the informativeness of rollouts and chosen pairs by prompt; return that of all:
     "informativeness" of the rollouts, "pairs" of those chosen.
 
-    Figures that need log-probabilities are NaN where rollouts came without.
+    Metrics that need log-probabilities are NaN for rollouts without them.
     """
     rows = informativeness.responses(groups)
     table = informativeness.prompts(rows)
@@ -349,7 +347,7 @@ def _measure(folder: epath.Path, groups: Groups, pairs: Pairs) -> dict[str, dict
 
 
 def _fate(group: Sequence[ScoredRollout], lowest: float, highest: float) -> str:
-    """Return a prompt's outcome, one of FATES; "mixed" gives pairs."""
+    """Return a prompt's outcome, one of FATES; only "mixed" has pairs."""
     judged = is_correct(group)
     if np.isnan(judged).all():
         return "unscorable"
@@ -360,8 +358,7 @@ def _fate(group: Sequence[ScoredRollout], lowest: float, highest: float) -> str:
 
 
 def _ranked_fate(group: list[ScoredRollout]) -> str:
-    """Return the outcome where the reward knows better and worse only; there is no window of pass
-    rates."""
+    """Return the outcome for a reward that only ranks; there is no window of pass rates."""
     values = rewards([group])[0]
     if np.isnan(values).all():
         return "unscorable"

@@ -11,11 +11,9 @@ from g2d_jax.session.trainer import Trainer
 
 
 def ends(trainer: Trainer, stage: Online) -> bool:
-    """Decide whether the stage ends with the step just done, or was ended before, by an earlier
-    start perhaps.
+    """Return whether the stage ends with the current step, or has ended, maybe in an earlier start.
 
-    Records the reason in trainer.extra_state, and shows it; the step's checkpoint is then due, and
-    stays.
+    Records the reason in trainer.extra_state, prints it, and keeps the step's checkpoint.
     """
     state, step = trainer.extra_state, trainer.step
     if state.ended or not stage.budget.amount:
@@ -26,7 +24,7 @@ def ends(trainer: Trainer, stage: Online) -> bool:
         return False
     state.ended = Stop("budget", stage.budget.measure)
     trainer.pinned.add(step)
-    # Also where the step was saved before: by a process that was stopped in between.
+    # Even if the step was saved already, by a process that was stopped in between.
     state.costs.setdefault(str(step), replace(trainer.cost))
     trainer.session.tracker.say(
         f"{trainer.name}: ends after step {step} of at most {stage.steps} by budget"

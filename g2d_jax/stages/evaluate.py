@@ -1,5 +1,5 @@
-"""Evaluate policies on held-out problems: same templating, sampler and rewards as training, every
-completion kept."""
+"""Evaluation of policies on held-out problems, with the templates, sampler and rewards of training.
+Every completion is kept."""
 
 from __future__ import annotations
 
@@ -55,10 +55,9 @@ from g2d_jax.study import informativeness, stats
 
 
 class Answers(NamedTuple):
-    """A policy's S answers to each of N problems. correct: float64 [N, S], right 1, wrong 0 or NaN;
-    rewards: likewise;
-    greedy: `correct` of the greedy answers, float64 [N, 1], None where there are none; described:
-    see `describe`; cause: of most answers."""
+    """A policy's S answers to each of N problems. correct: float64 [N, S], 1 correct, 0 wrong or
+    NaN; rewards: float64 [N, S]; greedy: `correct` of the greedy answers, float64 [N, 1], None
+    without any; described: see `describe`; cause: of most answers."""
 
     correct: np.ndarray
     rewards: np.ndarray
@@ -68,7 +67,7 @@ class Answers(NamedTuple):
 
 
 def run(session: Session, name: str, stage: Evaluate) -> Outcome:
-    """Evaluate stage.policies in order; return what was done, with paired differences."""
+    """Evaluate stage.policies in order; return the outcome, with paired differences."""
     problems = session.problems.by_split[stage.split]
     cost = Cost()
     policies: list[Evaluated] = []
@@ -119,14 +118,13 @@ def run(session: Session, name: str, stage: Evaluate) -> Outcome:
 def evaluate_policy(
     session: Session, name: str, stage: Evaluate, policy: str, cost: Cost, bar: Progress
 ) -> tuple[Evaluated, Answers]:
-    """Evaluate one policy. Completions on disk are read back. bar: moves by the problems.
+    """Evaluate one policy. Completions on disk are read back. bar: advances by the problems.
 
-    Its numbers of accuracy are over the problems whose task knows right and wrong. "tasks" has the
-    results of each task, where there are several or one whose reward is not verifiable; else
-    "reward" is the mean reward.
+    Accuracies are over the problems of verifiable tasks. "tasks" has the results of each task, if
+    there are several or one that is not verifiable; otherwise "reward" is the mean reward.
     """
     folder = session.evaluated.get(policy, session.folders[name]) / "rollouts"
-    # completions of another stage were paid for there
+    # the cost of another stage's completions is in its record
     own = Cost() if policy in session.evaluated else cost
     problems, file = session.problems.by_split[stage.split], answers_file(folder, policy)
     draws, workload = draw_once(problems), sampling(session, stage, "evaluate")
@@ -157,7 +155,7 @@ def _accuracies(
     groups: Groups,
     greedy: Groups | None,
 ) -> dict[str, Any]:
-    """Compute the figures of right and wrong answers: of all problems, greedy, and by subset."""
+    """Compute accuracies: of all problems, of greedy answers, and by subset."""
     answers = correct(groups)
     if not _judged(session, problems):
         return {}
@@ -187,7 +185,7 @@ def _tasks(
 
 
 def _judged(session: Session, problems: Sequence[Problem]) -> bool:
-    """Return whether any of the problems has right and wrong answers."""
+    """Return whether any of the problems is of a verifiable task."""
     return any(session.config.verifiable[problem.task] for problem in problems)
 
 
@@ -201,7 +199,7 @@ def _metrics(entry: Evaluated) -> dict[str, float]:
 
 
 def _shown(metrics: dict[str, float]) -> dict[str, float]:
-    """Return the number next to the bar: the accuracy, or the mean reward where there is none."""
+    """Return the number next to the bar: the accuracy, or without one the mean reward."""
     if "pass@1" in metrics:
         return {"accuracy": metrics["pass@1"]}
     return {"reward": next(iter(metrics.values()))}

@@ -2,7 +2,7 @@
 
     policy ─► answers, sampled or read back ─► rewards and accuracies of each task
 
-Evaluations and selections share it.
+evaluate and best_checkpoint stages share this module.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from g2d_jax.study import stats
 def answers_file(folder: epath.Path, policy: str) -> epath.Path:
     """Return the file of a policy's sampled answers in a folder; see `greedy_file`."""
     name = re.sub(r"[^\w@.-]", "_", policy)
-    # No two share a file, nor one's sampled answers with another's greedy ones.
+    # A unique name, also among the files of greedy answers.
     if name != policy or name.endswith("-greedy"):
         name += f"-{storage.fingerprint(policy)[:8]}"
     return folder / f"{name}.parquet"
@@ -49,13 +49,13 @@ def answers_of(
     cost: Cost,
     bar: Progress,
 ) -> Sampled:
-    """Sample and score a policy's answers to each problem, a greedy one too if the workload has
-    one, or read them back.
+    """Sample and score a policy's answers to each problem, with a greedy one if the workload has
+    it, or read them back.
 
-    file: see `answers_file`. cost: theirs is added to it. bar: moves by the problems. All policies
-    sample with the same random numbers, which makes paired differences sharper. The policy is
-    loaded only if needed. What takes several calls of the sampler is kept call by call until all is
-    there, so that a run that is killed loses one of them.
+    file: see `answers_file`. cost: theirs is added to it. bar: advances by the problems. All
+    policies sample with the same random numbers, which narrows paired differences. The policy is
+    loaded only if needed. Each of several sampler calls is stored until all are done, so a killed
+    run repeats only one.
     """
 
     def loaded() -> Policy:
@@ -70,7 +70,7 @@ def answers_of(
     batches = []
     for first in range(0, len(draws), most):
         part = draws[first : first + most]
-        # Named by what it holds: a later start may divide the problems otherwise.
+        # Named by its range: a later start may divide the problems differently.
         batches.append((part, parts / f"{first:06d}-{first + len(part):06d}.parquet"))
     sampled = joined(sample(batches=batches))
     session.writer.submit(partial(write_sampled, [sampled], [file], parts))
@@ -110,7 +110,7 @@ def sampling(
 
 
 def issues(session: Session, name: str, stage: BestCheckpoint | Evaluate) -> Seen:
-    """Return what may be wrong with the lengths of an evaluate or best_checkpoint stage."""
+    """Check the lengths of sequences in an evaluate or best_checkpoint stage."""
     setting = f"stages.{name}.sampling.max_new_tokens"
     return Seen(alerts.position_issues(session, setting, stage.sampling))
 
@@ -160,10 +160,10 @@ def _task_result(
 
 
 def mean_quotient(values: np.ndarray, lengths: np.ndarray) -> tuple[float, float]:
-    """Divide the mean value by the mean length, with its standard error; a mean of quotients would
-    go by the shortest.
+    """Divide the mean value by the mean length, with its standard error. In a mean of quotients the
+    shortest responses would dominate.
 
-    values, lengths: float64 [N, S], a NaN value being left out with its length. Means are over
+    values, lengths: float64 [N, S]; a NaN value is left out with its length. Means are over
     problems, as in `stats.accuracy`. The error is that of the linearised quotient, (value -
     quotient * length) / mean length, clustered by problem (Cochran, "Sampling Techniques", 3rd
     edition, chapter 6).

@@ -1,9 +1,9 @@
-"""The memory that a run's stages will need on CPUs, where the host's is the devices': by formula,
-nothing is compiled.
+"""An estimate of the host memory that a run's stages need on CPUs: by formula, nothing is compiled.
 
-    arrays of a program, those that lie beside it, its temporaries ─► the stage's fullest program + what a process needs
+    arrays of a program, others on the device, temporaries ─► the fullest program + the process
+    itself
 
-It may be a quarter off. On accelerators `g2d plan` compiles the programs and knows.
+It may be a quarter off. On accelerators `g2d plan` compiles the programs and is exact.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from g2d_jax.runtime.program import Program
 from g2d_jax.session.session import Session
 
 PROCESS = 1.2 * GIB
-"""Bytes of a process beside its arrays: Python, JAX, what compiling takes, one worker of the
-verifier. Measured."""
+"""Bytes of a process without its arrays: Python, JAX, compilation, one worker of the verifier.
+Measured."""
 
 LOGITS = 3
-"""Arrays of a chunk's logits that are there at a time in the backward pass, and of a step's in a
-decode."""
+"""Arrays of a chunk's logits that exist at once in the backward pass, and of a decode step's."""
 
 FLOAT32 = 4
 
@@ -45,14 +44,14 @@ class Estimate:
 def estimates(session: Session) -> Iterator[Estimate]:
     """Yield the estimate of each stage that computes anything on devices, in the order of the run.
 
-    A stage whose arrays do not follow from its settings is left out.
+    A stage whose settings do not decide its arrays is left out.
     """
     here = session.mesh.size // meshes.processes(session.mesh)
     for name in plan(session.config).order:
         try:
             programs = stage_modules.programs(session, name)
         except ValueError:
-            # The longest pair that settings allow fits no row; those that will be there may.
+            # The longest pair that settings allow fits no row; the actual pairs may.
             continue
         if not programs:
             continue
@@ -62,10 +61,9 @@ def estimates(session: Session) -> Iterator[Estimate]:
 
 
 def show(session: Session) -> None:
-    """Print the memory that each stage will need where the devices are this machine's
-    processors."""
+    """Print the memory that each stage needs if the devices are CPUs."""
     if platform_of(session.mesh) != "cpu":
-        return  # whose own `g2d plan` knows by compiling
+        return  # `g2d plan` compiles for these
     found = list(estimates(session))
     most = memory.limit()
     rows = [[estimate.stage, estimate.program, f"{estimate.size / GIB:.1f}"] for estimate in found]
@@ -75,15 +73,14 @@ def show(session: Session) -> None:
     largest = max((estimate.size for estimate in found), default=0)
     if most is not None and largest > most:
         session.tracker.say(
-            f"WARNING: the run needs about {largest / GIB:.1f} GiB of memory, and "
-            f"{most / GIB:.1f} are here: the system will end it. To try: lora.rank, a "
-            "smaller "
+            f"WARNING: the run needs about {largest / GIB:.1f} GiB of memory, but this machine has "
+            f"{most / GIB:.1f} GiB: the system will kill it. To try: lora.rank, a smaller "
             "compute.microbatch_tokens or compute.max_num_seqs, a smaller model, a larger machine"
         )
 
 
 def _size(session: Session, program: Program) -> int:
-    """Count the bytes a device of a program's arrays, of those beside it, and of the largest
+    """Count the bytes per device of a program's arrays, other resident arrays, and the largest
     temporaries."""
     words = session.model_config.vocab_size
     logits = LOGITS * (program.work.rows or chunk_of(words, "cpu")) * words * FLOAT32

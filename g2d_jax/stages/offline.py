@@ -1,8 +1,8 @@
-"""Offline DPO on a static preference dataset. The reference is the policy it starts from; its
+"""Offline DPO on a static preference dataset. The reference is the starting policy: its
 log-probabilities are computed once, and no reference model stays in memory.
 
-The pairs are measured too, under the policy before training and after it. That changes nothing in
-the trained policy, and its cost is counted apart.
+The stage also measures the pairs under the policy before and after training. This does not change
+the trained policy, and its cost does not count.
 """
 
 from __future__ import annotations
@@ -47,13 +47,12 @@ SCORED_AT_ONCE = 256  # pairs of one scoring call
 def run(
     session: Session, name: str, stage: Offline, data: list[Preference] | None = None
 ) -> Outcome:
-    """Train stage.epochs over the pairs; return what was done.
+    """Train stage.epochs over the pairs; return the outcome.
 
-    The pairs are measured under the policy before and after training, which no cost counts:
-    `measures` has the numbers, and pairs.parquet each pair's log-probabilities.
-    before, after: `pair_summary` of the log-probabilities. margins: `margin_summary` after
-    training, {} for a loss that compares with no reference. (Before it rewards and margins are 0,
-    for the policy is the reference.)
+    `measures` has metrics of the pairs, and pairs.parquet each pair's log-probabilities. before,
+    after: `pair_summary` under the policy before and after training. margins: `margin_summary`
+    after training, absent for a loss without a reference. (Before training rewards and margins are
+    0: the policy is the reference.)
     """
     pairs = data or read(session, stage)
     examples = batch(pairs, np.zeros((len(pairs), 2)))
@@ -63,10 +62,10 @@ def run(
     session.ahead.compile([*scorer.programs(), *training.programs()])
     steps, batch_size = training.total, training.rows.most_rows
     unused = count * stage.epochs - steps * batch_size
-    _tell_fewer(training, stage, unused)
+    _print_reductions(training, stage, unused)
     references, scoring = reference_logprobs(scorer, name, stage, examples)
     lengths = _lengths(pairs)
-    # now, for it refuses responses without tokens
+    # now, because it refuses responses without tokens
     before = informativeness.pair_summary(references[:, 0], references[:, 1], *lengths)
     order = problem_order(session.config, count, f"offline/{name}")
     with open_trainer(training) as trainer:
@@ -90,10 +89,10 @@ def run(
     if stage.compares:
         measures["margins"] = informativeness.margin_summary(stage.beta, references, trained)
     _write_pairs(session.folders[name] / "pairs.parquet", pairs, references, trained)
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for part, values in measures.items():
-        figures |= {f"{part}/{key}": value for key, value in values.items()}
-    session.tracker.log(name, steps, figures, kind="diagnosis")
+        metrics |= {f"{part}/{key}": value for key, value in values.items()}
+    session.tracker.log(name, steps, metrics, kind="diagnosis")
     return replace(done, measures=measures)
 
 
@@ -110,7 +109,7 @@ def _tokens(example: Group) -> int:
 
 
 def issues(session: Session, name: str, stage: Offline) -> Seen:
-    """Return what may be wrong with a set made elsewhere, and the set for `run`. Raises ValueError as `read`."""
+    """Check a set from other tools, and return it for `run`. Raises ValueError as `read`."""
     if stage.preferences in session.config.stages:
         return Seen([])
     pairs = read(session, stage)
@@ -123,7 +122,7 @@ def issues(session: Session, name: str, stage: Offline) -> Seen:
     found = alerts.unclosed(setting, "chosen responses", unclosed, len(pairs))
     if few := alerts.few_updates(len(pairs) * stage.epochs // size, size, len(pairs)):
         found.append(
-            warning(setting, f"give {few}", "more pairs, a smaller batch_size, more epochs")
+            warning(setting, f"allows {few}", "more pairs, a smaller batch_size, more epochs")
         )
     sides = [(pair.prompt_ids, pair.chosen_ids) for pair in pairs]
     sides += [(pair.prompt_ids, pair.rejected_ids) for pair in pairs]
@@ -139,8 +138,8 @@ def phases(
     pairs: int = 0,
     row_length: int = 0,
 ) -> tuple[Scorer, Training]:
-    """Return the scoring of this many pairs in rows of this length, and the training on them; 0: as
-    many and as long as there can be. response: mean tokens of a response, None: the most."""
+    """Return the scoring of this many pairs in rows of this length, and the training on them; 0:
+    the maximum. response: mean tokens of a response, None: the maximum."""
     source = session.config.stages_of(Collect).get(stage.preferences)
     if source is not None and not pairs:
         most = source.prompts * source.pairs_per_prompt
@@ -177,7 +176,7 @@ def phases(
 
 
 def _fullest(session: Session, rows: RowShape) -> list[Group]:
-    """Make a batch of pairs that fill the rows."""
+    """Build a batch of pairs that fill the rows."""
     prompt = np.zeros(min(session.config.data.max_prompt_length, rows.length // 3), np.int32)
     side = np.zeros((rows.length - len(prompt)) // 2, np.int32)
     pair = Preference("0", "", "", "", prompt, side, side, 1.0, 0.0)
@@ -202,7 +201,7 @@ def _lengths(pairs: list[Preference]) -> tuple[np.ndarray, np.ndarray]:
 def _write_pairs(
     path: epath.Path, pairs: list[Preference], references: np.ndarray, trained: np.ndarray
 ) -> None:
-    """Write one row a pair, in their order: problem_id, lengths in tokens, and summed log-probs in
+    """Write one row per pair, in order: problem_id, lengths in tokens, and summed log-probs in
     nats.
 
     references, trained: [pairs, 2] (chosen, rejected), under the policy before and after training.
@@ -220,13 +219,12 @@ def _write_pairs(
     processes.on_leader(lambda: write_columns(path, columns))
 
 
-def _tell_fewer(training: Training, stage: Offline, unused: int) -> None:
-    """Print where the pairs are fewer than the settings of the stage are for. unused: of the last
-    epoch."""
+def _print_reductions(training: Training, stage: Offline, unused: int) -> None:
+    """Print which settings few pairs reduce. unused: pairs of the last epoch."""
     say, name = training.session.tracker.say, training.name
     steps, batch_size = training.total, training.rows.most_rows
     if unused or batch_size < stage.batch_size:
-        rest = f"; {unused} of the last epoch's are not used" * bool(unused)
+        rest = f"; {counted(unused, 'pair')} of the last epoch not used" * bool(unused)
         say(f"{name}: {counted(steps, 'update')} of {counted(batch_size, 'pair')}{rest}")
     before, warmup = stage.optimizer.warmup_steps, training.stage.optimizer.warmup_steps
     if warmup < before:
@@ -235,8 +233,7 @@ def _tell_fewer(training: Training, stage: Offline, unused: int) -> None:
 
 def _with_warmup_that_fits(stage: Offline, steps: int) -> Offline:
     """Shorten a warm-up that is too long for the updates."""
-    # The number of pairs is known only now: few of them must not end a run that has paid for its
-    # rollouts.
+    # The number of pairs is known only now: a run must not fail for few of them after its rollouts.
     if stage.optimizer.warmup_steps < steps:
         return stage
     return dataclasses.replace(
@@ -245,7 +242,7 @@ def _with_warmup_that_fits(stage: Offline, steps: int) -> Offline:
 
 
 def read(session: Session, stage: Offline) -> list[Preference]:
-    """Read the pairs of a collect stage of this run, or of a set made elsewhere
+    """Read the pairs of a collect stage of this run, or of a set from other tools
     (`external_preferences`).
 
     Raises ValueError for pairs that cannot be trained on, or that are for held-out problems.
@@ -268,7 +265,7 @@ def read(session: Session, stage: Offline) -> list[Preference]:
 def batch(pairs: list[Preference], references: np.ndarray) -> list[Group]:
     """Build a batch of pairs, weighted so that the loss is their mean.
 
-    Both sides of a pair stand in one row, behind one copy of their prompt. references: summed
+    Both sides of a pair are in one row, after one copy of their prompt. references: summed
     log-probabilities under the reference, [pairs, 2].
     """
     groups = []
@@ -287,7 +284,7 @@ def reference_logprobs(
     """Compute summed log-probabilities of both responses under the starting policy, float32
     [examples, 2].
 
-    Returned with their cost. Both are read back where an earlier start wrote them: the policy and
+    Returns them with their cost. Both are read back if an earlier start wrote them: the policy and
     the pairs of a stage do not change.
     """
     session = scorer.session

@@ -1,7 +1,6 @@
-"""Online RL: rollout, score, group, loss, update; sync_every sets how old the policy that samples
-may be.
+"""Online RL: rollout, score, group, loss, update. sync_every limits the age of the sampling policy.
 
-The warm-up is this stage for K steps; so is full GRPO, and DPO on the policy's own rollouts.
+The warm-up is this stage for K steps. Full GRPO and DPO on the policy's own rollouts use it, too.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ PATIENCE = 50  # steps in a row without any reward signal, after which a stage s
 
 @dataclass(frozen=True)
 class Source:
-    """Where a stage's rollouts come from: its own sampling, a server that is a window ahead of its
+    """The source of a stage's rollouts: its own sampling, a server that is a window ahead of its
     updates (`ahead`), or a dump."""
 
     sampling: StageSampling | None
@@ -83,9 +82,9 @@ class Source:
 class TrainBatch:
     """The batch of an update.
 
-    draws, groups: all that was sampled for it, with its scores. batch: the part to train on, whose
-    own groups (packing.Group) have the loss's weights in place of scores. new: not used before.
-    costs: of its rounds, and of other policies' log-probabilities.
+    draws, groups: all its rollouts, with scores. batch: the part to train on, whose own groups
+    (packing.Group) have the loss's weights in place of scores. new: whether this is its first
+    update. costs: of its rounds, and of other policies' log-probabilities.
     """
 
     draws: Draws
@@ -96,12 +95,12 @@ class TrainBatch:
 
 
 def run(session: Session, name: str, stage: Online, data: ExternalBatches | None = None) -> Outcome:
-    """Do stage.steps updates; return what was done. data: a dump as `issues` read it, None reads it
+    """Do stage.steps updates; return the outcome. data: a dump as `issues` read it, None reads it
     now."""
     dump = data or external_batches(session, name, stage)
     *_, training = phases(session, name, stage)
     scorer = logprob_scorer_of(session, stage, training.rows)
-    # The fixed reference stays from window to window, because reading it again takes long.
+    # The fixed reference stays loaded from window to window, because reading it takes long.
     fixed: dict[str, Decoder] = {}
     with open_trainer(training) as trainer, _opened(trainer, stage, dump) as source:
         state = trainer.extra_state
@@ -111,14 +110,15 @@ def run(session: Session, name: str, stage: Online, data: ExternalBatches | None
         batches: WindowBatches | None = None
         generation: dict[str, float] = {}
         cursor = state.cursor
-        # Meets the other processes, the last time too; False when all updates are done.
+        # Synchronises with the other processes, the last time, too; False when all updates are
+        # done.
         while trainer.meet_before_update() and not ended:
             window = window_at(trainer.step, stage)
             if batches is None or batches.window != window:
                 batches = WindowBatches(session, session.folders[name], window)
-            # A synchronisation: all batches of the window are sampled now, or are here by now if a
-            # server was ahead. Their cost is stored with them, and counted when a batch is first
-            # trained on.
+            # A synchronisation: all batches of the window are sampled now, or a server has sampled
+            # them ahead. Their cost is stored with them, and counts when a batch is first trained
+            # on.
             if trainer.step == window.first_update:
                 cursor, generation = _sample_window(trainer, stage, source, batches)
                 _add_logprobs(trainer, stage, scorer, fixed, batches)
@@ -133,11 +133,11 @@ def run(session: Session, name: str, stage: Online, data: ExternalBatches | None
                 generation = {}
                 if not trainer.step and stage.policy == INIT and dump is None:
                     _show_first(session, train_batch)
-                # Launches this update, and logs the one before, whose metrics are ready by now.
+                # Launches this update, and logs the previous one, whose metrics are ready.
                 trainer.update(train_batch.batch.groups, metrics)
-            # Only now: a start that ends before this update draws the window's prompts again.
+            # Only now: a run killed earlier must draw the window's prompts again.
             state.cursor = cursor
-            # Before the checkpoint, which has the alerts and the end that these record.
+            # Before the checkpoint, which stores the alerts and the end that these record.
             cause = partial(_cause, trainer, stage, train_batch)
             alerts.watch(trainer, stage, metrics, cause)
             ended = early_stopping.ends(trainer, stage)
@@ -160,7 +160,7 @@ def run(session: Session, name: str, stage: Online, data: ExternalBatches | None
 
 @contextmanager
 def _opened(trainer: Trainer, stage: Online, dump: ExternalBatches | None) -> Iterator[Source]:
-    """Yield where the stage's rollouts come from; end what is sampled ahead."""
+    """Yield the source of the stage's rollouts; end sampling ahead on exit."""
     session, name = trainer.session, trainer.name
     if dump is not None or not stage.steps:
         yield Source(None, dump=dump)
@@ -177,10 +177,10 @@ def _opened(trainer: Trainer, stage: Online, dump: ExternalBatches | None) -> It
 def _sample_window(
     trainer: Trainer, stage: Online, source: Source, batches: WindowBatches
 ) -> tuple[Cursor, dict[str, float]]:
-    """Draw a window's prompts, and sample and score responses with the present policy, or take them
-    from a dump; return the position behind the prompts, and metrics."""
+    """Draw a window's prompts, and sample and score responses with the current policy, or read them
+    from a dump; return the position after the prompts, and metrics."""
     state, window = trainer.extra_state, batches.window
-    if source.dump is not None:  # its windows are of one batch, as the config sees to
+    if source.dump is not None:  # its windows have one batch: the config's check ensures it
         number = window.first_batch
         shard = shard_path(trainer.session.folders[trainer.name], number)
         batches.add(number, source.dump.batch(number, shard))
@@ -220,8 +220,8 @@ def _add_logprobs(
     fixed: dict[str, Decoder],
     batches: WindowBatches,
 ) -> None:
-    """Add the log-probabilities under other policies to all batches of a window, where the loss
-    needs any: the next update changes the policy that sampled, and nothing keeps a copy.
+    """Add the log-probabilities under other policies to all batches of a window, if the loss needs
+    any. The next update overwrites the policy that sampled.
 
     fixed: `FIXED` -> the reference, once it is loaded.
     """
@@ -254,8 +254,8 @@ def _train_batch(trainer: Trainer, stage: Online, batches: WindowBatches) -> Tra
 
 
 def _count(trainer: Trainer, stage: Online, source: Source, train_batch: TrainBatch) -> None:
-    """Add the cost and the counts of a batch that was not used before to the stage's, and its
-    rewards to the history by which a curriculum chooses the next prompts."""
+    """Add the cost and counts of a new batch to the stage's, and its rewards to the history by
+    which a curriculum chooses the next prompts."""
     cost, state, groups = trainer.cost, trainer.extra_state, train_batch.groups
     for part in train_batch.costs:
         cost.add(part)
@@ -277,7 +277,7 @@ def _count(trainer: Trainer, stage: Online, source: Source, train_batch: TrainBa
 
 
 def _counts(trainer: Trainer, stage: Online) -> dict[str, int]:
-    """Return counts for the record: of rollouts and prompts, and of the prompts' use."""
+    """Return counts for the record: of rollouts, of prompts, and of the use of prompts."""
     names = ["prompts"]
     if stage.is_preference_loss:
         names += ["pairs", "skipped"]
@@ -290,7 +290,7 @@ def _counts(trainer: Trainer, stage: Online) -> dict[str, int]:
 
 
 def _staleness(trainer: Trainer, stage: Online, train_batch: TrainBatch) -> dict[str, float]:
-    """Return the metric of how old a batch is at this update, where that may be more than 0."""
+    """Return the age of a batch at this update as a metric, {} if it is always 0."""
     if not stage.samples or stage.sync_every == 1:
         return {}
     policies = [row.policy for row in rows_of(train_batch.groups)]
@@ -298,8 +298,8 @@ def _staleness(trainer: Trainer, stage: Online, train_batch: TrainBatch) -> dict
 
 
 def issues(session: Session, name: str, stage: Online) -> Seen:
-    """Return what may be wrong with the number of problems, the lengths of responses, or a dump,
-    which `run` takes. Raises ValueError as the run would for them."""
+    """Check the number of problems, the lengths of responses, or a dump, which `run` reuses. Raises
+    ValueError as the run would for them."""
     row_shape(session, stage)
     external = external_batches(session, name, stage)
     if external is None:
@@ -318,7 +318,7 @@ def issues(session: Session, name: str, stage: Online) -> Seen:
     found = alerts.position_issues(session, setting, pairs=external.pairs)
     if external.unweighed:
         text = (
-            f"have {external.unweighed} responses without logprobs, so GRPO treats them as sampled by "
+            f"has {external.unweighed} responses without logprobs, so GRPO treats them as sampled by "
             "the current policy, at a ratio of 1"
         )
         remedy = 'give logprobs and set clip.importance_cap=2, or loss="dpo", which needs none'
@@ -372,8 +372,8 @@ def phases(
 
 
 def _longest_batch(session: Session, stage: Online, is_filled: bool = False) -> list[Group]:
-    """Make a batch by the stage's own code: prompts and responses of the greatest length, half of
-    them right. is_filled: with the log-probabilities of other policies."""
+    """Build a batch with the stage's own code: prompts and responses of the greatest length, half
+    of them correct. is_filled: with the log-probabilities of other policies."""
     length = stage.sampling.max_new_tokens
     prompt = np.zeros(session.config.data.max_prompt_length, np.int32)
     tokens = np.zeros(length, np.int32)
@@ -415,10 +415,9 @@ def objective_of(compute: Compute, stage: Online) -> Objective:
 
 
 def row_shape(session: Session, stage: Online) -> RowShape:
-    """Choose packed rows for responses of the greatest length, and for responses of all lengths up
-    to that.
+    """Choose packed rows for responses of all lengths, up to the greatest.
 
-    Lengths are not known ahead, and rows that fit the longest responses alone are half empty behind
+    Lengths are not known ahead, and rows for the longest responses alone would be half empty after
     shorter ones. With GroupDPO a row holds at least all responses of a prompt.
     """
     most = stage.sampling.max_new_tokens
@@ -428,8 +427,8 @@ def row_shape(session: Session, stage: Online) -> RowShape:
     if stage.loss == "group_dpo":
         max_responses = max(max_responses, samples + samples % 2)
     prompts = session.problems.prompt_lengths[: min(stage.prompts_per_step, 32)]
-    # Fractions that are spread evenly over 0 to 1 however many there are, short and long ones mixed:
-    # those of multiples of the golden ratio.
+    # Multiples of the golden ratio, modulo 1: any number of them is spread evenly over 0 to 1, with
+    # short and long ones mixed.
     shares = np.arange(1, len(prompts) * samples + 1) * 0.618034 % 1
 
     def batch(lengths: np.ndarray) -> list[Group]:
@@ -494,8 +493,8 @@ def _log_samples(trainer: Trainer, train_batch: TrainBatch) -> None:
 
 
 def _stop_without_signal(trainer: Trainer, stage: Online, train_batch: TrainBatch) -> None:
-    """Raise StopRun when no group of many steps in a row taught anything; the policy so far is
-    saved."""
+    """Raise StopRun after `PATIENCE` steps in a row without reward signal; save the policy
+    first."""
     state = trainer.extra_state
     if train_batch.batch.has_signal.any():
         state.without_signal = 0
@@ -509,7 +508,7 @@ def _stop_without_signal(trainer: Trainer, stage: Online, train_batch: TrainBatc
     raise StopRun(
         f"{trainer.name}: no reward signal for {state.without_signal} steps in a row; "
         f"{cause.symptom}. To try: {cause.remedy}. "
-        f"The policy so far is kept, step {trainer.step} in {trainer.session.folders[trainer.name]}"
+        f"The policy so far is saved, step {trainer.step} in {trainer.session.folders[trainer.name]}"
     )
 
 

@@ -1,5 +1,5 @@
-"""All that is wrong with a run, in lists: what config/check.py finds in the settings with what needs
-other files, and then what its rewards and stages find (of its inputs session/build.py tells).
+"""The errors and warnings of a run, as lists: first those of its settings and the files they name,
+then those of its rewards and stages. session/session.py raises the errors of its inputs.
 
     settings ─► config/check.py ─► files, rewards, other runs ─► [Issue("error", "stages.dpo.beta", …), …]
     session ─► rewards, stages ─► [Issue("error", "stages.sft.data", …), …]
@@ -36,13 +36,13 @@ from g2d_jax.stages.trial import Trial, try_reward
 def checked(
     config: ConfigDict | Config, until: str | None = None, known: Sequence[Issue] = ()
 ) -> tuple[Config, list[Issue]]:
-    """Return the settings as records, and warnings: what is wrong should show now, not after hours
-    of warm-up.
+    """Return the settings as records, and warnings: errors should show now, not after hours of
+    warm-up.
 
     config: relative paths of a ConfigDict are relative to the working directory; a Config's are
-    absolute. until: the stage to stop after, None for all. known: errors found before. Raises
-    Invalid with all errors: those of config/check.py, files that are not there, reward functions
-    that cannot be imported, policies of other runs that do not exist. Loads nothing.
+    absolute. until: the stage to stop after, None for all. known: errors found earlier. Raises
+    Invalid with all errors: those of config/check.py, missing files, reward functions that cannot
+    be imported, missing policies of other runs. Loads nothing.
     """
     if isinstance(config, ConfigDict):
         config = config.copy_and_resolve_references()
@@ -57,7 +57,7 @@ def checked(
 
 
 def _issues(config: Config) -> Iterator[Issue]:
-    """Yield settings that name something which cannot be used, or a shape that is none."""
+    """Yield the errors of settings that name something unusable, or an impossible shape."""
     if not config.model.path:
         shape = partial(init_params.shape, config.model, 1)
         wrong = faults("model", lambda: shape({}))
@@ -83,29 +83,29 @@ def _issues(config: Config) -> Iterator[Issue]:
 
 @dataclass(frozen=True)
 class Found:
-    """What a look at stages found. seen: by stage, whose run takes it out. trials: of rewards."""
+    """The result of checking stages. seen: by stage, whose run removes it. trials: of rewards."""
 
     issues: list[Issue] = field(default_factory=list)
     seen: dict[str, Seen] = field(default_factory=dict)
     trials: list[Trial] = field(default_factory=list)
 
     def warnings(self, stage: str) -> list[Warned]:
-        """List the warnings of a stage, for its manifest: those of no other's."""
+        """List the warnings for a stage's manifest: all except those of other stages."""
         issues = dict.fromkeys(self.issues)
         own = [issue for issue in issues if _stage_of(issue) in ("", stage)]
         return [Warned(issue.path, str(issue)) for issue in own]
 
 
 def examine(session: Session, names: Sequence[str], known: Sequence[Issue] = ()) -> Found:
-    """Print what is doubtful about a session, and return it with the trials of its rewards.
+    """Check a session; print the warnings, and return them with the trials of its rewards.
 
-    names: of stages that are not finished. known: found before. All processes call it together.
-    Raises Invalid with all that stops the run.
+    names: of stages that are not finished. known: issues found earlier. All processes call it
+    together. Raises Invalid with all errors.
     """
     tell(session.tracker, known)
     trials: list[Trial] = []
     issues: list[Issue] = []
-    if processes.leader():  # a judge is asked once
+    if processes.leader():  # a judge gets one request
         for task in session.config.all_tasks:
             setting = f"{prefix_of(task)}reward.function"
             issues += faults(setting, partial(try_reward, session, task, trials, issues))
@@ -124,7 +124,7 @@ def unfinished(folders: Mapping[str, epath.Path], names: Sequence[str]) -> list[
 
 
 def tell(tracker: Tracker, found: Sequence[Issue]) -> None:
-    """Raise Invalid for the errors among issues; without any print the warnings, each once. All
+    """Raise Invalid for the errors among issues; without any, print each warning once. All
     processes call it together."""
     with processes.barrier():
         check.refuse(found)
@@ -139,13 +139,12 @@ def _stage_of(issue: Issue) -> str:
 
 
 def of_stages(session: Session, names: Sequence[str]) -> Found:
-    """Return what stages find wrong with their data, their rows and what draws their responses, and
-    what they read."""
+    """Check the data, rows and engines of stages; return the issues, and the data they read."""
     config = session.config
     found = Found([*session.problems.issues])
     if any(config.stages[name].samplings() for name in names):
         setting = "engine.url" if config.engine.is_server else "compute"
-        # A server is asked for its model's name.
+        # Requests a server's model name.
         found.issues.extend(
             faults(setting, lambda: getattr(session.sampling.engine, "model", None))
         )

@@ -1,7 +1,6 @@
-"""From checked settings to finished stages: a work directory is opened, and stages run in it one
-after another.
+"""From checked settings to finished stages: open a work directory, and run stages in it in order.
 
-Nothing here knows of reports, studies or plans; pipeline.py puts a run together.
+Nothing here uses reports, studies or plans; pipeline.py puts a run together.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from g2d_jax.session.session import (
     loaded,
     session_of,
 )
-from g2d_jax.session.stage_result import Compiled, StageResult
+from g2d_jax.session.stage_result import Compiled, Outcome, StageResult
 from g2d_jax.session.workdir import (
     PROGRAMS,
     check_token,
@@ -53,12 +52,12 @@ from g2d_jax.session.workdir import (
     source_digest,
     without_secrets,
 )
-from g2d_jax.stages import run_issues
+from g2d_jax.stages import Seen, run_issues
 
 
 def require_packages(config: Config) -> None:
-    """Raise ImportError naming the extra for a package that a run needs, though no plan of it, and
-    that is missing."""
+    """Raise ImportError naming the extra for a missing package that a run needs, though not its
+    plan."""
     if config.logging.wandb:
         require_wandb()
 
@@ -73,8 +72,8 @@ def open_session(
     objectives: Objectives,
     warnings: Sequence[Issue] = (),
 ) -> Iterator[tuple[Session, run_issues.Found]]:
-    """Take a work directory for a run and yield what its stages work with, and what a look at those
-    that are not finished found; all processes enter it together. warnings: of the settings."""
+    """Claim a work directory; yield the run's session, and the result of checking its unfinished
+    stages. All processes enter it together. warnings: of the settings."""
     flags.set_up_gpus()
     check_joined()
     with (
@@ -119,7 +118,7 @@ def open_session(
                 known = [*warnings, *(warning(name, *_CHANGED) for name in changed)]
                 seen = run_issues.examine(session, names, known)
                 compiling.take_programs()  # those of an earlier run in this process
-                _introduce(session, order, until)
+                _print_summary(session, order, until)
                 problems = session.problems.train
                 session.scorer.start(problems[:: -(-len(problems) // 256) or 1])
                 yield session, seen
@@ -127,12 +126,12 @@ def open_session(
 
 _CHANGED = (
     "is in a file that has changed since this run began",
-    "choose another --workdir to score all responses by this one",
+    "choose another --workdir to score all responses by the new version",
 )
 
 
-def _introduce(session: Session, order: Plan, until: str) -> None:
-    """Tell what is run, with which model on which devices, and on which problems."""
+def _print_summary(session: Session, order: Plan, until: str) -> None:
+    """Print the stages, model, devices and problems of a run."""
     config, say = session.config, session.tracker.say
     stages: list[str] = []
     for name in order.until(until):
@@ -160,20 +159,19 @@ def _introduce(session: Session, order: Plan, until: str) -> None:
 
 
 def check_joined() -> None:
-    """Raise ValueError in a process of several that knows nothing of the others, and without the
-    devices asked for."""
+    """Raise ValueError if several processes have not joined, or the requested devices are
+    missing."""
     flags.check_devices()
     if jax.process_count() != processes.count():
         raise ValueError(
-            "there are several processes that do not know each other: call "
+            "there are several processes that have not joined each other: call "
             "g2d_jax.runtime.processes.initialise()"
         )
 
 
 @contextlib.contextmanager
 def _locked(folder: epath.Path) -> Iterator[None]:
-    """Lock the work directory for this run, by its leader. Raises Preempted for a run told to stop
-    before it began."""
+    """Let the leader lock the work directory. Raises Preempted on a request to stop before it."""
     processes.check_stop_together()
     with contextlib.ExitStack() as stack:
         processes.on_leader(lambda: stack.enter_context(locked(folder)))
@@ -200,11 +198,11 @@ def run_stage(
 ) -> StageResult:
     """Run one stage unless it is finished; return its record.
 
-    found: of a look at it; what was read for it then is taken out. again: go on with a stage that is
-    finished already, and replace its record at the end.
+    found: the result of checking it, whose data is removed. again: go on with a finished stage, and
+    replace its record at the end.
     """
     found = found or run_issues.Found()
-    folder, stage = session.folders[name], session.config.stages[name]
+    folder, kind = session.folders[name], session.config.stages[name].kind
     processes.note_progress(name)
     processes.check_interrupted()
     read = functools.cache(stage_result.read)  # a record may be long
@@ -215,41 +213,23 @@ def run_stage(
         session.tracker.say(f"{name}: done before, skipped")
         return done
     started = time.time()
-    memory.give_back()  # of the stage before
-    try:
-        with session.tracker.measured() as peak:
-            seen = found.seen.pop(name, None)
-            data = [seen.data] if seen and seen.data is not None else []
-            outcome = stage_modules.of_kind(stage.kind).run(session, name, stage, *data)
-            session.writer.wait()
-            held = max(processes.gather(peak.read()))
-    except Exception as error:
-        text = without_secrets(str(error) or repr(error)).removeprefix(f"{name}: ")
-        session.tracker.end(Ended("error", text, name, isinstance(error, StopRun)))
-        if isinstance(error, RewardFailed):
-            message = f"{name}: {error}. Fix it, and {processes.AGAIN}: nothing is lost"
-            raise RewardFailed(message) from error
-        if isinstance(error, StopRun):
-            raise StopRun(f"{error}. {processes.ANOTHER}") from error
-        raise
+    memory.give_back()  # of the previous stage
+    outcome, held = _run(session, name, found.seen.pop(name, None))
     made_from = {}
     for needed in order.inputs[name]:
         made = stage_result.read(session.folders[needed])
         made_from[needed] = made.fingerprint if made else None
-    programs = {}
-    for program, told in compiling.take_programs().items():
-        programs[program] = Compiled(int(told["compiled"]), told["seconds"])
     outcome = replace(outcome, warnings=[*found.warnings(name), *outcome.warnings])
     result = StageResult(
         **vars(outcome),
-        kind=stage.kind,
+        kind=kind,
         name=name,
         fingerprint=inputs.stage_fingerprint(session, name, made_from),
         started=started,
-        programs=programs,
+        programs=_compiled_programs(),
         peak_memory_bytes=held,
     )
-    if stage.kind not in TRAINING:  # training stages log it with every update
+    if kind not in TRAINING:  # training stages log it with every update
         session.tracker.log(name, 0, result.cost.goodput, kind="goodput")
     session.tracker.flush()
     processes.on_leader(lambda: stage_result.write(folder, result))
@@ -258,6 +238,37 @@ def run_stage(
         "at most"
     )
     return result
+
+
+def _run(session: Session, name: str, seen: Seen | None) -> tuple[Outcome, float]:
+    """Run a stage; return its outcome, and the peak of host memory in bytes, of any process.
+
+    seen: the result of checking it. An error is logged as the run's end, and raised with a remedy.
+    """
+    stage = session.config.stages[name]
+    data = [seen.data] if seen and seen.data is not None else []
+    try:
+        with session.tracker.measured() as peak:
+            outcome = stage_modules.of_kind(stage.kind).run(session, name, stage, *data)
+            session.writer.wait()
+            return outcome, max(processes.gather(peak.read()))
+    except Exception as error:
+        text = without_secrets(str(error) or repr(error)).removeprefix(f"{name}: ")
+        session.tracker.end(Ended("error", text, name, isinstance(error, StopRun)))
+        if isinstance(error, RewardFailed):
+            message = f"{name}: {error}. Fix it, and {processes.AGAIN}: your results are safe"
+            raise RewardFailed(message) from error
+        if isinstance(error, StopRun):
+            raise StopRun(f"{error}. {processes.ANOTHER}") from error
+        raise
+
+
+def _compiled_programs() -> dict[str, Compiled]:
+    """Return the programs that were compiled since the last call, by name."""
+    programs = {}
+    for name, times in compiling.take_programs().items():
+        programs[name] = Compiled(int(times["compiled"]), times["seconds"])
+    return programs
 
 
 def _own(reward: RewardFunction | None, objectives: Objectives) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the cold policy that the other stages start from."""
+"""Supervised fine-tuning, which trains the starting policy of the other stages."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from g2d_jax.stages import Seen, alerts
 from g2d_jax.stages.causes import unread
 from g2d_jax.training import objectives
 
-MOST_READ = 256  # demonstrations of a task in which answers are looked for
+MOST_READ = 256  # demonstrations of a task whose answers are checked
 Encoded = tuple[np.ndarray, np.ndarray]
 """The token ids of a prompt and of its completion, int32 [P] and [T]."""
 Examples = tuple[list[Encoded], dict[str, int], list[Issue]]
-"""Those that fit, counts of each kind, and what may be wrong with them."""
+"""Examples that fit, counts of each kind, and issues."""
 
 
 def run(session: Session, name: str, stage: Sft, data: Examples | None = None) -> Outcome:
-    """Train on demonstrations for stage.steps updates; return what was done. data: as `issues` read
+    """Train on demonstrations for stage.steps updates; return the outcome. data: as `issues` read
     it, None reads it now."""
     demonstrations, counts, _ = data or examples(session, name, stage)
     order = problem_order(session.config, len(demonstrations), f"sft/{name}")
@@ -54,7 +54,7 @@ def run(session: Session, name: str, stage: Sft, data: Examples | None = None) -
 
 
 def issues(session: Session, name: str, stage: Sft) -> Seen:
-    """Return what may be wrong with the examples, and these for `run`."""
+    """Check the examples, and return them for `run`."""
     data = encoded, _, found = examples(session, name, stage)
     prompt, completion = encoded[0]
     head = f"{name}: {len(encoded)} examples of {described(stage.data)}; the first of them:"
@@ -66,8 +66,8 @@ def issues(session: Session, name: str, stage: Sft) -> Seen:
 def phases(
     session: Session, name: str, stage: Sft, response: int | None = None, columns: int = 0
 ) -> list[Training]:
-    """List the stage's training, on rows of this length, 0: what holds max_length. Its examples
-    count as of max_length each whatever `response` is."""
+    """List the stage's training. columns: of a row, 0: enough for max_length. Every example counts
+    as max_length tokens, for any `response`."""
     half = stage.max_length // 2
     pair = np.zeros(stage.max_length - half, np.int32), np.zeros(half, np.int32)
     columns = columns or choose_row_length(session, stage.max_length)
@@ -85,8 +85,8 @@ def phases(
 
 
 def examples(session: Session, name: str, stage: Sft) -> Examples:
-    """Load the examples that fit, without those whose prompt is in dev or test, as token ids; count
-    each kind, and return what may be wrong with them and the settings."""
+    """Load the examples that fit, without those whose prompt is in dev or test, as token ids;
+    return them with counts of each kind, and issues."""
     data, tokenizer = stage.data, session.tokenizer
     limit = data.limit or (
         stage.steps * stage.batch_size if data.path.startswith("procedural:") else None
@@ -115,7 +115,7 @@ def examples(session: Session, name: str, stage: Sft) -> Examples:
         )
     if overlap:
         session.tracker.say(
-            f"stages.{name}.data: {counted(overlap, 'example')} dropped, whose prompt asks a problem "
+            f"stages.{name}.data: {counted(overlap, 'example')} dropped: their prompts are problems "
             "of dev or test"
         )
     too_long = len(distinct) - len(unwritten) - len(fits)
@@ -126,7 +126,7 @@ def examples(session: Session, name: str, stage: Sft) -> Examples:
     if not fits:
         raise ValueError(
             f"stages.{name}.data has no example that fits: {too_long} are longer than max_length "
-            f"{stage.max_length}, {overlap} ask a problem of dev or test"
+            f"{stage.max_length}, {overlap} are for problems of dev or test"
         )
     counts = {
         "duplicates": report.duplicates,
@@ -146,19 +146,19 @@ def examples(session: Session, name: str, stage: Sft) -> Examples:
 
 
 def _unread(session: Session, setting: str, demonstrations: Sequence[Example]) -> list[Issue]:
-    """Warn of demonstrations of training problems with an answer that the reward would not read."""
+    """Warn of demonstrations of training problems whose answers the reward would not read."""
     tasks, problems = session.config.all_tasks, session.problems.train_by_id
     by_task: dict[str, list[str]] = {}
     for example in demonstrations:
         prompt = example.prompt
-        asked = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-        problem = problems.get(example.id) or problems.get(problem_id(asked))
+        question = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        problem = problems.get(example.id) or problems.get(problem_id(question))
         if problem is not None and problem.answer is not None:
             by_task.setdefault(problem.task, []).append(example.completion)
     found = []
     for task, texts in by_task.items():
         if is_read_by_rule(session, task) and (cause := unread(texts[:MOST_READ], task, tasks)):
-            text = f"teaches what gets no reward: {cause.symptom}"
+            text = f"teaches answers that get no reward: {cause.symptom}"
             found.append(warning(setting, text, f"to try: {cause.remedy}"))
     return found
 

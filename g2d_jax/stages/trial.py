@@ -1,4 +1,4 @@
-"""Rewards tried before a run: on the reference answers of a few problems, and on wrong ones."""
+"""Trials of rewards before a run: on the reference answers of a few problems, and on wrong ones."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Trial = tuple[str, list[list[Any]]]
 
 
 def try_reward(session: Session, task: str, trials: list[Trial], found: list[Issue]) -> None:
-    """Score the reference answers of a task's first problems, and others, as the prompt asks for
-    answers; add the trial, and a warning. Not of a reward model. Raises RewardFailed.
+    """Score correct and wrong answers to a task's first problems; add the trial, and a warning of
+    mistakes. Skips a reward model. Raises RewardFailed.
 
-    Where it asks for none, or for a form that the rule of reward.answers does not read, in the form
-    of the rule; such a form is tried beside it, and warned of.
+    Answers have the form that the prompt asks for. If it asks for none, or for one that
+    reward.answers does not read, they have the rule's form, and the prompt's form is tried, too.
     """
     problems, reward = problems_of(session, task), session.config.all_tasks[task].reward
     if not problems or reward.function == "model":
@@ -46,8 +46,8 @@ def try_reward(session: Session, task: str, trials: list[Trial], found: list[Iss
     ids = [np.zeros(1, np.int32)] * len(texts)
     scores = session.scorer.score_local(tried_problems, graded, ids)
     title = (
-        f"the reward of {task}, tried; answers are read by the rule {reward.answers!r}, and correct "
-        f"is what gets more than reward.correct_above={reward.correct_above:g}"
+        f"trial of the reward of {task}: answers are read by the rule {reward.answers!r}, and are "
+        f"correct above reward.correct_above={reward.correct_above:g}"
     )
     rows: list[list[Any]] = []
     trials.append((title, rows))
@@ -56,10 +56,10 @@ def try_reward(session: Session, task: str, trials: list[Trial], found: list[Iss
         shown = "" if problem.answer is None else kind
         rows.append([problem.id, shown, text, score.reward, score.verdict.value])
         if score.verdict in _UNEXPECTED.get(shown, ()):
-            misjudged.append(f"{text!r:.60}, a {kind} answer to {problem.id} ({score.reward:g}),")
+            misjudged.append(f"{text!r:.60}, a {kind} answer to {problem.id} ({score.reward:g})")
     if misjudged and session.config.verifiable[task]:
-        text = f"takes {' '.join(misjudged)} for the opposite of what it is"
-        remedy = f"look at how it reads responses, and at correct_above={reward.correct_above:g}"
+        text = f"misjudges {'; '.join(misjudged)}"
+        remedy = f"check how it reads responses, and correct_above={reward.correct_above:g}"
         found.append(warning(f"{prefix_of(task)}reward", text, remedy))
 
 
@@ -69,11 +69,13 @@ def _responses(
     """Return responses to try, each with its problem and kind ("right", …)."""
     reward = session.config.all_tasks[task].reward
     answers = [problem.answer for problem in problems if problem.answer is not None]
-    # A function of one's own may have to do without the answers of some problems.
+    # A user's function may get no answer for some problems.
     holes = [problem for problem in problems[SHOWN:] if answers and problem.answer is None]
     problems = [*problems[:SHOWN], *holes[:1]]
-    asked = forms_asked_for(session, problems[0])
-    chosen = (read_by_rule(session, task, asked) if is_read_by_rule(session, task) else asked)[:1]
+    requested = forms_asked_for(session, problems[0])
+    chosen = (
+        read_by_rule(session, task, requested) if is_read_by_rule(session, task) else requested
+    )[:1]
     form = chosen[0].write if chosen else partial(in_form, rule=reward.answers)
     opened = opening_thoughts(session.tokenizer, problems)
 
@@ -83,11 +85,11 @@ def _responses(
 
     tried: list[tuple[Problem, str, str]] = []
     for problem in problems:
-        # Another problem's answer is wrong in a way that the reward may well take for right.
+        # Another problem's answer is wrong, but looks correct to a faulty reward.
         others = (answer for answer in answers if answer != problem.answer)
         wrong = next(others, f"{problem.answer}1")
         tried.append((problem, "right", write(problem, problem.answer or "")))
         tried.append((problem, "wrong", write(problem, wrong)))
-        if asked and not chosen:
-            tried.append((problem, "right, as asked", asked[0].write(problem.answer or "")))
+        if requested and not chosen:
+            tried.append((problem, "right, as asked", requested[0].write(problem.answer or "")))
     return tried

@@ -1,16 +1,16 @@
 """The stages of all points as one graph, in which stages that would compute the same are one node.
 
-A node is named by a fingerprint of everything that decides its result: the settings outside the
-stages, its own, and the nodes it reads, with the content of the files, models and other runs that
-these name. An online stage at a constant learning rate is the beginning
-of the same stage with more steps, so all points that differ in its number of steps alone share one
-trajectory and branch off it:
+A node's id is a fingerprint of all that decides its result: the settings outside the stages, its
+own settings, the nodes it reads, and the content of the files, models and other runs that they
+name. An online stage at a constant learning rate is the beginning of the same stage with more
+steps. So points that differ only in its number of steps share one trajectory:
 
-    steps=20 and policy "warmup" ─► one node with the most steps any point asks for, which keeps 20, and "warmup@20"
+    steps=20, policy "warmup" ─► one node with the most steps of any point, which keeps 20;
+    "warmup@20"
 
-A best_checkpoint stage on a trajectory names the steps that its point keeps, and chooses among
-these alone. An evaluation is one node a policy, shared by all points that evaluate this policy, and
-one that compares them.
+A best_checkpoint stage on a trajectory names the steps that its point keeps, and chooses only among
+these. Each policy has one evaluation node, shared by all points that evaluate it; another node
+compares the policies.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from g2d_jax.stages import run_issues
 from g2d_jax.sweep.points import Point
 
 ENDING = ("steps", "keep", "budget")
-"""Settings of an online stage that say where it ends, not what it does."""
+"""Settings of an online stage that decide where it ends, not how it trains."""
 
 
 Trajectories = Mapping[str, tuple[int, Sequence[int]]]
-"""Node of an online stage -> the most steps that are asked of it, and the steps to keep."""
+"""Node of an online stage -> the most steps that are needed of it, and the steps to keep."""
 
 
 @dataclass(frozen=True)
 class Node:
     """One stage to run. stages: name -> node id of all stages of the config, its own included.
 
-    config: the stage with all it is made from. evaluated: policy -> node where its evaluation lies.
+    config: the stage with all it is made from. evaluated: policy -> node of its evaluation.
     inputs: the nodes that must be finished before this one.
     """
 
@@ -148,8 +148,8 @@ def _ids(config: Config) -> dict[str, str]:
 
 
 def _nodes(config: Config, ids: Mapping[str, str], name: str) -> list[Node]:
-    """Return the node of a stage; before that of an evaluation of several policies, one for each
-    policy."""
+    """Return the node of a stage; an evaluation of several policies has one for each policy
+    first."""
     stage = config.stages_of(Evaluate).get(name)
     if stage is None or len(stage.policies) < 2:
         return [_node(config, ids, name, {})]

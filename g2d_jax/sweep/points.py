@@ -44,10 +44,9 @@ class Point:
 def with_axes(
     config: ConfigDict, product: Sequence[str], zipped: Sequence[str], seeds: Sequence[int]
 ) -> ConfigDict:
-    """Return the config with a study given by overrides in place of its own section; seeds replace
-    the config's.
+    """Return the config with a study from the command line; seeds replace the config's.
 
-    Raises ValueError if both give arms, or neither does.
+    Raises ValueError if both the config and the command line have arms, or neither.
     """
     study: ConfigDict = config.copy_and_resolve_references()
     study.unlock()
@@ -74,7 +73,7 @@ def with_axes(
 
 
 def refuse_decided(config: ConfigDict, overrides: Sequence[str]) -> None:
-    """Raise ValueError for an override, "FIELD=VALUE", that no point has: each sets the field."""
+    """Raise ValueError for an override, "FIELD=VALUE", that every point replaces."""
     arms = []
     for arm in config.sweep.arms.values():
         arms.append({_field(entry) for entry in (*arm.fixed, *arm.product, *arm.zip)})
@@ -82,13 +81,12 @@ def refuse_decided(config: ConfigDict, overrides: Sequence[str]) -> None:
         field = _field(override)
         if field == "seed" and config.sweep.seeds:
             raise ValueError(
-                f"the study runs its seeds, {listed(config.sweep.seeds)}, and none of its points "
-                f"has {override}: give --seeds"
+                f"the study runs its seeds, {listed(config.sweep.seeds)}, and ignores {override}: "
+                "give --seeds"
             )
         if all(field in fields for fields in arms):
             raise ValueError(
-                f"every arm of the study sets {field}, and none of its points has {override}: "
-                "change the arms"
+                f"every arm of the study sets {field}, which replaces {override}: change the arms"
             )
 
 
@@ -143,7 +141,7 @@ def _values(name: str, entry: str) -> tuple[str, list[str]]:
     field, arm = _field(entry), f"sweep.arms.{name}"
     if field in ("seed", "name"):
         raise ValueError(
-            f"{arm}: {entry!r}: seeds are given by sweep.seeds or --seeds, names are made here"
+            f"{arm}: {entry!r}: set seeds with sweep.seeds or --seeds; names are automatic"
         )
     values = split_values(text)
     if not equals or not values:

@@ -1,4 +1,4 @@
-"""The run of a study: every node of the graph that is not finished and not being run elsewhere,
+"""The run of a study: all nodes of its graph that are not finished and that no other process runs,
 inputs first.
 
     DIR/
@@ -8,11 +8,10 @@ inputs first.
       NAME.html, NAME.md, NAME.csv   what the study measured, written when a process ends
 
 Several workers, on one machine or on several that share the directory, may run the same command:
-each takes the next node that is free. A worker may itself be several processes, whose leader takes
-the nodes. Nodes are locked as `lock.py` says: by the file system
-(`flock`, which network file systems pass on or not: see theirs), on an object store by leases. The
-command may be given again with more points, and other studies may use the directory: finished nodes
-are reused.
+each runs the next free node. A worker may be several processes with one leader. lock.py describes
+how nodes are locked: by `flock` on a file system (not every network file system supports it), by
+leases on an object store. You may repeat the command with more points, and other studies may use
+the directory: finished nodes are reused.
 """
 
 from __future__ import annotations
@@ -62,9 +61,9 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
     """Run, or continue, all points of a config with a sweep section; return the nodes that failed
     with the reason.
 
-    A stage that cannot go on fails with all that is made from it; the rest of the study goes on.
-    Raises ValueError for a config that cannot work, and for a directory that holds something else;
-    OSError for a full disk.
+    A stage that fails also fails all stages made from it; the rest of the study goes on. Raises
+    ValueError for a config that cannot work, and for a directory that holds something else; OSError
+    for a full disk.
     """
     run_stages.check_joined()
     root = absolute(workdir)
@@ -93,9 +92,9 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
 
 
 def _report(name: str, root: epath.Path, tracker: Tracker) -> None:
-    """Show and write what the study found. An error is a warning."""
+    """Show and write the report of the study. An error is a warning."""
     with pipeline.only_warned(tracker, root):
-        from g2d_jax.report.study import write_study  # here: it loads what draws figures
+        from g2d_jax.report.study import write_study  # here: it loads the plotting library
         from g2d_jax.report.tables import FIRST
 
         table = partial(tracker.table, first=FIRST, rest=f"{name}.html")
@@ -124,8 +123,8 @@ def show(config: ConfigDict, workdir: storage.PathLike) -> None:
 
 
 def _whole_graph(name: str, studied: Sequence[Point], root: epath.Path) -> Graph:
-    """Build the graph of points with what other studies need. Raises ValueError for what cannot
-    work, before anything is written."""
+    """Build the graph of points, with the steps that other studies need. Raises ValueError for a
+    config that cannot work, before anything is written."""
     graph = build(studied, _requested_steps(root))
     for _, settings, _ in graph.points:
         run_stages.require_packages(settings)
@@ -148,10 +147,10 @@ def _by_label(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _requested_steps(root: epath.Path) -> dict[str, tuple[int, list[int]]]:
     """Map trajectory to the most steps, and the steps to keep, that any study of the directory
-    needs of it.
+    needs.
 
-    A step that it has passed without keeping it is left out: who asks for it is refused, and the
-    others are not.
+    Steps that it has passed without keeping them are left out: only a study that needs them is
+    refused.
     """
     requested: dict[str, tuple[int, list[int]]] = {}
     for path in (root / PLANS).glob("*.json"):
@@ -165,7 +164,7 @@ def _requested_steps(root: epath.Path) -> dict[str, tuple[int, list[int]]]:
 
 
 def _requested_by_all(root: epath.Path) -> dict[str, tuple[int, list[int]]]:
-    """Return `_requested_steps` as the leader finds them, on all processes."""
+    """Return the leader's `_requested_steps` on all processes."""
     found = processes.on_leader(lambda: _requested_steps(root))
     return {name: (most, steps) for name, (most, steps) in found.items()}
 
@@ -181,8 +180,8 @@ def _passed(folder: epath.Path, steps: Sequence[int]) -> list[int]:
 
 
 def _require_free(root: epath.Path) -> None:
-    """Raise ValueError for a directory that holds something else than studies."""
-    # The points of a process that came first and is not through with this yet.
+    """Raise ValueError for a directory that holds something other than studies."""
+    # Another process that started first may have written its points already.
     begun = {LOCK, PLANS, "points"}
     if not root.exists() or (root / PLANS).exists():
         return
@@ -193,15 +192,17 @@ def _require_free(root: epath.Path) -> None:
 def _claim(
     config: ConfigDict, studied: Sequence[Point], root: epath.Path, say: Callable[[str], None]
 ) -> None:
-    """Write this study's plan beside those of others. Says which reward functions have changed
-    since.
+    """Write this study's plan next to those of other studies. Prints which reward functions have
+    changed.
 
-    One process at a time: each reads the others' requests, and adds its own points and steps to
-    those of the same name. Raises ValueError where these would be other seeds of points that have
-    other settings.
+    Only one process runs it at once: each reads the others' requests, and adds its own points and
+    steps to those of the same name. Raises ValueError if a new point would be another seed of one
+    with other settings.
     """
     with awaited(root / PLANS):
-        graph = _whole_graph(config.name, studied, root)  # others may have asked for more since
+        graph = _whole_graph(
+            config.name, studied, root
+        )  # other studies may have requested more since
         file = root / PLANS / f"{config.name}.json"
         before: dict[str, Any] = {"points": [], "trajectories": {}}
         if file.exists():
@@ -231,17 +232,17 @@ def _claim(
         storage.write_json(file, content)
     for name in changed:
         say(
-            f"WARNING: {name} is in a file that has changed. Stages that are done keep the rewards "
-            "that they were given: choose another --workdir to score all by this one"
+            f"WARNING: {name} is in a file that has changed. Finished stages keep their rewards: "
+            "choose another --workdir to score all responses by the new version"
         )
 
 
 def _require_alike(folder: epath.Path, listed: Mapping[str, Any], graph: Graph) -> None:
-    """Raise ValueError where a new point and one listed before differ in more than their seed, and
-    would be one row of the report.
+    """Raise ValueError if a new and a listed point would share a row of the report, but differ in
+    more than their seed.
 
-    folder: of the study's points. listed: label -> point, of the plan. A point that is given again
-    replaces its old one.
+    folder: of the study's points. listed: label -> point, of the plan. A repeated point replaces
+    its old one.
     """
     new = {}
     for point, settings, _ in graph.points:
@@ -259,8 +260,8 @@ def _require_alike(folder: epath.Path, listed: Mapping[str, Any], graph: Graph) 
         if changed := differences(then, is_now):
             lines = "\n  ".join(changed)
             raise ValueError(
-                f"the study has the point {label} with other settings, and its report would take "
-                f"both for seeds of one setting:\n  {lines}\nTake another --workdir or "
+                f"the study has the point {label} with other settings, and its report would treat "
+                f"both as seeds of one setting:\n  {lines}\nChoose another --workdir or "
                 "config.name, or undo the change"
             )
 
@@ -268,8 +269,8 @@ def _require_alike(folder: epath.Path, listed: Mapping[str, Any], graph: Graph) 
 def _but_seed(
     config: Config | ConfigDict, read: Mapping[str, str], multiplied: str
 ) -> dict[str, Any]:
-    """Return a point's identity without its seed, and without the ends of trajectories, which go on
-    for other points. read: the content of its inputs. multiplied: the precision of its products."""
+    """Return a point's identity without its seed and the ends of its trajectories. read: content
+    digests of its inputs. multiplied: the precision of its matrix products."""
     values = {**identity(config, read), precision.NAME: multiplied}
     del values["seed"]
     for stage in values["stages"].values():
@@ -280,8 +281,8 @@ def _but_seed(
 
 
 class _Worker:
-    """One worker's part in a study: of a process, or of several together. failed: node -> reason,
-    for nodes that stopped and all that read them."""
+    """A worker of a study: one process, or several together. failed: node -> reason, for nodes that
+    failed and all that read them."""
 
     def __init__(
         self, name: str, studied: Sequence[Point], graph: Graph, root: epath.Path, tracker: Tracker
@@ -299,7 +300,7 @@ class _Worker:
         self._programs = program_cache.Programs()
 
     def work(self) -> dict[str, str]:
-        """Take nodes until all are done or failed."""
+        """Run nodes until all are done or failed."""
         try:
             waiting_for: list[str] = []
             while open_nodes := self._open_nodes():
@@ -330,15 +331,14 @@ class _Worker:
                     break
 
     def _take(self, node: Node) -> bool:
-        """Run a node, or see that it is finished; False if another process has it."""
+        """Run a node unless it is finished; return False if another process runs it."""
         folder = node_folder(self.root, node.id)
         state = processes.on_leader(lambda: _state(node, folder))
         if state == OPEN:
             with ExitStack() as stack:
                 if not processes.on_leader(lambda: stack.enter_context(try_lock(folder))):
                     return False
-                # Another worker may have run it meanwhile, or a study begun since may need more of
-                # it.
+                # Another worker may have run it meanwhile, or a newer study may need more of it.
                 latest = self._latest(node)
                 state = processes.on_leader(lambda: _state(latest, folder))
                 if state == OPEN:
@@ -350,15 +350,14 @@ class _Worker:
         return True
 
     def _latest(self, node: Node) -> Node:
-        """Return the node with the steps now requested of its trajectory, also by studies begun
-        since."""
+        """Return the node with the steps now requested of its trajectory, by newer studies, too."""
         mine, requested = self.graph.trajectories.get(node.id), _requested_by_all(self.root)
         if mine is not None and requested.get(node.id, mine) != mine:
             self.graph = build(self.studied, requested)
         return self.graph.nodes[node.id]
 
     def _run(self, node: Node, folder: epath.Path) -> str:
-        """Run the stage; return DONE, or why it cannot go on."""
+        """Run the stage; return DONE, or the reason of its failure."""
         number = list(self.graph.nodes).index(node.id) + 1
         self.tracker.say(f"[{number}/{len(self.graph.nodes)}] {node.id} ({self._users(node)})")
         described = {"config": to_dict(node.config), "stages": dict(node.stages)}
@@ -395,8 +394,8 @@ class _Worker:
             except (
                 ValueError,
                 RuntimeError,
-            ) as error:  # RuntimeError: what XLA raises, out of memory for one
-                # Where it is of one process alone, the others may be anywhere.
+            ) as error:  # RuntimeError: XLA's, such as out of memory
+                # If only one process raised it, the others may still compute.
                 is_of_all = processes.count() == 1 or isinstance(error, StopRun)
                 if os.environ.get("G2D_TRACEBACK") or not is_of_all:
                     raise
@@ -415,8 +414,8 @@ class _Worker:
         return ", ".join(labels)
 
     def _common(self, node: Node) -> Loaded:
-        """Return what nodes of equal settings outside the stages share: problems, tokenizer,
-        programs."""
+        """Return the problems, tokenizer and programs that nodes with equal settings outside the
+        stages share."""
         shared = to_dict(node.config)
         del shared["stages"], shared["name"]
         if self._loaded is None or shared != self._shared:
@@ -432,8 +431,7 @@ class _Worker:
 
 
 def _state(node: Node, folder: epath.Path) -> str:
-    """Return DONE if the node has all that is asked of it, OPEN if it has to be run, or why it
-    cannot be had here."""
+    """Return DONE if the node has all the steps it needs, OPEN if it must run, or why it cannot."""
     result = stage_result.read(folder)
     if result is None:
         return OPEN
@@ -443,7 +441,7 @@ def _state(node: Node, folder: epath.Path) -> str:
     reached = result.counts["steps"]
     if missing := _passed(folder, stage.keep):
         return (
-            f"{folder} went on to {reached} without keeping step {min(missing)}: take another "
+            f"{folder} went on to {reached} without keeping step {min(missing)}: choose another "
             "--workdir for this step"
         )
     return DONE if reached >= stage.steps else OPEN

@@ -85,7 +85,7 @@ def test_short_runs_say_nothing():
     falls = [1.0] * 5 + [0.01] * 5
     assert collapse({"entropy": falls[:-1]}, ONLINE) == []
     (alert,) = collapse({"entropy": falls}, ONLINE)
-    assert alert.cause == "entropy" and "to 0.01 nats a token, 1% of what" in alert.text
+    assert alert.cause == "entropy" and "to 0.01 nats per token, 1% of its" in alert.text
 
 
 def test_a_collapse_is_said_once_also_after_a_restart(small, tmp_path, opened, capsys):
@@ -188,12 +188,12 @@ def test_what_is_wrong_with_responses(shares, expected, words):
 
 def test_few_pairs_and_few_updates():
     assert alerts.few_updates(10, 8, 80) == ""
-    text = "1 update of 8 pairs (9 in all) is too little to change a policy much"
+    text = "1 update of 8 pairs (9 in all), too few to change a policy much"
     assert alerts.few_updates(1, 8, 9) == text
     counts = {"prompts": 100, "mixed": 9, "all_correct": 1, "all_incorrect": 90, "pairs": 20}
     (alert,) = alerts.few_pairs(counts, CAUSE)
     assert (
-        "9 of 100 prompts have responses to tell apart (90 all wrong, 1 all right), which gives 20"
+        "9 of 100 prompts have a better and a worse response (90 all wrong, 1 all correct), so there are 20"
         in alert.text
     )
     assert CAUSE.remedy in alert.text
@@ -237,7 +237,7 @@ def test_chosen_responses_that_become_unlikely():
         == []
     )
     (alert,) = alerts.chosen_logps_fell(-0.31, dpo)
-    assert "have lost 0.31 nats a token" in alert.text and "a larger beta (now 0.1)" in alert.text
+    assert "have lost 0.31 nats per token" in alert.text and "a larger beta (now 0.1)" in alert.text
 
 
 def test_a_run_that_learns_nothing_says_so_in_the_terminal_and_at_the_top_of_the_report(

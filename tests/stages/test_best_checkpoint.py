@@ -133,13 +133,13 @@ def test_the_choice_is_a_policy_like_any_other(config, tmp_path, opened):
     require_elsewhere(elsewhere)
     assert chosen_policy(session, elsewhere) == f"run:{tmp_path}#{chosen}"
     assert checkpoint_of(session, elsewhere) == checkpoint_of(session, chosen)
-    with pytest.raises(ValueError, match="a best_checkpoint stage has chosen its step"):
+    with pytest.raises(ValueError, match="a best_checkpoint stage chooses the step itself"):
         require_elsewhere(f"{elsewhere}@1")
     # the newest checkpoint of a stage that goes on is another at every load
     (tmp_path / "01-train" / "manifest.json").unlink()
     require_elsewhere(f"run:{tmp_path}#train@1")
     with pytest.raises(
-        ValueError, match=r"has not finished.*as in run:\S+#train@\d+, one of its keep"
+        ValueError, match=r"has not finished.*step that it keeps, as in run:\S+#train@\d+"
     ):
         require_elsewhere(f"run:{tmp_path}#train")
     cost = accounting.cost_of("best", to_dict(config)["stages"], manifests)

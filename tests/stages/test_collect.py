@@ -176,7 +176,7 @@ def test_fewer_pairs_than_asked_for(small, tmp_path, opened, capsys):
         and counts["pairs_missing"] == 1000 - counts["pairs"]
     )
     assert (
-        f"the rollouts give {counts['pairs_missing']} pairs fewer than max_pairs, 1000"
+        f"the rollouts have {counts['pairs_missing']} pairs fewer than max_pairs, 1000"
         in capsys.readouterr().out
     )
 
@@ -474,7 +474,7 @@ def test_rollouts_of_more_prompts_than_there_are_is_said(small, tmp_path, opened
     count = len(session.problems.train)
     (issue,) = collect.issues(session, "collect", session.config.stages["collect"]).issues
     assert str(issue).startswith(
-        f"stages.collect.prompts is 100, and there are {count} training problems"
+        f"stages.collect.prompts is 100, but there are only {count} training problems"
     )
 
 

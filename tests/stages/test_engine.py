@@ -490,7 +490,9 @@ def test_a_server_that_is_sent_nothing_is_asked_for_what_it_holds_alone(
         run_issues.checked(config)
     write_settings(held, epath.Path(tmp_path))
     for policy in ("dpo", "sft", "hf:other"):
-        with pytest.raises(ValueError, match=f"taken to hold init .*answers of .*{policy}"):
+        with pytest.raises(
+            ValueError, match=f"assumes that its server holds init .*those of {policy}"
+        ):
             commands.evaluate(tmp_path, policy)
 
 

@@ -190,7 +190,7 @@ def test_an_offline_stage_alone_trains_on_a_set(small, tmp_path, opened, capsys)
     dryrun.show(small)
     shown = capsys.readouterr().out
     assert (
-        "stages.dpo.preferences give 8 updates of 4 pairs (16 in all) is too little to change a policy much"
+        "stages.dpo.preferences allows 8 updates of 4 pairs (16 in all), too few to change a policy much"
         in shown
     )
     assert (

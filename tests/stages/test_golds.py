@@ -71,7 +71,7 @@ def test_they_are_left_out_of_every_split_and_told(asking, tmp_path, opened, cap
     assert answers(session) == LEFT
     train, dev, test = map(str, session.problems.issues)
     assert train.startswith(
-        "data.train has 2 of 6 reference answers that the verifier cannot read, and their problems "
+        "data.train has 2 of 6 reference answers that the verifier cannot read, so their problems "
         "are left out: 'It is seven, since 3 + 4 = 7.' (problem "
     )
     assert "'about 72 apples I think' (problem " in train
@@ -136,7 +136,7 @@ def test_what_was_found_out_holds_for_the_run_and_asks_no_worker_again(asking, t
     asking.reward.cpu_seconds = 4.0  # another limit, before a stage has begun: found out anew
     assert answers(opened(asking, tmp_path / "work", None)) == left
     file.write_text("[]\n")
-    with pytest.raises(ValueError, match=r"golds/read\.jsonl is damaged: .* Put back a copy"):
+    with pytest.raises(ValueError, match=r"golds/read\.jsonl is damaged: .* Restore a copy"):
         opened(asking, tmp_path / "work", None)
 
 

@@ -410,7 +410,7 @@ def test_commands_do_not_put_a_policy_together_from_what_it_was_not_made_of(
     config.tokenizer.chat = False
     config.lora.rank = 2
     begin(config, workdir)
-    with pytest.raises(ValueError, match=r"\S+/01-sft/checkpoints has no checkpoint any more"):
+    with pytest.raises(ValueError, match=r"\S+/01-sft/checkpoints no longer has a checkpoint"):
         commands.export(workdir, tmp_path / "model", policy="sft")
     parquet(place / "test.parquet", ROWS[21:23])
     with pytest.raises(ValueError, match=r"data\.test\.path: content"):
@@ -436,7 +436,7 @@ def test_adapters_of_another_run_beside_another_model(
     config.stages.dpo.policy = f"run:{other}#sft"
     begin(config, tmp_path / "work")
     edit_weights(base, replaced)
-    message = "its adapters (were trained beside|belong to) another model"
+    message = "its adapters (were trained on|belong to) another model"
     with pytest.raises(ValueError, match=message):
         pipeline.run(config, tmp_path / "again")
     if begins_with == "hf:":
@@ -470,7 +470,7 @@ def test_commands_put_no_adapters_of_another_run_beside_another_model(
     edit_weights(tmp_path / "copy" if begins_with == "init" else base, replaced)
     begin(config, workdir)
     policy = f"run:{other}#sft"
-    message = "its adapters (were trained beside|belong to) another model"
+    message = "its adapters (were trained on|belong to) another model"
     with pytest.raises(ValueError, match=message):
         commands.export(workdir, tmp_path / "model", policy=policy)
     with pytest.raises(ValueError, match=message):

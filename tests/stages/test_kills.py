@@ -153,7 +153,7 @@ def stop_and_continue(runs: Runs, whole: Path, workdir: Path, stops: list[str], 
         assert f"stopped by {by}: the same command with the same --workdir continues" in said, what
         assert ("g2d: saving; Ctrl-C again ends at once" in said) == pressed, what
         if stage:
-            assert f"{stage}: told to stop; saved at step {step} of" in stopped["text"], (
+            assert f"{stage}: stopped on request; saved at step {step} of" in stopped["text"], (
                 what,
                 stopped,
             )
@@ -174,7 +174,7 @@ def test_resume_on_other_numbers_of_devices(runs, finished, tmp_path):
     workdir = tmp_path / "run"
     for devices, number, step in ((1, 1, 2), (4, 1, 4)):
         stopped = runs(workdir, 75, devices=devices, call=["TERM", "Trainer.update", number])
-        assert f"sft: told to stop; saved at step {step} of 6" in stopped["text"]
+        assert f"sft: stopped on request; saved at step {step} of 6" in stopped["text"]
     done = runs(workdir, devices=2, until="warmup")
     assert "sft: continuing after step 4 of 6" in done["text"]
     assert redone(workdir) == 0

@@ -76,7 +76,7 @@ def test_skipped_updates_leave_no_trace_but_their_count(only_sft, tmp_path, open
     said = capsys.readouterr().out
     assert (
         said.count("is skipped") == 1
-        and "sft: update 2 is skipped, it is not finite (loss NaN" in said
+        and "sft: update 2 is skipped because it is not finite (loss NaN" in said
     )
 
 
@@ -169,7 +169,7 @@ def test_two_damaged_checkpoints_in_a_row_end_the_run_and_none_is_lost(only_sft,
     (tmp_path / "01-sft" / "manifest.json").unlink()
     for step in (4, 6):
         damage(tmp_path / "01-sft" / "checkpoints" / str(step), "deleted")
-    with pytest.raises(DamagedCheckpoint, match="Two in a row"):
+    with pytest.raises(DamagedCheckpoint, match="Two unreadable ones in a row"):
         run(opened(only_sft, tmp_path))
     assert (tmp_path / "01-sft" / "damaged" / "step-000006").is_dir()
     assert (tmp_path / "01-sft" / "checkpoints" / "4").is_dir()

@@ -353,7 +353,7 @@ def test_without_reward_signal_it_stops_and_keeps_the_policy(warmup, tmp_path, o
         match=r"no reward signal for 50 steps in a row; .*are incorrect.*To try: .*another --workdir",
     ) as stop:
         run(opened(warmup, tmp_path, reward))
-    assert "The policy so far is kept, step 49 in" in str(stop.value)
+    assert "The policy so far is saved, step 49 in" in str(stop.value)
     assert Checkpoints(tmp_path / "01-warmup" / "checkpoints").steps() == [1, 49]
     assert stage_result.read(tmp_path / "01-warmup") is None
     session = opened(warmup, tmp_path, reward)

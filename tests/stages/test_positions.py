@@ -46,9 +46,9 @@ def short(config, tmp_path):
         (
             [(57, 2048), (60, 2000)],
             512,
-            "57 + 2,048 = 2,105 tokens of prompt and response, and the model is made for 512 ",
+            "57 + 2,048 = 2,105 tokens of prompt and response, but the model supports 512 ",
         ),
-        ([(12, 9)], 20, "makes 12 + 9 = 21 tokens of prompt and response, and the model is made"),
+        ([(12, 9)], 20, "makes 12 + 9 = 21 tokens of prompt and response, but the model supports"),
         ([(11, 9)], 20, None),
         ([(11, 9**9)], None, None),
         ([], 20, None),
@@ -119,7 +119,7 @@ def test_the_dry_run_warns_of_every_kind_of_stage(short, tmp_path, capsys):
         )
     dryrun.show(short)
     shown = capsys.readouterr().out
-    said = [line for line in shown.splitlines() if f"the model is made for {POSITIONS} (" in line]
+    said = [line for line in shown.splitlines() if f"the model supports {POSITIONS} (" in line]
     ends = {line.split(".")[1]: line.partition(" + ")[2].partition(" = ")[0] for line in said}
     response = {
         "warmup": "31",
@@ -134,7 +134,7 @@ def test_the_dry_run_warns_of_every_kind_of_stage(short, tmp_path, capsys):
     assert int(ends["sft"]) > 12
     short.model.path = ""  # random parameters know no positions
     dryrun.show(short)
-    assert "the model is made for" not in capsys.readouterr().out
+    assert "the model supports" not in capsys.readouterr().out
 
 
 def test_a_run_warns_once_and_its_report_tells(short, tmp_path, opened, capsys):
@@ -147,7 +147,7 @@ def test_a_run_warns_once_and_its_report_tells(short, tmp_path, opened, capsys):
     session = opened(short, work)
     manifest = run(session, "sft")
     said, page = capsys.readouterr().out, markdown(report(read_run(work)))
-    (text,) = [one.text for one in manifest.warnings if "is made for" in one.text]
+    (text,) = [one.text for one in manifest.warnings if "the model supports" in one.text]
     assert said.count(f"WARNING: {text}\n") == 1
     assert page.count("- Warning: stages.sft.max\\_length makes ") == 1
     assert text.startswith("stages.sft.max_length makes ")

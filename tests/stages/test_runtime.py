@@ -104,7 +104,7 @@ def test_what_adapters_stand_beside(config, tmp_path, opened):
     storage.write_json(second.folders["warmup"] / "base.json", base_of(second, "warmup"))
     (tmp_path / "first@here" / "config.json").unlink()
     assert base_of(second, "dpo").policy == f"hf:{other}"
-    with pytest.raises(ValueError, match="holds no run any more"):
+    with pytest.raises(ValueError, match="no longer holds a run"):
         base_of(opened(config, tmp_path / "third"), "dpo")
 
 
@@ -244,7 +244,7 @@ def test_it_is_said_which_examples_are_not_used(config, tmp_path, opened, capsys
     for line in (
         f"stages.sft.data: 1 duplicate row of {file} dropped",
         f"stages.sft.data: rows of {file} left out: 1 broken (the first: {file}, line 3: needs",
-        "stages.sft.data: 1 example dropped, whose prompt asks a problem of dev or test",
+        "stages.sft.data: 1 example dropped: their prompts are problems of dev or test",
     ):
         assert line in said
 

@@ -68,12 +68,12 @@ def test_every_set_is_shown_with_what_is_left_out_and_an_example(several, tmp_pa
     sft, pairs = tmp_path / "sft.jsonl", tmp_path / "pairs.jsonl"
     begins = "| <|start|>user | Add 0?<|eot|> | <|start|>assistant | <think>"
     for line in (
-        f"train: rows of {tmp_path / 'train.jsonl'} whose answer stands for none: 1 have 'nan', "
+        f"train: rows of {tmp_path / 'train.jsonl'} with a placeholder for a missing answer: 1 have 'nan', "
         "1 have 'TBD'",
         "train: 2 problems without a reference answer dropped",
         f"rows of {sft} with thoughts, written in <think> and </think>: 18 have "
         f"'reasoning_content' (the first: {sft}, line 1)",
-        f"rows of {sft} whose messages have what is not read: 18 have 'id' (the first: {sft}",
+        f"rows of {sft} whose messages have keys that are not read: 18 have 'id' (the first: {sft}",
         f"sft: 20 examples of {sft}; the first of them:",
         # the template has written <think> in the prompt
         "tokens: | So be it. | </think> | | Yes.<|eot|>",
@@ -109,7 +109,7 @@ def test_the_dry_run_grades_as_the_run(several, tmp_path, opened, capsys):
     dryrun.show(several)
     shown = capsys.readouterr().out
     assert shown.count("</think>\\boxed{") == 6
-    assert " 1.0 | correct" in shown and "for the opposite" not in shown
+    assert " 1.0 | correct" in shown and "misjudges" not in shown
     session = opened(several, tmp_path / "work", None)
     problem = session.problems.train[0]
     texts = [f"</think>\\boxed{{{problem.answer}}}", f"\\boxed{{{problem.answer}}}"]
@@ -164,7 +164,7 @@ def test_demonstrations_are_read_as_the_reward_reads_responses(
     dryrun.show(several)
     said = " ".join(capsys.readouterr().out.split())
     warned = (
-        "stages.sft.data teaches what gets no reward: reward.answers='boxed' finds no answer in 100% "
+        "stages.sft.data teaches answers that get no reward: reward.answers='boxed' finds no answer in 100% "
         "of the demonstrations, such as "
         "'</think>The answer is 0.'"
     )
@@ -198,4 +198,4 @@ def test_what_counts_as_correct_is_said_of_a_function(
     only(several, "sft")
     several.reward.update(function="near:reward", correct_above=0.4)
     dryrun.show(several)
-    assert "correct is what gets more than reward.correct_above=0.4" in capsys.readouterr().out
+    assert "are correct above reward.correct_above=0.4" in capsys.readouterr().out

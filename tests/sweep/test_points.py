@@ -84,8 +84,8 @@ def test_arms_keep_their_stages_and_name_their_points_with_labels_that_are_safe_
         ({"zip": ("stages.dpo.epochs=1,2", "stages.dpo.beta=1")}, "equally many values"),
         ({"stages": ("sft", "warm")}, "no stage 'warm', did you mean warmup"),
         ({"product": ("stages.dpo.beta=1,1",)}, "twice"),
-        ({"product": ("seed=0,1",)}, "seeds are given by sweep.seeds or --seeds"),
-        ({"fixed": ("config.name=mine",)}, "names are made here"),
+        ({"product": ("seed=0,1",)}, "set seeds with sweep.seeds or --seeds"),
+        ({"fixed": ("config.name=mine",)}, "names are automatic"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(
@@ -108,7 +108,7 @@ def test_axes_from_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("config.seed=3", r"the study runs its seeds, 1, 2.*has config\.seed=3: give --seeds"),
+        ("config.seed=3", r"the study runs its seeds, 1, 2.*ignores config\.seed=3: give --seeds"),
         ("stages.warmup.steps = 77", r"every arm of the study sets stages\.warmup\.steps"),
         ("stages.dpo.beta=0.5", ""),  # one arm of two sets it
         ("config.seeds=3", ""),

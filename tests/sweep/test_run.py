@@ -215,7 +215,7 @@ def test_a_reward_function_that_changed_is_said_once(tmp_path: Path) -> None:
         )
     (line,) = said
     assert line.startswith("WARNING: reward.function mine:fair is in a file that has changed. ")
-    assert "Stages that are done keep the rewards" in line
+    assert "Finished stages keep their rewards" in line
 
 
 @pytest.mark.parametrize(
