@@ -153,7 +153,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with (
-        pytest.warns(UserWarning, match="compiled programs are not kept"),
+        pytest.warns(UserWarning, match="compiled programs are not cached"),
         program_cache.cached(),
     ):
         assert getattr(jax.config, program_cache.CACHE) is None

@@ -559,6 +559,6 @@ def test_a_pointer_of_git_lfs_is_named_as_one(suffix, tmp_path):
         b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 12345\n"
     )
     with pytest.raises(
-        ValueError, match=r"is not the file itself but Git LFS's pointer to it: run `git lfs pull`"
+        ValueError, match=r"is only Git LFS's pointer to the file: run `git lfs pull`"
     ):
         load_problems(str(file))

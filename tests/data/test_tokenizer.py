@@ -388,5 +388,5 @@ def test_a_pointer_of_git_lfs_is_named_as_one(file, tmp_path):
     (tmp_path / file).write_bytes(
         b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n"
     )
-    with pytest.raises(ValueError, match=rf"{file} is not the file itself but Git LFS's pointer"):
+    with pytest.raises(ValueError, match=rf"{file} is only Git LFS's pointer"):
         load_tokenizer(tmp_path)

@@ -454,7 +454,7 @@ def test_resolve_without_network_says_what_to_do(
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ValueError, match="on another machine and give the path"):
+    with pytest.raises(ValueError, match="on another machine and set the path"):
         hf.resolve("no-such-organisation/no-such-model")
 
 
@@ -469,7 +469,7 @@ def test_a_pointer_of_git_lfs_is_named_as_one(
     (folder / file).write_bytes(POINTER)
     with pytest.raises(
         ValueError,
-        match=rf"^{folder / file} is not the file itself but Git LFS's pointer .*git lfs pull",
+        match=rf"^{folder / file} is only Git LFS's pointer .*git lfs pull",
     ):
         hf.read_sampling(folder)
         hf.load(folder)

@@ -115,7 +115,7 @@ def test_greedy_answers_are_one(config, tmp_path, opened):
         assert sum(entry.verdicts.values()) == result.problems
     stage.pass_at = (1, 4)
     with pytest.raises(
-        ValueError, match=r"at sampling\.temperature 0, which gives one answer: leave"
+        ValueError, match=r"sampling\.temperature 0 allows one answer: remove"
     ):
         check.checked(config)
 

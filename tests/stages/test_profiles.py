@@ -59,8 +59,8 @@ def test_what_is_no_window(config, text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("collect:1-2", "a stage with updates: dpo, sft, warmup"),
-        ("none-such:1-2", "a stage with updates: dpo, sft, warmup"),
+        ("collect:1-2", "a stage that trains: dpo, sft, warmup"),
+        ("none-such:1-2", "a stage that trains: dpo, sft, warmup"),
         ("sft:3-7", "but sft has 6 updates"),
     ],
 )
