@@ -114,7 +114,7 @@ def test_groups_of_a_dump_train_as_they_did_when_they_were_sampled(
         claim(Config.of(warmup), epath.Path(tmp_path / folder))
         session = opened(warmup, tmp_path / folder)
         manifest = run(session)
-        taken = f"has 12 groups, which feed 3 updates: {steps} are taken"
+        taken = f"has 12 groups, enough for 3 updates; it uses {steps}"
         assert taken in capsys.readouterr().out
     tokens = {name: getattr(manifest.cost, name) for name in ("generated", "trained")}
     assert tokens == {"generated": 0, "trained": drawn.cost.trained} and drawn.cost.generated > 0
@@ -123,7 +123,7 @@ def test_groups_of_a_dump_train_as_they_did_when_they_were_sampled(
     stage.steps = 4
     with pytest.raises(
         ValueError,
-        match=r"has 12 groups, which feed 3 updates of prompts_per_step=4: set stages\.war",
+        match=r"has 12 groups, enough for 3 updates with prompts_per_step=4: set stages\.war",
     ):
         run(opened(warmup, tmp_path / "too-long"))
     stage.update(steps=3, num_generations=3)
