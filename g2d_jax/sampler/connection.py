@@ -256,5 +256,5 @@ def _advice(status: int, url: str) -> str:
     if 300 <= status < 400:
         return "redirects are not followed: set engine.url to the server's own address"
     if status == 404 and not url.endswith("/completions"):
-        return "start it by launch/vllm.sh, which serves what engine.sync needs"
+        return "start it with launch/vllm.sh, which enables the endpoints for engine.sync"
     return "check engine.url, engine.model and the server's options, such as --max-model-len"

@@ -1,9 +1,9 @@
 """The Engine of `engine.*`: an OpenAI-style server (vLLM 0.32) that samples in place of the
 sampler.
 
-    to_sampler_params: policy ─► a folder that the server sees too ─► loaded there: by folder or by adapter
-    generate:          requests ─► POST /completions, one a sample with its seed, `concurrency` at a time ─► rollouts
-    ask_ahead:         the same requests, sent while the caller does something else; `generate` then has the answers
+    to_sampler_params: policy ─► a folder that the server can read ─► loaded there as weights or adapter
+    generate:          requests ─► POST /completions, one per sample with its seed, `concurrency` at once ─► rollouts
+    ask_ahead:         the same requests, sent in the background; `generate` then has the answers
 
 connection.py sends the requests, answers.py reads the answers. After an EngineError, continue the
 run: it samples the call's rollouts again.
@@ -228,7 +228,7 @@ class Remote:
                     yield self._reader.rollout(*job, answer, is_scored)
                     waiting |= {begin(job): job for job in itertools.islice(jobs, 1)}
             finally:
-                # After an error running requests end, and no more are sent.
+                # After an error, running requests end and no further one is sent.
                 stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)
             self._check_held(sampler_params)

@@ -388,9 +388,7 @@ def test_rows_that_a_stop_string_ended_take_the_next_sample(model):
 
 
 def test_stop_strings_need_text(sampler, model):
-    with pytest.raises(
-        ValueError, match="problem0: stop strings need a sampler with decode"
-    ):
+    with pytest.raises(ValueError, match="problem0: stop strings need a sampler with decode"):
         run(sampler, model, stopping(REQUESTS[:1]))
 
 
