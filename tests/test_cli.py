@@ -562,7 +562,7 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
         (["--config.stages.collect.dump.path=MODEL/mine.jsonl"], "mine.jsonl, line 1: "),
         (
             ["--config.stages.collect.dump.path=MODEL/single.jsonl"],
-            "has one response to each of its 2 prompts, and a pref",
+            "has one response to each of its 2 prompts, but a pref",
         ),
         (["--config.data.train.path=."], "is a folder: name a file in it that ends in .jsonl"),
         (

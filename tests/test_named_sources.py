@@ -62,7 +62,7 @@ def test_shipped_configs_name_their_own(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: unnamed(c, "test"), r"^data\.test\.path is not set, .* need test problems: evaluate: set it to a file"),
+        (lambda c: unnamed(c, "test"), r"^data\.test\.path is not set, .* need test problems: evaluate: set it"),
         (lambda c: unnamed(c, "train"), r"^data\.train\.path is not set, .* need train problems: collect, warmup"),
         (
             lambda c: c.stages.update(best=settings.best_checkpoint(policy="warmup")) or unnamed(c, "dev"),
@@ -72,7 +72,7 @@ def test_shipped_configs_name_their_own(name: str) -> None:
             lambda c: chat(c) or c.tasks.chat.update(weight=0.0) or unnamed(c, "test"),
             r"^data\.test\.path .* set it or tasks\.chat\.test\.path to a file",
         ),
-        (chat, r"^tasks\.chat\.train\.path is not set, .* need train problems: collect, warmup: .* or tasks\.chat\.weight to 0"),
+        (chat, r"^tasks\.chat\.train\.path is not set, .* need train .*: collect, warmup: .* or tasks\.chat\.weight to 0"),
         (
             lambda c: chat(c, train=settings.source("procedural:slips", limit=9)) or unnamed(c, "train"),
             r"^data\.train\.path is not set, .* set it to a file .*, or data\.weight to 0",
@@ -113,7 +113,7 @@ def test_random_parameters_have_the_tokenizer_of_embedded_tasks_only_with_their_
         config.data[split] = settings.source(str(tmp_path / "mine.jsonl"), split, 9)
     with pytest.raises(
         ValueError,
-        match=r"tokenizer\.path is empty, and so is model\.path: but random parameters have no tokenizer",
+        match=r"tokenizer\.path is empty, and so is model\.path, but random parameters have no tokenizer",
     ):
         run_issues.checked(config)
     config.tokenizer.path = "procedural:slips"

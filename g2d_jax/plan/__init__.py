@@ -1,4 +1,4 @@
-"""The needs and the cost of a run on a target machine: its programs are compiled for it ahead of
+"""Memory, time and cost of a run on a target machine, for which its programs are compiled ahead of
 time.
 
 name ─► topologies ─► compiling: devices        config ─► programs: jitted functions, abstract inputs
@@ -32,22 +32,22 @@ def plan(
     auto: bool = False,
     verbose: bool = False,
 ) -> bool:
-    """Print the plan of a run on the machine of this name; return whether it fits.
+    """Print the plan of a run on the named machine; return whether it fits.
 
-    price: of one chip for an hour. prompt, response: their mean tokens. stages: those to plan, ()
-    for all. auto: choose mesh, micro-batch and remat. verbose: show every program, too. Call it in
-    a process that has not used JAX: the environment is set here. Raises ValueError for a name or
-    settings that cannot work, ImportError where the compiler is not installed.
+    price: of a chip-hour. prompt, response: mean tokens of each. stages: those to plan, () for all.
+    auto: whether to choose mesh, micro-batch and remat. verbose: whether to show every program.
+    Call it in a process that has not used JAX, since it sets the environment. Raises ValueError for
+    a name or settings that cannot work, ImportError if the compiler is not installed.
     """
     lengths = (length for length in (prompt, response) if length is not None)
     if min(lengths, default=1) < 1 or (price or 0) < 0:
         raise ValueError(
-            "a prompt and a response have at least one token and a price is not negative: got "
+            "--prompt and --response must be at least 1, and --price must not be negative: got "
             f"prompt {prompt}, response {response}, price {price}"
         )
     settings = Config.of(config)
     if unknown := [stage for stage in stages if stage not in config.stages]:
-        raise ValueError(f"no stage {unknown[0]!r}; there are {', '.join(config.stages)}")
+        raise ValueError(f"no stage {unknown[0]!r}; the stages are {', '.join(config.stages)}")
     from g2d_jax.runtime.tracking import Screen
 
     screen = Screen()
@@ -58,7 +58,7 @@ def plan(
         choice = search.search(settings, compiler, stages=stages)
         if choice is None:
             tried = f"none of the {search.MOST_TRIED} settings tried fits {name}"
-            screen.say(f"{tried}; without --auto, bfloat16 moments and LoRA are tried too")
+            screen.say(f"{tried}; plan without --auto to try bfloat16 moments and LoRA too")
             return False
         screen.say(f"chosen: {search.as_arguments(search.overrides(choice))}")
         settings = choice
@@ -67,14 +67,13 @@ def plan(
     if run_plan.misfits and not auto:
         choice = search.search(settings, compiler, stages=stages)
         if choice is not None:
-            screen.say(f"what would fit: {search.as_arguments(search.overrides(choice))}")
+            screen.say(f"settings that fit: {search.as_arguments(search.overrides(choice))}")
         elif changed := search.search_savings(config, compiler, stages=stages):
-            screen.say(f"what would fit, with another result: {search.as_arguments(changed)}")
+            screen.say(f"settings that fit but change the result: {search.as_arguments(changed)}")
         else:
             screen.say(
-                "what would fit: none of the settings tried, neither with bfloat16 moments nor "
-                "with LoRA, also beside "
-                "an int8 base if the extra quant is installed; take a larger machine"
+                "none of the settings tried fits, with or without bfloat16 moments, LoRA and, if the "
+                "extra quant is installed, an int8 base; use a larger machine"
             )
     return not run_plan.misfits
 
@@ -82,10 +81,10 @@ def plan(
 def rates(
     config: ConfigDict, name: str, say: Callable[[str], None], response: int | None = None
 ) -> Rates:
-    """Compute how fast a recipe's stages handle tokens on a machine, of those that costs count. As
-    `plan` otherwise.
+    """Compute how fast a recipe's stages process tokens on a machine, except for SFT and
+    evaluation.
 
-    Raises ValueError too where the recipe does not fit the machine.
+    See `plan`. Raises ValueError also if the recipe does not fit the machine.
     """
     settings = Config.of(config)
     compiler = _compiler(settings, name, say)
@@ -105,7 +104,7 @@ def rates(
 
 
 def _compiler(settings: Config, name: str, say: Callable[[str], None]) -> planning.Compiler:
-    """Set the environment and make the compiler for the machine of this name."""
+    """Set the environment and create the compiler for the named machine."""
     machine = topology(name)
     from g2d_jax.plan import target
 

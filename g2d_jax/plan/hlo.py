@@ -1,8 +1,8 @@
-"""Collectives of a compiled program, read from its HLO text, loops multiplied by their trip counts.
+"""Collectives of a compiled program, parsed from its HLO text and multiplied by loop trip counts.
 
-XLA's own cost analysis counts a loop's body once. Here every computation is walked from the entry
-with the number of times it runs: a `while` multiplies by its trip count, which the text states, or
-which its condition compares with.
+XLA's own cost analysis counts a loop's body once. This module walks every computation from the
+entry, with the number of times it runs. The trip count of a `while` is stated in the text, or is
+the constant that its condition compares with.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CALLS = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%?
 _LISTS = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}")
 _WHILE = re.compile(r"condition=%?([\w.-]+), body=%?([\w.-]+)")
 _CONSTANT = re.compile(r"\bconstant\((\d+)\)")
-# "[4,2]T(1,0)": counted up, in this shape, then transposed.
+# "[4,2]T(1,0)": consecutive numbers in this shape, then transposed.
 _IOTA = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
 _TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _SLICES = re.compile(r'_xla_megascale_target="\{([\d,:]+)\}x')
@@ -33,11 +33,11 @@ _OPCODE = re.compile(r"[)\]}] ([a-z][\w-]*)\(")
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective instruction. size: bytes of its full array on a device; group: devices that
-    take part, both None where the text has an unknown form.
+    """One collective instruction. size: bytes of its full array on a device. group: devices that
+    take part. Both are None for an unknown form of text.
 
-    times: how often it runs in one call of the program. within: of a group over several slices, or
-    hosts of GPUs, the fewest devices that are in one; None where none is over several.
+    times: how often it runs in one call of the program. within: for groups over several slices or
+    GPU hosts, the fewest devices of a group in one of them; None for other groups.
     """
 
     kind: str
@@ -48,8 +48,8 @@ class Collective:
 
     @property
     def sent(self) -> float | None:
-        """The bytes a device sends in one call; None if unknown. A ring sends (n-1)/n of the array,
-        twice for an all-reduce."""
+        """The bytes that a device sends in one call; None if unknown. A ring sends (n-1)/n of the
+        array, twice for an all-reduce."""
         if self.size is None or self.group is None:
             return None
         share = (self.group - 1) / self.group
@@ -58,12 +58,12 @@ class Collective:
 
     @property
     def far(self) -> float:
-        """The bytes that leave a slice or host in one call, for each of the group's devices in it;
-        0 if unknown.
+        """The bytes that leave a slice or host in one call, per device of the group in it; 0 if
+        unknown.
 
-        A ring passes all devices of a slice before it goes on to the next, so the bytes that one
-        device sends leave it, and its devices share the network. An all-to-all has other bytes for
-        every device.
+        A ring visits all devices of a slice before the next slice. So one device's bytes leave the
+        slice, and its devices share the network. An all-to-all sends different bytes to every
+        device.
         """
         if self.within is None or self.sent is None or self.size is None or self.group is None:
             return 0.0
@@ -73,19 +73,19 @@ class Collective:
 
 
 _Lines = dict[str, str]
-"""A computation: instruction -> what follows its "="."""
+"""A computation: instruction -> the text after its "="."""
 
 
 def collectives(text: str, dynamic: int = 1, near: int | None = None) -> list[Collective]:
-    """List all collectives of a module that move anything. text: `compiled.as_text()`.
+    """List all collectives of a module that move data. text: `compiled.as_text()`.
 
-    dynamic: trips of a loop whose count is no constant, the outermost such loop on every path;
-    inside it further ones count once. A compiler may cut an asynchronous collective into pieces,
-    each fused with other work: they have channel and size in common and count as one, as often as
-    it is started (those in between may lie in a loop that goes on beside it). A channel alone does
-    not tell collectives apart: all that are written in a shard_map share one.
-    near: devices of a slice, or of a host of GPUs, which are numbered one slice after another;
-    None: of all.
+    dynamic: trips of the outermost loop on each path without a constant count; further such loops
+    inside it count once. near: devices of a slice or GPU host, numbered one slice after another;
+    None: all.
+
+    A compiler may cut an asynchronous collective into pieces, each fused with other work. Pieces
+    share channel and size, and count once for every start; pieces in between may be in a concurrent
+    loop. A channel alone does not identify a collective: all collectives of a shard_map share one.
     """
     entry, computations = _parse(text)
     by_place: dict[tuple[str, ...], tuple[bool, Collective]] = {}
@@ -101,8 +101,8 @@ def collectives(text: str, dynamic: int = 1, near: int | None = None) -> list[Co
 
 
 def bytes_sent(sending: list[Collective]) -> dict[str, float]:
-    """Sum the bytes that each device sends in one call of the program, by kind of collective, as
-    far as known."""
+    """Sum the known bytes that each device sends in one call of the program, by kind of
+    collective."""
     sent = dict.fromkeys(KINDS, 0.0)
     for collective in sending:
         sent[collective.kind] += collective.sent or 0.0
@@ -110,8 +110,8 @@ def bytes_sent(sending: list[Collective]) -> dict[str, float]:
 
 
 def bytes_by_group(sending: list[Collective]) -> dict[int, float]:
-    """Sum the bytes that each device sends in one call of the program, by the devices that take
-    part in a collective, as far as known."""
+    """Sum the known bytes that each device sends in one call of the program, by the number of
+    devices in the collective."""
     sent: dict[int, float] = {}
     for collective in sending:
         if collective.group is not None and collective.sent is not None:
@@ -129,7 +129,7 @@ def _parse(text: str) -> tuple[str, dict[str, _Lines]]:
             if head[1]:
                 entry = head[2]
             lines = computations.setdefault(head[2], {})
-        # Not just any line with one: a kernel's metadata may go on over several.
+        # Only a line with nothing else: a kernel's metadata may span several lines.
         elif line.rstrip() == "}":
             lines = None
         elif lines is not None and (instruction := _INSTRUCTION.match(line)):
@@ -146,9 +146,9 @@ def _walk(
     path: str = "",
     fused: bool = False,
 ) -> Iterator[tuple[tuple[str, ...], bool, Collective]]:
-    """Yield every collective that a computation runs. With it come its identity (of a fused one
-    what its pieces share, else the way to it) and whether the computation is the one that starts it
-    asynchronously."""
+    """Yield each collective that a computation runs, after its identity and whether this
+    computation starts it asynchronously. The identity is the shared text of a fused collective's
+    pieces, else the path to it."""
     starts = any('"AsyncCollectiveStart"' in rest for rest in computations[name].values())
     for instruction, rest in computations[name].items():
         opcode = _opcode(rest)
@@ -179,20 +179,20 @@ def _walk(
 
 
 def _opcode(rest: str) -> str:
-    """Return the operation's name: the first word before "(" behind the result's shape."""
+    """Return the operation's name: the word before "(", after the result's shape."""
     match = _OPCODE.search(rest)
     return match[1] if match else ""
 
 
 def _trips(computations: Mapping[str, _Lines], rest: str, condition: str, body: str) -> int | None:
-    """Count how often a loop runs; None if that is known at run time only."""
+    """Count a loop's trips; None if they are known only at run time."""
     if stated := re.search(r'known_trip_count"?[=:]\{"?n"?:"?(\d+)', rest):
         return int(stated[1])
     lines = computations[condition]
     constants = _constants(lines)
     compares = [line for line in lines.values() if _opcode(line) in ("compare", "fusion")]
-    # lax.scan and fori_loop with a constant bound count up from 0: one comparison, with that
-    # constant.
+    # lax.scan and fori_loop with a constant bound count up from 0 and compare once, with that
+    # bound.
     if len(constants) != 1 or len(compares) != 1:
         return None
     ((name, bound),) = constants.items()
@@ -210,8 +210,7 @@ def _constants(lines: Mapping[str, str]) -> dict[str, int]:
 
 
 def _stride(condition: Mapping[str, str], compare: str, body: Mapping[str, str]) -> int:
-    """Return the step of a loop's counter: 1, or what XLA made of it when it put several trips into
-    one body."""
+    """Return the step of a loop's counter: 1, or more if XLA merged several trips into one body."""
     place = None
     for name in _operands(compare):
         if match := re.search(r"index=(\d+)", condition.get(name, "")):
@@ -238,8 +237,8 @@ def _operands(rest: str) -> list[str]:
 def _size_and_group(
     rest: str, kind: str, start: bool, near: int | None
 ) -> tuple[int | None, int | None, int | None]:
-    """Return bytes of the full array, devices of one group, and `Collective.within`; None of all
-    for an unknown form.
+    """Return the full array's bytes, a group's devices and `Collective.within`; all None for an
+    unknown form.
 
     Pairs count as a group of two, and as one if every device sends to itself.
     """
@@ -253,11 +252,11 @@ def _size_and_group(
 
 
 def _between_slices(rest: str, transfer: str, times: int) -> Collective:
-    """Return the collective that a TPU's send to the host stands for: of devices with the same
-    place in every slice.
+    """Return the collective that a TPU's send to the host belongs to, between devices at the same
+    place of each slice.
 
-    What a collective over several slices does within one is a collective of its own, before or
-    after it. The target is written "{1,2}x{0:7}": slices, and devices of each.
+    The part within each slice is a separate collective. The target has the form "{1,2}x{0:7}":
+    slices, and devices of each.
     """
     kind = {"ONE_TO_ONE": "collective-permute"}.get(transfer, transfer.lower().replace("_", "-"))
     shape = _SHAPE.search(rest)
@@ -275,8 +274,8 @@ def _between_slices(rest: str, transfer: str, times: int) -> Collective:
 
 
 def _within(groups: list[list[int]], near: int | None) -> int | None:
-    """Count the fewest devices that a group has in one slice of so many devices; None where each
-    has all in one."""
+    """Count the fewest devices that a group has in one slice of `near` devices; None if no group
+    spans slices."""
     if near is None:
         return None
     fewest = []
@@ -288,7 +287,8 @@ def _within(groups: list[list[int]], near: int | None) -> int | None:
 
 
 def _size(rest: str, kind: str, start: bool, group: int) -> int:
-    """Count the bytes of the full array: what is gathered, or what is scattered or added up."""
+    """Count the bytes of the full array: the gathered result, or the scattered or summed
+    operand."""
     shapes = rest.split(f" {kind}{'-start' * start}(", 1)[0]
     if start and kind != "all-reduce":  # (operand or operands, result or results, context)
         operands, results, *_ = _elements(shapes)
@@ -302,8 +302,8 @@ def _size(rest: str, kind: str, start: bool, group: int) -> int:
 
 
 def _elements(shape: str) -> list[str]:
-    """Split a tuple's shape into those of its elements, which may be tuples. Raises ValueError for
-    another shape."""
+    """Split a tuple's shape into its elements' shapes, which may be tuples. Raises ValueError for
+    other shapes."""
     if not (shape.startswith("(") and shape.endswith(")")):
         raise ValueError(f"not a tuple: {shape[:300]}")
     elements = [""]
@@ -323,8 +323,8 @@ def _bytes(kind: str, dimensions: str) -> int:
 
 
 def _groups(rest: str) -> list[list[int]]:
-    """List the devices of every group, or every pair, in any of XLA's forms. Raises ValueError for
-    another one."""
+    """List the devices of every group or pair, from any of XLA's forms. Raises ValueError for an
+    unknown form."""
     if pairs := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?\s*)*)\}", rest):
         return list(map(_integers, re.findall(r"\d+,\d+", pairs[1])))
     if listed := re.search(r"replica_groups=\{(\{[\d,{} ]+?\})\}", rest):
@@ -341,7 +341,7 @@ def _integers(text: str) -> list[int]:
 
 
 def _iota(shape: str, order: str | None) -> np.ndarray:
-    """Return the devices that a text such as [4,2]T(1,0) lists, as a flat array."""
+    """Return the devices in a text such as [4,2]T(1,0), as a flat array."""
     sizes = _integers(shape)
     devices = np.arange(math.prod(sizes)).reshape(sizes)
     return devices.transpose(_integers(order) if order else None).reshape(-1)
@@ -351,7 +351,7 @@ def _mesh_groups(axes: str, assignment: str, chosen: str) -> list[list[int]]:
     """List the groups along some of a mesh's axes. axes: "'a'=2,'b'=4"; assignment: "" or ",
     device_ids=(…)".
 
-    chosen: "'a','b':(1)2", where (1)2 stands for a part of the axis: of size 2, after parts whose
+    chosen: such as "'a','b':(1)2", where (1)2 is a part of the axis: of size 2, after parts whose
     sizes multiply to 1.
     """
     names, listed_sizes = zip(*re.findall(r"'?([\w.-]+)'?=(\d+)", axes), strict=True)
@@ -364,7 +364,7 @@ def _mesh_groups(axes: str, assignment: str, chosen: str) -> list[list[int]]:
     elif assignment.strip():
         raise ValueError(f"an unknown order of devices: {assignment}")
     at = np.indices(sizes).reshape(len(sizes), -1)
-    place = at.copy()  # less the part along the chosen axes: the same for all of a group
+    place = at.copy()  # without the part along the chosen axes: equal within a group
     for name, before, part in re.findall(r"'?([\w.-]+)'?(?::\((\d+)\)(\d+))?", chosen):
         axis = names.index(name)
         size = int(part or sizes[axis])

@@ -1,4 +1,4 @@
-"""A run's programs compiled for another machine: their memory and time."""
+"""Memory and time of a run's programs, compiled for another machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from g2d_jax.session.training_memory import Micro
 
 @dataclass(frozen=True)
 class Entry:
-    """One program of one stage. compiled: None where it does not fit, and `why` says so. beside:
+    """One program of one stage. compiled: None if it does not fit; `why` has the reason. beside:
     resident bytes."""
 
     program: Program
@@ -47,7 +47,7 @@ class Entry:
 
     @property
     def total(self) -> int:
-        """The bytes a device at the program's peak, with what lies beside it."""
+        """The bytes per device at the program's peak, resident arrays included."""
         return (self.compiled.peak if self.compiled else 0) + self.beside
 
     def fits(self, device: Device) -> bool:
@@ -58,8 +58,7 @@ class Entry:
 @dataclass(frozen=True)
 class Plan:
     """All programs of a run on a machine. sampling_ways: devices that the sampler's weights are
-    split over. micro: what training recomputes, and in what micro-batches. prompt: mean tokens of a
-    prompt."""
+    split over. micro: remat and micro-batches of training. prompt: mean tokens of a prompt."""
 
     topology: Topology
     config: Config
@@ -77,15 +76,15 @@ class Plan:
 
     @property
     def stages(self) -> list[str]:
-        """The stages that are planned, in their order."""
+        """The planned stages, in order."""
         return list(dict.fromkeys(entry.program.stage for entry in self.entries))
 
 
 class Compiler:
-    """A compiler for a machine, to be made after `target.prepare`; the same program is compiled
-    once.
+    """A compiler for a machine, which compiles equal programs once. Create it after
+    `target.prepare`.
 
-    say: shows a line of progress. devices: those to compile for in place of the machine's.
+    say: shows a line of progress. devices: to compile for in place of the machine's.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class Compiler:
         self._begun = self._expected = 0
 
     def expect(self, count: int) -> None:
-        """Announce the number of programs to come, so that each report shows the progress."""
+        """Set the number of programs to come, for the progress lines."""
         self._begun, self._expected = 0, count
 
     def compile(self, program: Program) -> Compiled:
@@ -126,7 +125,7 @@ class Compiler:
         return result
 
     def entries(self, programs: Sequence[Program], session: Session) -> Iterator[Entry]:
-        """Compile the programs of a stage of a session, each when it is asked for."""
+        """Compile the programs of a stage one by one, each when the iterator reaches it."""
         device = self.topology.device
         for program in programs:
             try:
@@ -145,8 +144,8 @@ class Compiler:
 
 
 def _axes(mesh: Mesh) -> dict[int, int]:
-    """Map the devices of a group along an axis of the mesh to the axes of the torus on which it
-    lies; of two axes of one size to the fewer."""
+    """Map the size of a group along a mesh axis to the number of torus axes that it spans; the
+    fewer if two mesh axes have the same size."""
     fsdp, tensor = meshes.torus_axes(mesh)
     axes = {mesh.shape["fsdp"]: fsdp}
     axes[mesh.shape["tensor"]] = min(tensor, axes.get(mesh.shape["tensor"], tensor))
@@ -155,12 +154,12 @@ def _axes(mesh: Mesh) -> dict[int, int]:
 
 @contextmanager
 def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> Iterator[Session]:
-    """Yield the run's session on the compiler's machine. prompt: mean tokens of a prompt, None: of
-    the problems where tokenizer and problems are on this machine, else the most.
+    """Yield the run's session on the compiler's machine. prompt: mean tokens of a prompt, None to
+    measure it if tokenizer and problems are on this machine, else the most.
 
-    The model's shape is that of a local folder's config.json, of models/shapes.py, or the run's
-    own. Raises ValueError for a mesh that does not fit the machine, and for offloading where its
-    devices report no memory to offload to, such as compiled-for GPUs.
+    The model's shape is from a local folder's config.json, models/shapes.py, or the run's settings.
+    Raises ValueError for a mesh that does not fit the machine, and for offloading if its devices
+    report no host memory, as GPUs compiled for do.
     """
     order = plan(config)
     with (
@@ -170,7 +169,7 @@ def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> It
     ):
         place, topology = epath.Path(folder), compiler.topology
         run = Run(config=config, workdir=place, folders=order.folders(place), tracker=tracker)
-        device = topology.device  # those devices do not report their memory, nor GPUs their hosts
+        device = topology.device  # target devices report no memory, and GPUs no hosts
         there = Machine(device.usable, topology.near, device, lambda path, _: shape_of(path))
         assumed = None if reads_locally(config) else _assumed(config)
         with loaded(
@@ -184,10 +183,11 @@ def planned(config: Config, compiler: Compiler, prompt: int | None = None) -> It
 
 
 def _assumed(config: Config) -> Problems:
-    """Stand in for problems that are elsewhere, each with the longest prompt."""
+    """Return a substitute for problems that are not on this machine, each with the longest
+    prompt."""
     most = config.data.max_prompt_length
     counts = {split: problems(config, split) for split in ("dev", "test")}
-    # without a limit as many as a stage asks for; `show.assumptions` says so
+    # without a limit, as many as a stage needs; `show.assumptions` prints this
     train = train_problems(config)
     counts["train"] = sys.maxsize if train is None else train
     return Problems({}, {}, [], lambda prompt: prompt, counts, (most,), most)
@@ -202,7 +202,7 @@ def make(
     response: int | None = None,
 ) -> Plan:
     """Compile every program of the stages (default: all). prompt: see `planned`. response: mean
-    tokens of a response, None: the longest."""
+    tokens of a response, None for the longest."""
     with planned(config, compiler, prompt) as session:
         programs = [programs_of(session, name, response) for name in stages or plan(config).order]
         compiler.expect(sum(map(len, programs)))

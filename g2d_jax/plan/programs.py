@@ -1,5 +1,5 @@
-"""All programs that a run compiles: those of its stages, and reward models, which are resident for
-the whole run."""
+"""All programs of a run: those of its stages and of reward models, which are resident for the whole
+run."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from g2d_jax.session.session import Session
 
 
 def scorings(config: Config, mesh: Mesh) -> dict[str, Program]:
-    """Return the program of a full batch of the longest conversations for every reward model of a
-    run, by its path.
+    """Return each reward model's program for a full batch of the longest conversations, by the
+    model's path.
 
-    Raises ValueError for a name that models/shapes.py does not know and that is no local folder.
+    Raises ValueError for a name that is neither in models/shapes.py nor a local folder.
     """
     dtype, found = jnp.dtype(config.dtype), {}
     for path, settings in config.reward_models.items():
@@ -36,7 +36,7 @@ def scorings(config: Config, mesh: Mesh) -> dict[str, Program]:
 
 
 def _scored(config: Config) -> dict[str, float]:
-    """Return the share of all responses that each reward model scores, by its path."""
+    """Return each reward model's share of all responses, by the model's path."""
     shares = defaultdict[str, float](float)
     total = sum(task.weight for task in config.all_tasks.values())
     for task in config.all_tasks.values():
@@ -46,17 +46,17 @@ def _scored(config: Config) -> dict[str, float]:
 
 
 def programs_of(session: Session, name: str, response: int | None = None) -> list[Program]:
-    """List the programs of a stage, in the order in which they run; after each that decodes those
-    of reward models over the responses, with their prompts.
+    """List the programs of a stage in the order in which they run. Reward models' programs, over
+    prompts and responses, follow each program that decodes.
 
-    session: with the planned machine's mesh, and the model's shape. response: mean tokens of a
-    response for the work to be done, max_new_tokens if None; shapes are those of the longest.
+    session: with the planned machine's mesh and the model's shape. response: mean tokens of a
+    response for counting work, None for max_new_tokens; shapes are always for the longest.
     """
     mesh, batches = session.mesh, scorings(session.config, session.mesh)
     models = tuple(batch.inputs[0] for batch in batches.values())
     programs = []
     for program in stage_modules.programs(session, name, response):
-        # Reward models are loaded on first use, and stay.
+        # Reward models stay loaded after their first use.
         resident = *program.resident, *models
         programs.append(replace(program, resident=resident))
         work = program.work

@@ -1,5 +1,5 @@
-"""Settings with which a run would fit: those that leave its result as it is, then those that change
-it."""
+"""Search for settings with which a run fits: first those that keep its result, then those that
+change it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from g2d_jax.session.training_memory import TOKENS, WORK, load
 from g2d_jax.training import optimizer
 
 CHOSEN = ("mesh.data", "mesh.fsdp", "mesh.tensor", "compute.microbatch_tokens", "compute.remat")
-"""Settings that change nothing in a run's result."""
+"""Settings that do not change a run's result."""
 
-MOST_TRIED = 5  # compilations that --auto, or the search for what fits, may cost
+MOST_TRIED = 5  # most settings that --auto, or the search after a misfit, compiles
 MOST_TRIED_EACH = 2  # the same with each of `savings`
 RANK = 16
 
@@ -44,8 +44,8 @@ def as_arguments(overrides: Sequence[str]) -> str:
 
 
 def choices(config: Config, topology: Topology) -> list[Config]:
-    """List the config with all `CHOSEN` settings to try, quickest first by formula: little computed
-    again, few micro-batches, no tensor split."""
+    """List configs with all `CHOSEN` settings to try, by estimate the quickest first: little
+    recomputation, few micro-batches, no tensor split."""
     devices, slices, own = topology.devices, topology.slices, config.compute
     tensors = [ways for ways in (1, 2, 4, 8) if ways <= devices // topology.hosts]
     most = own.microbatch_tokens or TOKENS[0] * devices
@@ -69,13 +69,12 @@ def choices(config: Config, topology: Topology) -> list[Config]:
 def train_bytes(
     model: ModelConfig, config: Config, row_length: int, stages: Sequence[str] = ()
 ) -> float:
-    """Count a train step's bytes a device by formula, the largest among these stages (default:
-    all).
+    """Estimate a train step's bytes per device, the largest among these stages (default: all).
 
-    8 bytes a trained parameter, itself and a gradient in float32, and its optimiser's where that is
-    not offloaded, split over fsdp and tensor; the frozen parameters as they are stored; what
-    `training_memory.load` counts, of the settings' micro-batch and remat, where they are unset of
-    one row and "full".
+    A trained parameter takes 8 bytes, with its float32 gradient, and those of its optimiser unless
+    offloaded. Frozen parameters take their stored size. All are split over fsdp and tensor.
+    `training_memory.load` counts the rest for the configured micro-batch and remat (unset: one row,
+    "full").
     """
     mesh, compute = config.mesh, config.compute
     rows = (compute.microbatch_tokens or 0) // row_length // (mesh.data * mesh.fsdp)
@@ -104,11 +103,8 @@ def _remat(config: Config) -> Remat:
 def search(
     config: Config, compiler: Compiler, *, stages: Sequence[str] = (), most: int = MOST_TRIED
 ) -> Config | None:
-    """Find the quickest of `choices` by formula whose programs all compile and fit; at most `most`
-    are tried.
-
-    None if none of those tried fits.
-    """
+    """Return the quickest of `choices` by estimate whose programs all compile and fit; None if none
+    of the `most` tried fits."""
     names = stages or tuple(config.stages)
     with planned(config, compiler) as session:
         model = session.model_config
@@ -124,9 +120,9 @@ def search(
 
     tried = choices(config, compiler.topology)
     likely = [choice for choice in tried if needs(choice) <= compiler.topology.device.usable]
-    # The formula may be wrong by more than that: then what needs least is tried.
+    # The formula may overestimate: if nothing fits by it, try the choices that need least.
     likely = likely or sorted(tried, key=needs)
-    # From the quickest to ever more frugal ones: each costs minutes of compiling.
+    # Go from the quickest to ever more frugal choices: each takes minutes to compile.
     for place in sorted(set(map(round, np.linspace(0, len(likely) - 1, most)))):
         choice = likely[place]
         compiler.say(f"trying {as_arguments(overrides(choice))}")
@@ -138,7 +134,7 @@ def search(
 def _all_fit(config: Config, compiler: Compiler, stages: Sequence[str]) -> bool:
     with planned(config, compiler) as session:
         for name in stages:
-            # The train step first: it is what most often does not fit.
+            # The train step first: most often it is the one that does not fit.
             programs = programs_of(session, name)
             programs.sort(key=lambda program: program.name != "train step")
             entries = compiler.entries(programs, session)
@@ -148,12 +144,11 @@ def _all_fit(config: Config, compiler: Compiler, stages: Sequence[str]) -> bool:
 
 
 def savings(config: Config, stages: Sequence[str] = ()) -> list[list[str]]:
-    """List overrides that make training need less memory and change its result, the one that
-    changes least first.
+    """List overrides that reduce training's memory but change its result, the smallest change
+    first.
 
-    Full training: AdamW's moments in bfloat16; adapters beside a base in bfloat16; with qwix, its
-    layers as int8 codes.
-    With adapters: the base the same way.
+    Full training: AdamW's moments in bfloat16; adapters on a bfloat16 base; with qwix, adapters on
+    an int8 base. With adapters: the same steps for the base.
     """
     moments: list[str] = []
     adapters: list[str] = []
@@ -179,8 +174,8 @@ def savings(config: Config, stages: Sequence[str] = ()) -> list[list[str]]:
 def search_savings(
     config: ConfigDict, compiler: Compiler, *, stages: Sequence[str] = ()
 ) -> list[str]:
-    """Find the first of `savings` with which something fits; return it with the choice that does,
-    [] if none does."""
+    """Return the first of `savings` with which a choice fits, together with that choice; [] if none
+    does."""
     for saving in savings(Config.of(config), stages):
         changed = copy.deepcopy(config)
         for override in saving:
@@ -188,7 +183,7 @@ def search_savings(
         compiler.say(f"with {as_arguments(saving)}")
         try:
             choice = search(Config.of(changed), compiler, stages=stages, most=MOST_TRIED_EACH)
-        except ValueError as error:  # a model of which this cannot be had, as codes of experts
+        except ValueError as error:  # this model does not support it, such as int8 experts
             compiler.say(str(error))
             continue
         if choice is not None:

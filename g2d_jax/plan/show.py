@@ -1,5 +1,5 @@
-"""A plan on the screen: the verdict, a row for each stage; on request, memory and time of every
-program."""
+"""Display of a plan: the verdict, a row for each stage and, if requested, every program's memory
+and time."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def show(
     response: int | None = None,
     verbose: bool = False,
 ) -> None:
-    """Print whether the run fits, how long it takes and what it costs; then a row for each stage.
+    """Print whether the run fits, its hours and its cost; then a row for each stage.
 
-    price: of one chip for an hour. response: mean tokens of a response that the work was counted
-    for. verbose: every program's memory and time, too.
+    price: of a chip-hour. response: mean tokens of a response that the plan assumes. verbose:
+    whether to print every program's memory and time.
     """
     screen.say(verdict(plan, price))
     columns = ["stage", "fullest program", "GiB", "of", "fits", *TOKENS, "hours", "least", "cost"]
@@ -36,11 +36,11 @@ def show(
     screen.table(f"the run on {plan.topology.name}", columns, rows, first)
     length = "max_new_tokens" if response is None else f"{response} tokens"
     screen.say(
-        f"Tokens and hours are for prompts of {plan.prompt:,.0f} tokens and responses of {length} "
-        f"(--prompt N, --response N: their means), {_reached(plan):.0%} of the rates that a "
-        f"{plan.topology.kind} is stated to have, as published runs reach, and waits that are "
-        "estimated; least: all of these rates, and no waits. Without verifiers, "
-        "checkpoints and loading." + ("" if verbose else " Every program: --verbose.")
+        f"Tokens and hours assume prompts of {plan.prompt:,.0f} tokens and responses of {length} "
+        f"(set their means with --prompt N and --response N). Hours assume {_reached(plan):.0%} of a "
+        f"{plan.topology.kind}'s documented speed, as published runs reach, plus estimated waits; "
+        '"least" assumes full speed and no waits. Verifiers, checkpoints and loading are not included.'
+        + ("" if verbose else " For every program, add --verbose.")
     )
     for line in assumptions(plan):
         screen.say(line)
@@ -51,13 +51,13 @@ def show(
 
 
 def hours(entries: Sequence[Entry]) -> float:
-    """Sum the hours, at the share of the stated rates that is reached; programs that do not fit
-    count as nothing."""
+    """Sum the hours at the reached share of the documented rates; programs that do not fit count
+    0."""
     return sum(e.program.work.calls * e.time.seconds for e in entries if e.time) / 3600
 
 
 def least_hours(entries: Sequence[Entry]) -> float:
-    """Sum the hours at the stated rates, without waits."""
+    """Sum the hours at the documented rates, without waits."""
     return sum(e.program.work.calls * e.time.least for e in entries if e.time) / 3600
 
 
@@ -70,12 +70,12 @@ def _tokens(entries: Sequence[Entry], kind: str) -> float:
 
 
 def rates(plan: Plan, response: int | None) -> Rates:
-    """Compute the seconds a token of each kind takes in each kind of stage, as `hours` does.
+    """Compute the seconds per token, by kind of token and of stage, as `hours` does.
 
-    response: as the plan was made for. What a stage does beside tokens (parameters converted, rows
-    inserted, a first state) is shared out among its kinds.
+    response: as in the plan. A stage's other work (converting parameters, inserting rows, the first
+    state) is distributed over its kinds of tokens.
     """
-    # seconds by kind of stage, "" for all, and of tokens
+    # seconds by kind of stage ("": all) and of token
     spent = defaultdict[tuple[str, str], float](float)
     counts = defaultdict[tuple[str, str], float](float)
     for name in plan.stages:
@@ -96,8 +96,8 @@ def rates(plan: Plan, response: int | None) -> Rates:
             seconds.setdefault(stage, {})[kind] = spent[stage, kind] / count
     longest = 0
     for name in plan.stages:
-        for drawn in plan.config.stages[name].samplings():
-            longest = max(longest, drawn.max_new_tokens)
+        for sampling in plan.config.stages[name].samplings():
+            longest = max(longest, sampling.max_new_tokens)
     return Rates(
         recipe=plan.config.name,
         topology=plan.topology.name,
@@ -109,7 +109,8 @@ def rates(plan: Plan, response: int | None) -> Rates:
 
 
 def verdict(plan: Plan, price: float | None) -> str:
-    """Say in one line whether the run fits, with hours and cost, or else what does not fit."""
+    """Return one line: whether the run fits, with hours and cost, or the programs that do not
+    fit."""
     usable = _gib(plan.topology.device.usable)
     if plan.misfits:
         needs = []
@@ -127,8 +128,8 @@ def verdict(plan: Plan, price: float | None) -> str:
 
 
 def stage_row(plan: Plan, name: str, price: float | None) -> list[str]:
-    """Build the row of a stage, or of the run ("all"): fullest program, its memory, tokens, hours,
-    least hours and cost."""
+    """Build the row of a stage or of the run ("all"): fullest program, its memory, tokens, hours,
+    least hours, cost."""
     device = plan.topology.device
     entries = [entry for entry in plan.entries if name in (entry.program.stage, "all")]
     fullest = max(entries, key=lambda entry: (not entry.compiled, entry.total))
@@ -146,15 +147,15 @@ def _gib(size: float) -> str:
 
 
 def assumptions(plan: Plan) -> list[str]:
-    """List a line for each assumption of the work that neither settings nor problems decide."""
+    """List a line for each assumption that neither settings nor problems decide."""
     config = plan.config
     if reads_locally(config):
         return []
     lines = []
     if plan.prompt == config.data.max_prompt_length:
         lines.append(
-            f"prompts of data.max_prompt_length tokens, {plan.prompt:,.0f}, are assumed: tokenizer "
-            "and problems are not all on this machine; --prompt N gives their mean"
+            f"prompts are assumed to have data.max_prompt_length={plan.prompt:,.0f} tokens, since "
+            "tokenizer and problems are not all on this machine: set their mean with --prompt N"
         )
     splits = {}
     for name, evaluation in config.stages_of(Evaluate).items():
@@ -167,8 +168,8 @@ def assumptions(plan: Plan) -> list[str]:
                 continue
             field = setting_of(name, split)
             lines.append(
-                f"{stage}: {ASSUMED:,} problems of {field}, which is not read and has no limit: "
-                f"set how many there are with --config.{field}.limit=N"
+                f"{stage}: {field} is assumed to have {ASSUMED:,} problems, since it was not read and "
+                f"has no limit: set their number with --config.{field}.limit=N"
             )
     unlimited = []
     for name, task in config.all_tasks.items():
@@ -177,9 +178,8 @@ def assumptions(plan: Plan) -> list[str]:
     for name, collect in config.stages_of(Collect).items():
         if unlimited and name in plan.stages and collect.samples:
             lines.append(
-                f"{name}: {collect.prompts:,} prompts are assumed to be there: "
-                f"{', '.join(unlimited)} is not read and has no limit: set how many there are with "
-                f"--config.{unlimited[0]}.limit=N"
+                f"{name}: {collect.prompts:,} prompts are assumed, since {', '.join(unlimited)} was not "
+                f"read and has no limit: set their number with --config.{unlimited[0]}.limit=N"
             )
     return lines
 
@@ -190,7 +190,7 @@ def _show_programs(plan: Plan, screen: Screen) -> None:
     screen.say(plan.topology.describe())
     screen.say(
         f"model: {count_params(plan.model):,} parameters; mesh {mesh}; "
-        f"{plan.config.dtype}; the sampler's weights over {plan.sampling_ways} devices"
+        f"{plan.config.dtype}; the sampler's weights split over {plan.sampling_ways} devices"
     )
     memory, calls, decoding = [], [], []
     for entry in plan.entries:
@@ -219,14 +219,15 @@ def _show_programs(plan: Plan, screen: Screen) -> None:
     columns = ["stage", "program", "rows", "columns read", *split, "tokens/s of a device"]
     screen.table("decode steps", columns, decoding)
     screen.say(
-        "A decode step is the sum of what it reads, sends and waits for; rows that wait for the "
-        "longest response are included in tokens/s. Programs over many tokens take as long as "
-        "their longest part."
+        "A decode step's time is the sum of its reads, transfers and waits. tokens/s includes rows "
+        "that wait for the longest response. Programs over many tokens take as long as their "
+        "longest part."
     )
 
 
 def _decode_cells(plan: Plan, entry: Entry, time: Time) -> list[str]:
-    """Show a decode step's rows, columns and parts, and the tokens that a device draws a second."""
+    """Format a decode step's rows, columns and parts, and the tokens that a device samples per
+    second."""
     work, parts, steps = entry.program.work, time.parts, entry.program.trips
     reached = _reached(plan)
     spans = [

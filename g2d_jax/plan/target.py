@@ -1,7 +1,7 @@
-"""Devices of a target machine, and programs compiled for them.
+"""Devices of a target machine, and compilation for them.
 
-TPUs are compiled for by libtpu, GPUs by JAX's CUDA plugin; neither needs the hardware. What both
-read from the environment is set here, before JAX starts a backend.
+libtpu compiles for TPUs and JAX's CUDA plugin for GPUs; neither needs the hardware. This module
+sets their environment variables before JAX starts a backend.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from g2d_jax.plan.topologies import Topology
 from g2d_jax.runtime import failures, flags
 
 ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",  # arrays of this process, of which there are none, would lie here
-    "TPU_SKIP_MDS_QUERY": "1",  # no machine's metadata is asked for
+    "JAX_PLATFORMS": "cpu",  # the backend for this process's arrays (there are none)
+    "TPU_SKIP_MDS_QUERY": "1",  # no query for the machine's metadata
     "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-16",  # libtpu wants one; the topology's own name decides
+    "TPU_ACCELERATOR_TYPE": "v5litepod-16",  # libtpu requires one; the topology's own name decides
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-# XLA's description of a GPU: openxla/xla, xla/backends/gpu/target_config/specs; of the L40S, which
-# is not there, CUDA's properties of compute capability 8.9.
+# XLA's description of a GPU: openxla/xla, xla/backends/gpu/target_config/specs. The L40S is not
+# there: CUDA's properties of compute capability 8.9.
 _GPU_CONFIG = """gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
   shared_memory_per_core: {shared} threads_per_core_limit: {threads} core_count: {cores} fpus_per_core: {fpus}
@@ -45,8 +45,8 @@ device_description_str: "{name}"
 
 @dataclass(frozen=True)
 class _Gpu:
-    """A GPU's figures in XLA's description; bytes and GHz. capability: CUDA's, as the text of its
-    message."""
+    """A GPU's properties in XLA's description, in bytes and GHz. capability: CUDA's, in its text
+    form."""
 
     name: str
     capability: str
@@ -73,7 +73,7 @@ _GPUS = {
     "h100": _Gpu("NVIDIA H100", "major: 9", 132, 1.98, 52_428_800),
     "h200": _Gpu("NVIDIA H200", "major: 9", 132, 1.98, 52_428_800),
     "l40s": _Gpu(
-        "NVIDIA L40",  # of an L40S not here JAX 0.12 does not know the capability; the L40's is the same
+        "NVIDIA L40",  # JAX 0.12 lacks the L40S' capability without the hardware; the L40's is equal
         "major: 8 minor: 9",
         142,
         2.52,
@@ -95,19 +95,19 @@ def gpu_config(topology: Topology) -> str:
 
 
 class DoesNotFit(ValueError):
-    """The error that a program needs more memory than a device has; the message is the
-    compiler's."""
+    """The error of a program that needs more memory than a device has, with the compiler's
+    message."""
 
 
 @dataclass(frozen=True)
 class Compiled:
     """The compiler's report on one program.
 
-    peak: bytes a device, arguments and results included. sent: bytes each device sends in one call,
-    by kind of collective; groups: the same by the devices that take part; far: what of it goes to
-    other slices or hosts of GPUs; collectives: how many run in one call; unknown: instructions of
-    which what is sent is not known.
-    seconds: of compiling. touched: bytes of arguments and results.
+    peak: bytes per device, with arguments and results. sent: bytes that each device sends in one
+    call, by kind of collective. groups: the same by the number of devices that take part. far: the
+    part that goes to other slices or GPU hosts. collectives: their number in one call. unknown:
+    instructions whose bytes are unknown. seconds: of compiling. touched: bytes of arguments and
+    results.
     """
 
     peak: int
@@ -134,15 +134,15 @@ def prepare(topology: Topology) -> None:
     os.environ.update(ENVIRONMENT)
     if topology.device.platform == "gpu":
         flags.sum_in_order()
-    # Of the driver, which a machine that only compiles lacks.
+    # A machine that only compiles lacks the CUDA driver.
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
-    if "jax" in sys.modules:  # which read the environment when it was imported
+    if "jax" in sys.modules:  # it has read the environment already
         sys.modules["jax"].config.update("jax_platforms", ENVIRONMENT["JAX_PLATFORMS"])
 
 
 def devices(topology: Topology) -> list[Any]:
-    """Return the devices of a machine, for a mesh. Raises ValueError if the compiler makes another
-    number of them."""
+    """Return a machine's devices, for a mesh. Raises ValueError if the compiler has another number
+    of them."""
     from jax.experimental import topologies
 
     device = topology.device
@@ -155,27 +155,24 @@ def devices(topology: Topology) -> list[Any]:
         if topology.slices > 1:
             options["num_slices"] = topology.slices
         if topology.hosts == topology.slices:
-            # One host for all chips, where that is how it is sold: the compiler's own default is
-            # hosts of four.
+            # The compiler defaults to hosts of four chips; this machine has one host for all.
             x, y, z, *_ = map(int, f"{topology.grid}x1x1".split("x"))
             options["chips_per_host_bounds"] = (x, y, z)
     units = topologies.get_topology_desc(**options).devices
     if len(units) != topology.devices:
         raise ValueError(
-            f"{topology.compiler_name} has {len(units)} devices here, {topology.devices} were "
-            "expected"
+            f"{topology.compiler_name} has {len(units)} devices in this compiler, but "
+            f"{topology.devices} were expected"
         )
     return list(units)
 
 
 def compile_program(lowered: Any, dynamic: int = 1, near: int | None = None) -> Compiled:
-    """Compile a lowered program. dynamic: trips of its outermost loop, where they are known at run
-    time only.
+    """Compile a lowered program. dynamic: trips of its outermost loop, if they are known only at
+    run time.
 
-    near: devices of a slice or host, None: all; those of the mesh follow each other slice by slice,
-    host by host.
-
-    Raises DoesNotFit when it needs more memory than there is.
+    near: devices of a slice or host, None: all; the mesh has them slice by slice, host by host.
+    Raises DoesNotFit if it needs more memory than a device has.
     """
     import jax
 
@@ -201,14 +198,14 @@ def compile_program(lowered: Any, dynamic: int = 1, near: int | None = None) -> 
 
 
 def _peak(memory: Any) -> int:
-    """Count the bytes on a device: the compiler's own peak counts arguments and results in the
-    host's memory too."""
+    """Count the peak bytes on a device: the compiler's peak includes arguments and results in host
+    memory."""
     host = memory.host_argument_size_in_bytes + memory.host_output_size_in_bytes
     return int(memory.peak_memory_in_bytes - host + memory.host_alias_size_in_bytes)
 
 
 def _needed(message: str) -> str:
-    """Shorten the compiler's refusal to one line."""
+    """Shorten the compiler's out-of-memory message to one line."""
     sizes = re.search(r"\(([\d.]+[KMG])\) exceeds available HBM \(([\d.]+[KMG])\)", message)
     used = re.search(r"Used ([\d.]+[KMG]) of ([\d.]+[KMG]) hbm", message)
     match = used or sizes

@@ -1,15 +1,13 @@
-"""The machines that a plan can be made for: their names, the compiler's names for them, and their
-chips' rates.
+"""Machines that can be planned for: their names, the compiler's names for them, and their chips'
+rates.
 
-Names count as Google's do. v5e-16 and v6e-16 are 16 chips; v5p is named by TensorCores, two to a
-chip, so that v5p-16 is 8 chips; tpu7x-8 is 8 chips, each of them two devices to JAX. 2xv5e-16 is
-two slices of v5e-16, joined by the data centre's network. h100x8 and h200x1 are GPUs of one host,
-h100x64 of eight hosts. v4 is left out: ahead of time its compiler makes two devices of a chip,
-where a run has one.
+Names follow Google's. v5e-16 and v6e-16 have 16 chips. v5p counts TensorCores, two per chip: v5p-16
+has 8 chips. tpu7x-8 has 8 chips, each of them two devices in JAX. 2xv5e-16 is two slices of v5e-16,
+joined by the data centre's network. h100x8 and h200x1 are one GPU host, h100x64 eight hosts. v4 is
+missing: its ahead-of-time compiler has two devices per chip, but a run has one.
 
-Rates are those of rates.py. What of the memory a program may use is what the compiler of libtpu
-0.0.42 states when it refuses one (November 2026); of GPUs as in XLA's target_config/specs, of the
-L40S as CUDA tells of it (44.39 GiB).
+Rates are from rates.py. Sources of usable memory: for TPUs, out-of-memory errors of libtpu 0.0.42
+(November 2026); for GPUs, XLA's target_config/specs; for the L40S, CUDA's report (44.39 GiB).
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ GIB = 2**30
 class Device(Rates):
     """One device as JAX counts them, with its rates.
 
-    platform: as JAX names it. hbm: bytes that programs may use. per_chip: how many of them a chip
-    is. name_counts: what a chip adds to the number in a name. host: the chips of one host.
+    platform: JAX's name. hbm: bytes that programs may use. per_chip: devices of a chip.
+    name_counts: a chip's contribution to the number in a name. host: chips of a host.
     """
 
     platform: str
@@ -42,7 +40,7 @@ class Device(Rates):
 
     @property
     def usable(self) -> int:
-        """The bytes that a plan may use: the same that runs use."""
+        """The bytes that a plan may use, the same as in runs."""
         return usable(self.platform, self.hbm)
 
 
@@ -51,7 +49,7 @@ def _tpu(kind: str, hbm_gib: float, **changes: int) -> Device:
 
 
 def _gpu(kind: str, memory: float) -> Device:
-    # The allocator leaves a tenth to the driver and to libraries, see flags.take_memory.
+    # The allocator leaves a tenth for the driver and libraries, see flags.take_memory.
     return Device(**asdict(RATES[kind]), platform="gpu", hbm=int(0.9 * memory), host=8)
 
 
@@ -87,11 +85,8 @@ MOST_SLICES = 64
 
 @dataclass(frozen=True)
 class Topology:
-    """A named machine. kind: key of DEVICES. chips: of all slices. grid: the chips of a slice as
-    the compiler has them.
-
-    hosts: of all slices; a run has a process on each.
-    """
+    """A named machine. kind: key of DEVICES. chips: of all slices. grid: a slice's chips in the
+    compiler's form. hosts: of all slices, each with one process of a run."""
 
     name: str
     kind: str
@@ -127,14 +122,14 @@ class Topology:
 
     @property
     def between(self) -> str:
-        """Name what the network is between: "hosts" or "slices", "" where fast links join all
+        """The units that the network joins, "hosts" or "slices"; "" if fast links join all
         devices."""
         if self.near == self.devices:
             return ""
         return "hosts" if self.device.platform == "gpu" else "slices"
 
     def describe(self) -> str:
-        """Spell the name's meaning out in words."""
+        """Describe the machine in words."""
         device = self.device
         several = f" ({self.devices} devices)" if device.per_chip > 1 else ""
         slices = f" in {self.slices} slices" if self.slices > 1 else ""
@@ -157,7 +152,7 @@ def _topologies() -> Iterator[Topology]:
             name = f"{kind}-{chips * device.name_counts}"
             if device.platform == "gpu":
                 name = f"{kind}x{chips}"
-            # A v5e-8 or v6e-8 is one host of eight; larger slices are made of hosts of four.
+            # A v5e-8 or v6e-8 is one host of eight; larger slices have hosts of four.
             host = 8 if kind in ("v5e", "v6e") and chips == 8 else device.host
             yield Topology(name, kind, chips, grid, hosts=-(-chips // host))
 
@@ -167,7 +162,7 @@ TOPOLOGIES = {machine.name: machine for machine in _topologies()}
 
 
 def topology(name: str) -> Topology:
-    """Return the machine of a name such as v5e-16, 2xv5e-16 or h100x8. Raises ValueError with the
+    """Return the machine with a name such as v5e-16, 2xv5e-16 or h100x8. Raises ValueError with the
     valid names."""
     if name in TOPOLOGIES:
         return TOPOLOGIES[name]
@@ -181,6 +176,6 @@ def topology(name: str) -> Topology:
     near = difflib.get_close_matches(name, TOPOLOGIES, n=4, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}? " if near else ""
     raise ValueError(
-        f"unknown topology {name!r}: {hint}there are {', '.join(TOPOLOGIES)}; and 2xv5e-16, for "
-        f"two slices, and so for 2 to {MOST_SLICES} of any TPU's name"
+        f"unknown topology {name!r}: {hint}valid names are {', '.join(TOPOLOGIES)}. For 2 to "
+        f"{MOST_SLICES} slices, put their number in front of a TPU's name, such as 2xv5e-16"
     )

@@ -1,4 +1,4 @@
-"""A program's time: of its work, counted by formula, and of what it sends, read from its text."""
+"""The time of a program, from its estimated work and the bytes that it sends."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from g2d_jax.runtime.program import Work
 from g2d_jax.runtime.rates import Seconds
 
 SUITES = {"math500": 500, "amc23": 40, "gsm8k": 1319}
-ASSUMED = 1000  # held-out problems of a file whose length no setting gives
+ASSUMED = 1000  # held-out problems of a file that was not read and has no limit
 
 
 @dataclass(frozen=True)
 class Time:
-    """The time of one call. parts: at the device's stated rates. seconds: at the share of them that
-    is reached, with waits. least: at the stated rates, without waits. bound: the longest part."""
+    """The time of one call. parts: at the device's documented rates. seconds: at the reached share
+    of them, with waits. least: at the documented rates, without waits. bound: the longest part."""
 
     parts: Seconds
     seconds: float
@@ -40,12 +40,12 @@ def time_of(
     far: float = 0.0,
     collectives: int = 0,
 ) -> Time:
-    """Compute the time of one call: a decode step's parts follow each other, those of a program
-    over many tokens overlap.
+    """Compute the time of one call: a decode step's parts run one after the other, those of a
+    program over many tokens overlap.
 
-    groups: bytes a device sends, by the devices that take part. axes: of the torus, on how many a
-    group of so many devices lies; others lie on as many as any. far: bytes that leave its slice, or
-    its host of GPUs. collectives: that run.
+    groups: bytes that a device sends, by group size. axes: the number of torus axes that a group
+    spans, by group size; others span the most of any. far: bytes that leave its slice or GPU host.
+    collectives: their number.
     """
     widest = max(axes.values(), default=1)
     links = 0.0
@@ -69,23 +69,22 @@ def time_of(
 
 
 def shape_of(path: str) -> ModelConfig:
-    """Return a model's shape without a download: of a folder's config.json, else by the tables of
-    models/shapes.py by name.
+    """Return a model's shape without a download, from a folder's config.json or models/shapes.py.
 
-    Raises ValueError for a folder that does not exist, and for a name that is not in the tables.
+    Raises ValueError for a folder that does not exist, and for a name that is not in shapes.py.
     """
     if epath.Path(path).expanduser().exists():
         return hf.read_config(hf.resolve(path))
     if places.is_path(path):
         raise ValueError(
-            f"there is no folder {path}: give one with the model's config.json, or a model's name"
+            f"there is no folder {path}: set a folder with the model's config.json, or a model's name"
         )
     return shapes.shape(path)
 
 
 def reads_locally(config: Config) -> bool:
-    """Tell whether tokenizer and problems are files on this machine, so that the lengths of prompts
-    can be counted."""
+    """Return whether tokenizer and problems are files on this machine, so that prompts can be
+    tokenised."""
     tokenizer = config.tokenizer.path or config.model.path
     named = tokenizer and not tokenizer.startswith("procedural:")
     if named:
@@ -113,13 +112,13 @@ def _is_local_file(source: str) -> bool:
 
 
 def train_problems(config: Config) -> int | None:
-    """Count the problems to train on over all tasks, by their limits; None where one has none."""
+    """Sum the limits of the training problems over all tasks; None if a task has none."""
     limits = [task.train.limit for task in config.all_tasks.values() if task.train.path]
     return None if None in limits else sum(filter(None, limits))
 
 
 def problems(config: Config, split: str) -> int:
-    """Count the problems of a held-out split over all tasks: its limit, the suite's size, or an
+    """Count a held-out split's problems over all tasks: by its limit, the suite's size, or an
     assumed number."""
     total = 0
     for task in config.all_tasks.values():

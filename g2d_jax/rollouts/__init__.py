@@ -1,2 +1,2 @@
-"""The responses of a stage: sampled or from elsewhere, scored, written, read back, and kept between
-updates."""
+"""The responses of a stage: sampled or from other tools, scored, written, read back, and kept
+between updates."""

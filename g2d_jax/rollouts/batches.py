@@ -1,10 +1,9 @@
-"""The training batch of an online stage from its groups: responses with advantages, or with a
-pair's sides.
+"""The training batch of an online stage: responses with advantages, or with a pair's sides.
 
     groups ─► those with a signal ─► GRPO: advantages | RAFT: right responses
                                      | DPO: one pair a prompt | GroupDPO: both sides of a prompt
 
-A batch's groups carry all that the loss needs but for other policies' log-probabilities, which
+A batch's groups have all inputs of the loss except for other policies' log-probabilities, which
 `fill` adds.
 """
 
@@ -29,7 +28,7 @@ from g2d_jax.losses import (
 from g2d_jax.records import Problem, ScoredRollout, exceeds, indices_by_task, pick
 from g2d_jax.rollouts.groups import Draws, Groups, by_response, lengths, problems_of, rewards
 
-# indices of the chosen and of the rejected responses of a group
+# indices of a group's chosen and rejected responses
 Sides = tuple[list[int], list[int]]
 NO_PAIR: Sides = ([], [])
 
@@ -38,8 +37,8 @@ NO_PAIR: Sides = ([], [])
 class Batch:
     """The responses to train on.
 
-    groups: for the loss, never empty. has_signal: bool for each prompt that was sampled.
-    metrics: of the pairs.
+    groups: for the loss, never empty. has_signal: bool for each sampled prompt. metrics: of the
+    pairs.
     """
 
     groups: list[Group]
@@ -50,12 +49,12 @@ class Batch:
 def make(
     seed: int, stage: Online, draws: Draws, groups: Groups, verifiable: Mapping[str, bool]
 ) -> Batch:
-    """Make one update's batch from all that was sampled for it. verifiable: by task.
+    """Build an update's batch from all rollouts sampled for it. verifiable: by task.
 
-    A prompt has a signal if it has a pair, with GRPO two different rewards (`records.differ`), with
-    RAFT a right response. With stage.filter.dynamic_sampling the first prompts_per_step prompts with
-    a signal are kept, or as many as there are (without any the first ones); else all are. Raises
-    AssertionError for a loss that has no batch here.
+    A prompt has a signal if it has a pair; with GRPO, two different rewards (`records.differ`);
+    with RAFT, a correct response. stage.filter.dynamic_sampling keeps up to prompts_per_step
+    prompts with a signal, or the first prompts if none has one. Raises AssertionError for an
+    unknown loss.
     """
     signal = np.zeros(len(groups), bool)
     pairs = [NO_PAIR] * len(groups)
@@ -91,8 +90,7 @@ def make(
 
 
 def _describe(groups: Groups, sides: Sequence[Sides]) -> dict[str, float]:
-    """Count the prompts that have a pair, and compute the mean lengths of both sides, each prompt
-    counting once."""
+    """Count the prompts with a pair, and average the lengths of both sides over prompts."""
     paired = [(group, side) for group, side in zip(groups, sides, strict=True) if side != NO_PAIR]
     metrics = {"pairs/prompts": float(len(paired))}
     if not paired:
@@ -108,7 +106,7 @@ def _mean_length(group: Sequence[ScoredRollout], indices: Sequence[int]) -> floa
 
 
 def advantages(stage: Online, draws: Draws, groups: Groups) -> np.ndarray:
-    """Compute advantages, float32 [N, G]; the rewards of each task are normalised by themselves."""
+    """Compute advantages, float32 [N, G]; each task's rewards are normalised separately."""
     values = rewards(groups)
     normalised = np.zeros(values.shape, np.float32)
     for rows in indices_by_task(problems_of(draws)).values():
@@ -119,17 +117,16 @@ def advantages(stage: Online, draws: Draws, groups: Groups) -> np.ndarray:
 
 
 def _counted(stage: Online, groups: Groups) -> np.ndarray:
-    """Mark the responses that count, bool [N, G]: False where stage.mask_truncated leaves one out
-    of the loss."""
+    """Mark the responses that count, bool [N, G]: False if stage.mask_truncated excludes one from
+    the loss."""
     cut = by_response(groups, lambda row: row.rollout.stop_reason == "length")
     return ~(cut & stage.mask_truncated)
 
 
 def _grpo(stage: Online, draws: Draws, groups: Groups) -> list[Group]:
-    """Build GRPO's groups of the responses that have a gradient; the others are not run through the
-    model."""
+    """Build GRPO's groups from responses with a gradient; others skip the forward pass."""
     tokens = _grpo_tokens(stage, draws, groups)
-    # a KL or entropy term has a gradient at advantage 0 too
+    # KL and entropy terms have a gradient at advantage 0 too
     always = stage.beta or stage.entropy_coef
     loss_groups = []
     for group, group_tokens in zip(groups, tokens, strict=True):
@@ -147,8 +144,8 @@ def _grpo(stage: Online, draws: Draws, groups: Groups) -> list[Group]:
 def _kept(
     stage: Online, draws: Draws, groups: Groups, verifiable: Mapping[str, bool]
 ) -> np.ndarray:
-    """Mark the responses that RAFT trains on, bool [N, G]: the right ones, or those of the highest
-    reward where the reward knows no right and wrong."""
+    """Mark the responses that RAFT trains on, bool [N, G]: the correct ones, or those with the
+    highest reward if the reward is not verifiable."""
     kept = np.zeros((len(groups), len(groups[0])), bool)
     values = rewards(groups)
     for i, (problem, _) in enumerate(draws):
@@ -160,7 +157,7 @@ def _kept(
 
 
 def _raft(stage: Online, groups: Groups, kept: np.ndarray) -> list[Group]:
-    """Build RAFT's groups of the kept responses, [N, G]."""
+    """Build RAFT's groups. kept: bool [N, G]."""
     weights = raft_weights(lengths(groups).ravel(), kept.ravel()).reshape(kept.shape)
     loss_groups = []
     for group, own in zip(groups, weights, strict=True):
@@ -178,7 +175,7 @@ def _raft(stage: Online, groups: Groups, kept: np.ndarray) -> list[Group]:
 def _without_gradient(
     groups: Groups, token: Mapping[str, Any], sequence: Mapping[str, float]
 ) -> Response:
-    """Make the only response of a batch without any signal, which is still a step of the
+    """Build the only response of a batch without a signal, which still is a step of the
     schedule."""
     if token:
         token = {**token, "weight": 0.0, "advantage": 0.0}
@@ -188,19 +185,19 @@ def _without_gradient(
 def _response(
     row: ScoredRollout, token: Mapping[str, Any], sequence: Mapping[str, float]
 ) -> Response:
-    """Make the response of a rollout."""
+    """Build the response of a rollout."""
     return Response(row.rollout.token_ids, token, sequence)
 
 
 def _group(
     rows: Sequence[ScoredRollout], responses: list[Response], keep_together: bool = False
 ) -> Group:
-    """Make a group of responses to the prompt of these rows."""
+    """Build a group of responses to the prompt of these rows."""
     return Group(rows[0].rollout.prompt_ids, responses, keep_together)
 
 
 def _grpo_tokens(stage: Online, draws: Draws, groups: Groups) -> list[list[dict[str, Any]]]:
-    """Return GRPO's inputs for each response's tokens; normalisers count every response of a full
+    """Return GRPO's inputs for each response's tokens, normalised by all responses of a full
     batch."""
     values = advantages(stage, draws, groups)
     has_logprobs = stage.samples or stage.clip.importance_cap  # a dump may lack them
@@ -230,11 +227,10 @@ def _sides(
     group: Sequence[ScoredRollout],
     verifiable: Mapping[str, bool],
 ) -> Sides:
-    """Choose the chosen and rejected responses of one prompt, both lists empty where there is no
-    pair.
+    """Select a prompt's chosen and rejected responses; both lists are empty if there is no pair.
 
-    GroupDPO takes all correct and all incorrect ones; where the reward knows no right and wrong,
-    best and worst.
+    GroupDPO uses all correct and all incorrect ones, or best and worst if the reward is not
+    verifiable.
     """
     problem, visit = draw
     counted = np.flatnonzero(_counted(stage, [list(group)])[0])
@@ -253,35 +249,35 @@ def _sides(
 
 
 def _prompts(stage: Online, groups: Groups) -> int:
-    """Count the prompts of a full batch: dynamic sampling may leave one short."""
+    """Count the prompts of a full batch; dynamic sampling may leave fewer."""
     return max(len(groups), stage.prompts_per_step)
 
 
 def _normalizer(stage: Online, groups: Groups) -> int | None:
-    """Return DPO's divisor in place of the number of prompts with a pair; None for that number."""
+    """Return DPO's divisor; None for the number of prompts with a pair."""
     return _prompts(stage, groups) if stage.dpo.normalizer == "prompts" else None
 
 
 def _dpo(stage: Online, groups: Groups, sides: Sequence[Sides]) -> list[Group]:
-    """Build groups of one pair a prompt, the loss being the mean over pairs or over prompts."""
+    """Build groups of one pair per prompt; the loss is the mean over pairs or prompts."""
     pairs = [(group[c[0]], group[r[0]]) for group, (c, r) in zip(groups, sides, strict=True) if c]
     if pairs:
         weights = dpo_weights(len(pairs), _normalizer(stage, groups))
         return [as_pair(*pair, float(weight)) for pair, weight in zip(pairs, weights, strict=True)]
-    # a batch without any signal is still a step of the schedule
+    # a batch without a signal still is a step of the schedule
     return [as_pair(groups[0][0], groups[0][0], 0.0)]
 
 
 def as_pair(chosen: ScoredRollout, rejected: ScoredRollout, weight: float) -> Group:
-    """Put both sides in one row, behind one copy of their prompt."""
+    """Put both sides in one row, after one copy of their prompt."""
     rows = (chosen, rejected)
     responses = [_response(row, {}, {"weight": weight}) for row in rows]
     return _group(rows, responses, keep_together=True)
 
 
 def _group_dpo(stage: Online, draws: Draws, groups: Groups, sides: Sequence[Sides]) -> list[Group]:
-    """Put a prompt's responses that take part in one row; the loss is the mean over a prompt's
-    pairs, then prompts."""
+    """Put a prompt's selected responses in one row; the loss averages over a prompt's pairs, then
+    over prompts."""
     correct = [len(chosen) for chosen, _ in sides]
     incorrect = [len(rejected) for _, rejected in sides]
     weights = group_dpo_weights(correct, incorrect, _normalizer(stage, groups))
@@ -310,8 +306,7 @@ def _group_dpo(stage: Online, draws: Draws, groups: Groups, sides: Sequence[Side
 
 
 def _with_entropy(stage: Online, groups: list[Group]) -> list[Group]:
-    """Add to each response's tokens their weight in the mean next-token entropy, 0 in a response
-    without weight."""
+    """Add each token's weight in the mean entropy; it is 0 in a response without weight."""
     if not stage.entropy_coef:
         return groups
     count = 0
@@ -327,7 +322,7 @@ def _with_entropy(stage: Online, groups: list[Group]) -> list[Group]:
 
 
 def _weighs(response: Response) -> bool:
-    """Return whether a response has a weight in the loss: in GRPO's, DPO's or GroupDPO's."""
+    """Return whether a response has a weight in GRPO's, DPO's or GroupDPO's loss."""
     return any(
         (
             response.token.get("weight"),
@@ -343,11 +338,10 @@ def fill(
     reference: np.ndarray | None = None,
     trainer: np.ndarray | None = None,
 ) -> list[Group]:
-    """Add the log-probabilities of the reference, and of the policy as it was when it sampled, by
-    the trainer.
+    """Add the log-probabilities of the reference and of the policy that sampled, as computed by the
+    trainer.
 
-    reference, trainer: float32 [tokens], those of all responses one after the other, or None where
-    not needed.
+    reference, trainer: float32 [tokens], of all responses concatenated, or None if not needed.
     """
     filled = []
     first = 0

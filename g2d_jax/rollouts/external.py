@@ -1,6 +1,7 @@
 """Rollouts from other tools (`data.dumps`), as groups for a collect or an online stage.
 
-Rows with token ids are exact: what the policy saw and sampled. Text alone is tokenised here.
+Rows with token ids are exact: the tokens that the policy read and sampled. Text alone is tokenised
+here.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ from g2d_jax.session.session import Session
 from g2d_jax.session.stage_result import Cost
 
 LEFT_OUT = (
-    "are left out: so are their problems in data.train, whose reference answers the verifier "
-    "cannot read"
+    "are left out, because the verifier cannot parse the reference answers of their problems in "
+    "data.train"
 )
 OTHER_IDS = (
-    "have other prompt ids than the template here gives: they train with their own, evaluation "
+    "have other prompt ids than this run's template: they train with their own ids, but evaluation "
     "uses the template"
 )
 OTHER_TEXT = (
-    "have a completion that is not the beginning of their completion_ids' text: the ids are "
-    "trained on, the completion is graded"
+    "have a completion that is not the beginning of their completion_ids' text: training uses the "
+    "ids, grading the completion"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalRow:
-    """A row of a file, tokenised. rollout: sample 0 of visit 0. score: None where the file has no
+    """A tokenised row of a file. rollout: sample 0 of visit 0. score: None if the file has no
     reward."""
 
     dumped: DumpRow
@@ -63,13 +64,13 @@ ExternalGroups = list[list[ExternalRow]]
 
 @dataclass(frozen=True)
 class ExternalBatches:
-    """The batches of an online stage from files: their groups in the order of `by_step`."""
+    """The batches of an online stage from files; groups are in the order of `by_step`."""
 
     session: Session
     draws: Draws
     groups: ExternalGroups
     prompts: int  # of a batch
-    unweighed: int  # rows without log-probabilities that a loss with a ratio of policies trains on
+    unweighed: int  # rows without log-probabilities in a loss with a policy ratio
 
     @property
     def pairs(self) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -78,18 +79,18 @@ class ExternalBatches:
         return [(row.rollout.prompt_ids, row.rollout.token_ids) for row in rows]
 
     def batch(self, number: int, shard: epath.Path) -> Sampled:
-        """Score a batch, counted from 0, and write its shard, or read that back. All processes make
-        the call."""
+        """Score a batch, counted from 0, and write its shard, or read the shard back. All processes
+        make the call."""
         part = slice(number * self.prompts, (number + 1) * self.prompts)
         return _stored(self.session, self.draws[part], self.groups[part], shard)
 
 
 def external_batches(session: Session, name: str, stage: Online) -> ExternalBatches | None:
-    """Read the batches of an online stage from stage.dump; None if it samples its own.
+    """Read the batches of an online stage from stage.dump; None if the stage samples.
 
-    Rows of the same prompt and step are a group. Raises ValueError naming file and line of what the
-    stage cannot train on, if there are too few groups for its steps, if log-probabilities are there
-    that clip.importance_cap=0 would leave unused, and if only some rows have them.
+    Rows of the same prompt and step are a group. Raises ValueError, with file and line, for rows
+    that the stage cannot train on. Also raises ValueError for too few groups, if only some rows
+    have log-probabilities, and if clip.importance_cap=0 would ignore them.
     """
     if stage.samples:
         return None
@@ -99,8 +100,8 @@ def external_batches(session: Session, name: str, stage: Online) -> ExternalBatc
         _refuse_unfit(session, stage, same)
         if len(same) % size:
             raise ValueError(
-                f"{same[0].dumped.where}: its prompt has {len(same)} responses at its step, and "
-                f"stages.{name}.num_generations is {size}: set that to the size of the groups"
+                f"{same[0].dumped.where}: its prompt has {len(same)} responses at its step, but "
+                f"stages.{name}.num_generations is {size}: set it to the size of the groups"
             )
         for i in range(0, len(same), size):
             groups.append(same[i : i + size])
@@ -112,23 +113,22 @@ def external_batches(session: Session, name: str, stage: Online) -> ExternalBatc
         draws.append((problem, visits[problem.id]))
         visits[problem.id] += 1
     updates = len(groups) // stage.prompts_per_step * stage.num_iterations
-    fed = f"{stage.dump.path} has {len(groups)} groups, which feed {updates} updates"
+    fed = f"{stage.dump.path} has {len(groups)} groups, enough for {updates} updates"
     if updates < stage.steps:
         raise ValueError(
-            f"{fed} of prompts_per_step={stage.prompts_per_step}: set stages.{name}.steps to "
-            f"{updates} or less, got {stage.steps}"
+            f"{fed} with prompts_per_step={stage.prompts_per_step}: set stages.{name}.steps to at "
+            f"most {updates}, got {stage.steps}"
         )
-    session.tracker.say_once(f"{name}: {fed}: {stage.steps} are taken")
+    session.tracker.say_once(f"{name}: {fed}; it uses {stage.steps}")
     return ExternalBatches(session, draws, groups, stage.prompts_per_step, unweighed)
 
 
 def external_groups(session: Session, dump: Dump, shard: epath.Path) -> tuple[Draws, Groups]:
-    """Read and score files of responses, grouped by prompt; verdicts are kept like our own.
+    """Read and score files of responses, grouped by prompt, and store the verdicts.
 
-    A row's reward counts as given (null: unscorable). Without one the response is scored against
-    the row's answer, or the answer of the same problem in data.train. Prompts of dev and test are
-    refused. Log-probabilities are NaN where a row has none. Raises ValueError naming file and
-    line of a broken row.
+    A row's reward is used unchanged (null: unscorable). Without one, the response is scored against
+    the row's answer, or the same problem's in data.train. Log-probabilities are NaN if a row has
+    none. Raises ValueError, with file and line, for a broken row or a prompt of dev or test.
     """
     groups = read_groups(session, dump)
     draws = draw_once(group[0].problem for group in groups)
@@ -136,29 +136,27 @@ def external_groups(session: Session, dump: Dump, shard: epath.Path) -> tuple[Dr
 
 
 def read_groups(session: Session, dump: Dump) -> ExternalGroups:
-    """Read rows by prompt, those of all steps together, to make pairs of.
+    """Read rows by prompt, over all steps, for preference pairs.
 
-    Raises ValueError as `read`, and where no prompt has two responses.
+    Raises ValueError as `read`, and if no prompt has two responses.
     """
     by_prompt: dict[str, list[ExternalRow]] = {}
     for group in read(session, dump):
         by_prompt.setdefault(group[0].problem.id, []).extend(group)
     if max(map(len, by_prompt.values())) < 2:
         raise ValueError(
-            f"{dump.path} has one response to each of its {len(by_prompt)} prompts, and a preference "
-            "pair takes two, one better than the other: take rollouts with several responses to "
-            "a prompt"
+            f"{dump.path} has one response to each of its {len(by_prompt)} prompts, but a preference "
+            "pair needs two, one better than the other: use rollouts with several responses per prompt"
         )
     return list(by_prompt.values())
 
 
 def read(session: Session, dump: Dump) -> ExternalGroups:
-    """Read rows grouped by step and prompt, see `by_step`.
+    """Read rows grouped by step and prompt, see `by_step`. Raises ValueError, with file and line,
+    for a broken row.
 
-    Raises ValueError naming file and line of a broken row.
-
-    Logs how many rows are left out with their problems, and how many differ from what the template
-    and tokenizer here give.
+    Logs how many rows are left out with their problems, and how many differ from this run's
+    template and tokenizer.
     """
     left_out = set(ids_of(session.problems.left_out["train"]))
     by_text = functools.cache(partial(_by_text, session))
@@ -179,15 +177,15 @@ def read(session: Session, dump: Dump) -> ExternalGroups:
                     continue
                 row = _tokenised(session, problem, dumped, counts)
                 _refuse_unlike(row, firsts.setdefault(problem.id, row))
-            except ValueError as error:  # of the tokenizer too, as for special tokens in a text
+            except ValueError as error:  # also from the tokenizer, for special tokens in a text
                 raise ValueError(f"{dumped.where}: {error}") from error
             group.append(row)
         if group:
             groups.append(group)
     if 0 < counts["compared"] == counts[OTHER_TEXT]:
         raise ValueError(
-            f"{dump.path}: no completion is the text of its completion_ids: they are of another "
-            "tokenizer"
+            f"{dump.path}: no completion is the text of its completion_ids: set tokenizer.path to "
+            "the tokenizer that wrote them"
         )
     for what in (LEFT_OUT, OTHER_IDS, OTHER_TEXT):
         if counts[what]:
@@ -198,8 +196,8 @@ def read(session: Session, dump: Dump) -> ExternalGroups:
 
 
 def _by_text(session: Session) -> dict[str, Problem]:
-    """Map prompts after the template, with its special tokens and without, to their problems, left
-    out or not."""
+    """Map rendered prompts, with and without special tokens, to their problems, including those
+    left out."""
     tokenizer = session.tokenizer
     texts: dict[str, Problem] = {}
     problems = session.problems
@@ -219,9 +217,9 @@ def _problem(
         found = by_text().get(text.strip())
         if found is None:
             raise BrokenRow(
-                "its prompt is known after a chat template only, and is of no problem in "
-                "data.train: give the problems, the tokenizer and the template of the run that "
-                f"wrote it, or the column prompt. It begins {text!r:.80}"
+                "it has only a rendered prompt, which matches no problem in data.train: use the "
+                "problems, tokenizer and template of the run that wrote it, or add the column "
+                f"prompt. It begins {text!r:.80}"
             )
     else:
         identifier = problem_id(row.prompt)
@@ -233,16 +231,16 @@ def _problem(
                 answer = plain_answer(answer)
             found = replace(found, answer=answer)
     if met(found.id, found.prompt, session.problems.held_out_names):
-        raise BrokenRow("its prompt is in data.dev or data.test, which nothing may be trained on")
+        raise BrokenRow("its prompt is in data.dev or data.test: do not train on held-out problems")
     return found
 
 
 def _tokenised(
     session: Session, problem: Problem, row: DumpRow, counts: Counter[str]
 ) -> ExternalRow:
-    """Take a row's ids, or tokenise its text. Counts what differs here. Raises ValueError.
+    """Use a row's ids, or tokenise its text. Count differences in `counts`. Raises ValueError.
 
-    Without finish_reason the last id decides it. No stop token follows text that the limit cut.
+    Without finish_reason the last id decides. Text cut off by the limit gets no stop token.
     """
     tokenizer = session.tokenizer
     ours = tokenizer.encode_prompt(problem)
@@ -261,7 +259,7 @@ def _tokenised(
     for name, ids in (("prompt_ids", prompt_ids), ("completion_ids", token_ids)):
         if ids.max() >= tokenizer.id_limit:
             raise BrokenRow(
-                f"{name} has {ids.max()}, and the ids of the tokenizer and the model end at "
+                f"{name} has {ids.max()}, but the ids of the tokenizer and the model end at "
                 f"{tokenizer.id_limit - 1}"
             )
     if text is None:
@@ -277,7 +275,7 @@ def _tokenised(
         threshold = settings.correct_above if settings.is_verifiable else None
         score = Score(row.reward, verdict_of(row.reward, threshold))
     if score is None and problem.answer is None and session.reading(problem.task).verified:
-        raise BrokenRow("it has no reward, and neither it nor data.train has an answer")
+        raise BrokenRow("it has no reward, and there is no answer in the row or in data.train")
     unknown = np.full(len(token_ids), np.nan, np.float32)
     logprobs = unknown if row.logprobs is None else row.logprobs
     rollout = Rollout(problem.id, 0, 0, prompt_ids, token_ids, logprobs, unknown, finish)
@@ -289,34 +287,34 @@ def _refuse_unlike(row: ExternalRow, first: ExternalRow) -> None:
     same_ids = np.array_equal(row.rollout.prompt_ids, first.rollout.prompt_ids)
     if not same_ids or row.problem.answer != first.problem.answer:
         raise BrokenRow(
-            f"its answer or its prompt_ids are not those of the same prompt in {first.dumped.where}"
+            f"its answer or its prompt_ids differ from those of the same prompt in {first.dumped.where}"
         )
 
 
 def _unweighed(name: str, stage: Online, groups: ExternalGroups) -> int:
-    """Count the rows that a loss with a ratio of policies takes for the policy's own: all, where
-    none has log-probabilities.
+    """Count the rows that a loss with a policy ratio treats as the policy's own: all, if none has
+    log-probabilities.
 
-    Raises ValueError where some have them and others not, and where all have them and
-    clip.importance_cap is 0: the rule is that of a server and of int8.
+    Raises ValueError if only some have them, and if all have them but clip.importance_cap is 0. A
+    server and int8 follow the same rule.
     """
     rows = list(itertools.chain.from_iterable(groups))
     without = [row.dumped.where for row in rows if row.dumped.logprobs is None]
     count = len(rows) - len(without)
     if without and (stage.clip.importance_cap or (stage.has_ratio and count)):
         raise ValueError(
-            f"{without[0]}: it has no logprobs, and {count} of the {len(rows)} responses have: a "
-            "GRPO loss weighs all by them (clip.importance_cap) or none. Give all rows logprobs, or "
-            "none and clip.importance_cap=0"
+            f"{without[0]}: it has no logprobs, but {count} of the {len(rows)} responses have: a "
+            "GRPO loss weights all by them (clip.importance_cap) or none. Add logprobs to all rows, "
+            "or remove them and set clip.importance_cap=0"
         )
     if not stage.has_ratio or stage.clip.importance_cap:
         return 0
     if not without:
         raise ValueError(
-            f"{stage.dump.path} has the logprobs of the policy that wrote it, and with "
-            "clip.importance_cap=0 a GRPO loss would train on its responses as if the policy here had "
-            f"sampled them: set stages.{name}.clip.importance_cap, to 2 say, which weighs each token by "
-            "the ratio of the two; rollout_corr/kl then shows how far apart they are"
+            f"{stage.dump.path} has the logprobs of the policy that wrote it, but "
+            "clip.importance_cap=0 ignores them: a GRPO loss would treat its responses as sampled from "
+            f"this run's policy. Set stages.{name}.clip.importance_cap, for example to 2, to weight "
+            "each token by the ratio of the two policies; rollout_corr/kl shows their distance"
         )
     return len(without)
 
@@ -328,8 +326,8 @@ def _refuse_unfit(session: Session, stage: Online, group: Sequence[ExternalRow])
         where, prompt, response = row.dumped.where, len(row.rollout.prompt_ids), row.rollout.length
         if row.problem.id not in session.problems.train_by_id:
             raise ValueError(
-                f"{where}: its prompt is not in data.train, whose problems an online stage trains "
-                "on: add it, or collect and pair"
+                f"{where}: its prompt is not in data.train, as an online stage requires: add it, or "
+                "use collect and pair stages"
             )
         if prompt > longest or response > limit:
             raise ValueError(
@@ -340,7 +338,7 @@ def _refuse_unfit(session: Session, stage: Online, group: Sequence[ExternalRow])
 
 
 def _stored(session: Session, draws: Draws, groups: ExternalGroups, shard: epath.Path) -> Sampled:
-    """Score groups and write their shard, or read that back. All processes make the call."""
+    """Score groups and write their shard, or read the shard back. All processes make the call."""
     if not on_disk(session.writer, [shard]):
         cost = Cost()
         with session.track_cost(cost):
@@ -352,7 +350,7 @@ def _stored(session: Session, draws: Draws, groups: ExternalGroups, shard: epath
 
 
 def _score(session: Session, draws: Draws, groups: ExternalGroups) -> Groups:
-    """Score the responses whose reward the file does not give."""
+    """Score the responses without a reward in the file."""
     unscored = [row for row in itertools.chain.from_iterable(groups) if row.score is None]
     questions = [row.problem for row in unscored]
     texts = graded_texts(session.tokenizer, questions, [row.text for row in unscored])

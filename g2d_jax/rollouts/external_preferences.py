@@ -1,8 +1,8 @@
 """Preference sets from other tools as pairs of token ids.
 
-Parquet with all columns that a collect stage writes is taken as it is. The texts and messages of
-other sets (`data.preference_sets`) are tokenised here: prompts as for sampling, responses with a
-stop token at their end.
+Parquet with all columns of a collect stage is used unchanged. Texts and messages of other sets
+(`data.preference_sets`) are tokenised: prompts as for sampling, responses with a stop token at the
+end.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from g2d_jax.session.session import Session
 
 
 def read(session: Session, stage: Offline) -> list[Preference]:
-    """Read the pairs of stage.preferences, which is no stage, and log how many rows were left out,
-    and why.
+    """Read the pairs of stage.preferences, a file or dataset; log how many rows were left out, and
+    why.
 
-    Those are empty or equal pairs, prompts longer than data.max_prompt_length, a prompt and
-    response longer than stage.max_length or than the model has positions, texts that cannot be
-    tokenised, and few rows of another shape. Raises ValueError as `LoadReport.require_usable`.
+    Left out are empty or equal pairs, prompts over data.max_prompt_length, pairs over
+    stage.max_length or the model's positions, texts that cannot be tokenised, and a few malformed
+    rows. Raises ValueError as `LoadReport.require_usable`.
     """
     source = stage.preferences
     report = LoadReport(source, stage.on_error)
@@ -44,7 +44,7 @@ def read(session: Session, stage: Offline) -> list[Preference]:
 
 
 def _rows(source: str) -> Iterator[Row]:
-    """Yield the rows of a set; one of a collect stage's Parquet has its pair, "pair"."""
+    """Yield the rows of a set; a collect stage's rows have their pair in the column "pair"."""
     if source.startswith(HUB) or not has_preferences(source):
         yield from pair_rows(source)
         return
@@ -55,7 +55,7 @@ def _rows(source: str) -> Iterator[Row]:
 def _fitting(session: Session, stage: Offline, values: Values) -> Preference:
     """Read a pair that fits. Raises BrokenRow and LeftOut."""
     pair = values.get("pair")
-    if not isinstance(pair, Preference):  # a column of another tool's set
+    if not isinstance(pair, Preference):  # it may be a column of another tool's set
         pair = _encoded(session, values)
     _refuse_long(session, stage, pair)
     return pair
@@ -74,7 +74,8 @@ def _refuse_long(session: Session, stage: Offline, pair: Preference) -> None:
 
 
 def _encoded(session: Session, values: Values) -> Preference:
-    """Read a pair and tokenise it. Raises BrokenRow, and LeftOut for what cannot be tokenised."""
+    """Read a pair and tokenise it. Raises BrokenRow, and LeftOut for a text that cannot be
+    tokenised."""
     prompt, chosen, rejected = to_pair(values)
     tokenizer = session.tokenizer
     try:

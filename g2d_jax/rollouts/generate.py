@@ -1,9 +1,9 @@
-"""Rollouts of batches of prompts: the phases `sample` and `score`, call by call of the sampler.
+"""Rollouts of batches of prompts: the phases `sample` and `score` for each call of the sampler.
 
     draws ─► sample ─► score ─► a shard a batch, written in the background
        └─ read back where a shard exists
 
-A run that is killed and started again trains on the same tokens and verdicts, timeouts included.
+A run that is killed and restarted trains on the same tokens and verdicts, including timeouts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from g2d_jax.session.stage_result import Cost
 
 
 class Policy(NamedTuple):
-    """A policy as the engine reads it, and its name."""
+    """A policy in the engine's form, and its name."""
 
     params: Any
     name: str
@@ -68,11 +68,10 @@ def sampled_batches(
     cost: Cost,
     bar: Progress | None = None,
 ) -> list[Sampled]:
-    """Sample and score the responses to the draws of all batches, or read them back where that was
-    done before.
+    """Sample and score responses to the draws of all batches, or read them back, see `generate`.
 
-    See `generate`. Adds to the cost the tokens and FLOPs of all of them, and the time once spent on
-    the batches that are read back; the caller tracks new time.
+    Adds all tokens and FLOPs to the cost, and the stored time of batches that are read back; the
+    caller tracks new time.
     """
     bar = bar or _NoBar()
     sampled = []
@@ -96,14 +95,13 @@ def generate(
 ) -> Iterator[Sampled]:
     """Sample and score responses for batches of draws; yield them batch by batch, in order.
 
-    A call of the sampler takes as many batches as compute.generation_batch_size allows. All
-    processes sample together, and each scores what its own devices sampled.
-    policy: gives the policy, called once if anything is sampled. bar: moves by the draws that are
-    answered.
+    A call of the sampler has as many batches as compute.generation_batch_size allows. All processes
+    sample together, and each scores its own devices' responses. policy: returns the policy, called
+    at most once, and only to sample. bar: advances by answered draws.
 
-    Shards are written in the background: nothing that outlives the process may be made of the
-    rollouts before `Session.writer` has waited for it. Next to a shard is its cost: its share, by
-    tokens, of the call's time and of the rewards' cost.
+    Shards are written in the background: wait for `Session.writer` before you store anything made
+    from the rollouts. Next to a shard is its cost: its share, by tokens, of the call's time and the
+    rewards' cost.
     """
     bar = bar or _NoBar()
     sampler: Policy | None = None
@@ -132,8 +130,7 @@ def generate(
 def _is_stored(session: Session, call: Batches, workload: Workload) -> bool:
     """Return whether an earlier start stored all batches of a call.
 
-    A call is read back only whole: log-probabilities depend, in their last bits, on what is sampled
-    in one call.
+    A call is only read back whole: the last bits of log-probabilities depend on the call's samples.
     """
     shards = [shard for _, shard in call]
     greedy = map(greedy_file, shards) if workload.greedy else []
@@ -144,14 +141,14 @@ def _is_stored(session: Session, call: Batches, workload: Workload) -> bool:
 
 
 def _parts(shards: Sequence[epath.Path]) -> epath.Path:
-    """Return the folder in which processes leave their own rows of a call."""
+    """Return the folder in which processes store their own rows of a call."""
     return shards[0].parent / "_parts"
 
 
 def _call(
     session: Session, policy: Policy, call: Batches, workload: Workload, bar: Progress
 ) -> list[Sampled]:
-    """Sample and score one call's batches, and have their shards written."""
+    """Sample and score a call's batches, and write their shards in the background."""
     split, shards = zip(*call, strict=True)
     draws = list(itertools.chain.from_iterable(split))
     parts = _parts(shards)
@@ -191,10 +188,10 @@ def _call(
 
 
 def ask_ahead(session: Session, params: Any, batches: Batches, workload: Workload) -> None:
-    """Send a server the requests of a `generate` that comes later with these batches. Those on disk
-    are left out, and all processes make the call.
+    """Send a server the requests of a later `generate` with these batches, except for those on
+    disk. All processes make the call.
 
-    params: the policy, as that `generate` will give it.
+    params: the policy that `generate` will use.
     """
     server = session.sampling.server
     assert server is not None
@@ -228,11 +225,10 @@ def split_by_batch(
     spent: Mapping[str, float],
     greedy: bool = False,
 ) -> list[Sampled]:
-    """Split one call's rows and cost by batch, the cost and the seconds spent in sampling by their
-    tokens.
+    """Split a call's rows by batch, and its cost and sampling seconds in proportion to tokens.
 
-    rows: equally many of each of the call's draws, in order; greedy: whether a draw's last is its
-    greedy one.
+    rows: equally many for each draw, in order. greedy: whether a draw's last row is its greedy
+    response.
     """
     prompts = sum(map(len, batches))
     samples = len(rows) // prompts
@@ -261,7 +257,7 @@ def split_by_batch(
 
 
 def _as_first(row: ScoredRollout) -> ScoredRollout:
-    """Return a greedy response as the only sample of a file of its own."""
+    """Return a greedy response as sample 0, for a separate file."""
     return replace(row, rollout=replace(row.rollout, sample=0))
 
 

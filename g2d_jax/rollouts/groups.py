@@ -1,5 +1,4 @@
-"""Responses by prompt: their rewards and lengths as arrays, their metrics, and what it costs to
-sample them."""
+"""Responses by prompt: rewards and lengths as arrays, metrics, and the cost of sampling."""
 
 from __future__ import annotations
 
@@ -17,17 +16,17 @@ from g2d_jax.records import Problem, ScoredRollout, Verdict, differ
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.session.stage_result import Cost
 
-LOGGED = 8  # responses of an update that are kept for reading
+LOGGED = 8  # responses of an update that are logged for people
 
 Draws = list[tuple[Problem, int]]
-"""Problems, each with its visit: how often it came before."""
+"""Problems, each with its visit: the number of earlier draws."""
 
 Groups = list[list[ScoredRollout]]
-"""For each draw its responses, in order of their sample index."""
+"""The responses to each draw, in order of their sample index."""
 
 
 def draw_once(problems: Iterable[Problem]) -> Draws:
-    """Draw each problem, for the first time."""
+    """Draw each problem once, with visit 0."""
     return [(problem, 0) for problem in problems]
 
 
@@ -42,12 +41,12 @@ def problems_of(draws: Draws) -> list[Problem]:
 
 
 def rows_of(groups: Iterable[Sequence[ScoredRollout]]) -> list[ScoredRollout]:
-    """List the responses of all groups, one after the other."""
+    """Concatenate the responses of all groups."""
     return list(itertools.chain.from_iterable(groups))
 
 
 def by_response(groups: Groups, value: Callable[[ScoredRollout], Any]) -> np.ndarray:
-    """Return a value of each response, [N, G]. Groups must be of one size."""
+    """Return a value of each response, [N, G]. Groups must have equal sizes."""
     return np.array([list(map(value, group)) for group in groups])
 
 
@@ -57,8 +56,8 @@ def lengths(groups: Groups) -> np.ndarray:
 
 
 def rewards(groups: Groups) -> np.ndarray:
-    """Return rewards, float64 [N, G], NaN for unscorable responses and, where groups differ in
-    size, for none."""
+    """Return rewards, float64 [N, G], NaN for unscorable responses and for padding of smaller
+    groups."""
     values = np.full((len(groups), max(map(len, groups))), np.nan)
     for i, group in enumerate(groups):
         values[i, : len(group)] = [row.score.reward for row in group]  # NumPy makes NaN of None
@@ -66,17 +65,16 @@ def rewards(groups: Groups) -> np.ndarray:
 
 
 def correct(groups: Groups) -> np.ndarray:
-    """Return each response's value in accuracies, float64 [N, G], see `Score.accuracy`."""
+    """Return each response's accuracy, float64 [N, G], see `Score.accuracy`."""
     return by_response(groups, lambda row: row.score.accuracy)
 
 
 def describe(groups: Groups) -> dict[str, float]:
-    """Compute metrics of freshly sampled groups, under TRL's names; means over responses (entropy:
-    over tokens).
+    """Compute metrics of sampled groups under TRL's names, as means over responses (entropy: over
+    tokens).
 
-    frac_reward_zero_std: groups of equal rewards, or with fewer than two that could be scored.
-    Lengths of correct and of incorrect responses are included where a verdict knows right and
-    wrong.
+    frac_reward_zero_std: groups with equal rewards or fewer than two scored responses. Verifiable
+    rewards add the lengths of correct and incorrect responses.
     """
     rows = rows_of(groups)
     tokens = np.array([row.rollout.length for row in rows])
@@ -84,8 +82,8 @@ def describe(groups: Groups) -> dict[str, float]:
     scored = ~np.isnan(values)
     counts = scored.sum(axis=1)
     means = np.where(scored, values, 0.0).sum(axis=1) / np.maximum(counts, 1)
-    # Equal rewards leave rounding errors of the mean (six times 0.7 has a standard deviation of
-    # 1e-16): compare them.
+    # Compare rewards, since equal ones may have a standard deviation by rounding (1e-16 for six of
+    # 0.7).
     apart = differ(values)
     centred = np.where(scored & apart[:, None], values - means[:, None], 0.0)
     spread = np.sqrt(np.square(centred).sum(axis=1) / np.maximum(counts - 1, 1))
@@ -116,10 +114,11 @@ def describe(groups: Groups) -> dict[str, float]:
 
 
 def count_rollouts(config: ModelConfig, cost: Cost, groups: Groups) -> None:
-    """Add the tokens and FLOPs of generating these groups: each prompt once, each response token
+    """Add the tokens and FLOPs of generating these groups: each prompt and each response token
     once.
 
-    From the rollouts, not from the sampler: those read back from a shard after a restart count too.
+    They are counted from rollouts, not by the sampler, so rollouts read back after a restart count
+    too.
     """
     for group in groups:
         prompt = len(group[0].rollout.prompt_ids)
@@ -140,8 +139,8 @@ def log_samples(
     groups: Groups,
     **columns: str,
 ) -> None:
-    """Log the first response to each of the first LOGGED draws, for people to read, and
-    the prompt as the policy saw it. columns: further ones."""
+    """Log the first response to each of the first LOGGED draws, with the prompt that the policy
+    read. columns: further columns."""
     shown = list(zip(draws, groups, strict=True))[:LOGGED]
     rows = []
     for (problem, _), (first, *_) in shown:

@@ -1,5 +1,5 @@
-"""The phase `log-probabilities`: those of a batch's responses under other policies than the one that
-an update trains."""
+"""The phase `log-probabilities`: of a batch's responses under policies other than the trained
+one."""
 
 from __future__ import annotations
 
@@ -23,18 +23,16 @@ from g2d_jax.session.stage_result import Cost
 from g2d_jax.session.training_programs import Scorer
 
 FIXED, PRESENT = "fixed", "present"
-"""The policies whose log-probabilities a loss may need: that which the stage began with, and that
-which sampled."""
+"""The policies whose log-probabilities a loss may need: the one at the stage's start, and the one
+that sampled."""
 
 
 @dataclass(frozen=True)
 class OtherLogprobs:
-    """The log-probabilities of a batch's responses under other policies than the one that is
-    trained.
+    """Log-probabilities of a batch's responses under policies other than the trained one.
 
-    reference, trainer: of all responses one after the other, float32 [tokens], None where the loss
-    needs none.
-    cost: of computing them, for `Cost.add`.
+    reference, trainer: float32 [tokens], of all responses concatenated; None if the loss needs
+    none. cost: of computing them, for `Cost.add`.
     """
 
     reference: np.ndarray | None = None
@@ -45,21 +43,21 @@ class OtherLogprobs:
 def trains_off_policy(stage: Online) -> bool:
     """Return whether a GRPO loss trains on rollouts of an earlier policy than its own.
 
-    With sync_every=1 a batch serves one update, and the policy is the one that sampled: the old
-    log-probabilities are its own, taken in the same forward pass. Else they are those of the policy
-    at the synchronisation. The trainer computes them there, since the sampler's differ by its
-    arithmetic (TRL does the same where steps_per_generation or num_iterations ask for it; the paper
-    has GRPO with sync_every=1 alone).
+    With sync_every=1 each batch is used for one update of the policy that sampled it, so the old
+    log-probabilities come from the same forward pass. Otherwise they are the policy's at the
+    synchronisation. The trainer computes them, since the sampler's arithmetic differs. (TRL does
+    the same for steps_per_generation and num_iterations; the paper only has GRPO with
+    sync_every=1.)
     """
     return stage.has_ratio and stage.sync_every != 1
 
 
 def scored_under(stage: Online) -> dict[str, str]:
-    """Return the log-probabilities that a stage's loss needs besides those of the policy it trains,
-    each with the policy that gives them, `FIXED` or `PRESENT`.
+    """Map the other log-probabilities that a stage's loss needs to their policy, `FIXED` or
+    `PRESENT`.
 
     "reference": of the policy that the loss compares with. "trainer": of the policy that sampled,
-    as the trainer computes them and not the sampler. Files of log-probabilities have these names.
+    computed by the trainer. Files of log-probabilities use these names.
     """
     needed = {}
     if stage.compares:
@@ -70,9 +68,8 @@ def scored_under(stage: Online) -> dict[str, str]:
 
 
 def logprob_scorer_of(session: Session, stage: Online, rows: RowShape) -> Scorer:
-    """Return what computes the log-probabilities of a stage's batches under other policies: at the
-    temperature of its loss. DPO compares the distributions of the models themselves, and so does
-    GroupDPO."""
+    """Return the Scorer of a stage's batches under other policies, at the temperature of its loss:
+    the sampling temperature for GRPO. DPO and GroupDPO compare the models' own distributions."""
     temperature = float(stage.sampling.temperature) if stage.loss == "grpo" else 1.0
     return Scorer(session, rows, temperature)
 
@@ -83,7 +80,7 @@ def other_logprobs(
     policies: Mapping[str, Decoder],
     groups: Sequence[Group],
 ) -> OtherLogprobs:
-    """Compute the log-probabilities of the responses of all groups. needed: as of `scored_under`.
+    """Compute the log-probabilities of all groups' responses. needed: from `scored_under`.
     policies: `FIXED` or `PRESENT` -> its parameters."""
     found: dict[str, Any] = {}
     cost = Cost()
@@ -109,8 +106,8 @@ def write_logprobs(file: epath.Path, logprobs: OtherLogprobs) -> None:
 
 
 def read_logprobs(file: epath.Path) -> OtherLogprobs:
-    """Read what `write_logprobs` wrote."""
+    """Read a file of `write_logprobs`."""
     data = storage.read_bytes(file)
-    # safetensors.numpy gives no metadata: a file begins with the header's size, then JSON.
+    # safetensors.numpy does not return metadata: a file begins with the header's size, then JSON.
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return OtherLogprobs(**load(data), cost=json.loads(header["__metadata__"]["cost"]))

@@ -1,4 +1,4 @@
-"""The phase `sample`: a policy's responses to prompts, in the order of prompts and samples."""
+"""The phase `sample`: a policy's responses, in the order of prompts and samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from g2d_jax.sampler.engine import Engine
 class Answer:
     """A rollout with its text.
 
-    graded: the text as rewards see it. pending: its verification, where that has begun.
+    graded: the text that rewards read. pending: its verification, if it has begun.
     """
 
     rollout: Rollout
@@ -45,17 +45,17 @@ def sample(
     verify: Callable[[Problem, str], Begun | None],
     bar: Progress,
 ) -> list[Answer]:
-    """Sample the responses of this process's devices to all draws.
+    """Sample responses to all draws; return those of this process's devices.
 
-    params: the policy as the engine reads it. verify: begins to verify a response while devices
-    decode others. bar: moves by the draws that are answered.
+    params: the policy in the engine's form. verify: begins to verify a response while devices
+    decode others. bar: advances by answered draws.
     """
     samples = workload.samples
     problems = by_id(problems_of(draws))
     opened = opening_thoughts(tokenizer, problems.values())
     answers: list[Answer] = []
     start = bar.done
-    bar.begin()  # the rows decode together, and end together where they are of one length
+    bar.begin()  # rows of equal length end together, after a long wait
     for rollout in engine.generate(
         params, requests(tokenizer, draws, workload), workload.rng_stream, workload.shapes
     ):
@@ -63,10 +63,9 @@ def sample(
         text = safe_text(cut(tokenizer.decode(rollout.token_ids), workload.params.stop))
         graded = _graded(text, problem, opened)
         answers.append(Answer(rollout, problem, text, graded, verify(problem, graded)))
-        # Responses that end together are counted with the last of them: the first do not show the
-        # pace.
+        # Count responses that end together with the last of them, or the bar's rate would be wrong.
         if not engine.ready:
-            # the other processes are about as far
+            # other processes have made similar progress
             answered = len(answers) // samples * processes.count()
             bar.update(start + min(answered, len(draws)))
     return in_order(answers, draws)
@@ -90,8 +89,7 @@ def requests(tokenizer: PromptTokenizer, draws: Draws, workload: Workload) -> li
 
 
 def in_order(rows: Iterable[Row], draws: Draws) -> list[Row]:
-    """Sort rows in the order of draws and samples, so that no file depends on which finished
-    first."""
+    """Sort rows by draw and sample, so that files do not depend on the order of completion."""
     place = {(problem.id, visit): i for i, (problem, visit) in enumerate(draws)}
     return sorted(
         rows, key=lambda row: (place[row.rollout.problem_id, row.rollout.visit], row.rollout.sample)
@@ -101,10 +99,10 @@ def in_order(rows: Iterable[Row], draws: Draws) -> list[Row]:
 def graded_texts(
     tokenizer: PromptTokenizer, problems: Sequence[Problem], texts: Sequence[str]
 ) -> list[str]:
-    """Return responses as rewards see them: with the `<think>` that a template may have opened in
-    the prompt.
+    """Return the texts that rewards read, including a `<think>` that the template opened in the
+    prompt.
 
-    Without it a verifier would take the thought for the answer. problems: that of each text.
+    Without it a verifier would parse the thought as the answer. problems: of each text.
     """
     opened = opening_thoughts(tokenizer, by_id(problems).values())
     return [_graded(text, problem, opened) for text, problem in zip(texts, problems, strict=True)]
@@ -115,5 +113,5 @@ def _graded(text: str, problem: Problem, opened: set[str]) -> str:
 
 
 def opening_thoughts(tokenizer: PromptTokenizer, problems: Iterable[Problem]) -> set[str]:
-    """Return the ids of the problems in whose prompt the template opens a thought."""
+    """Return the ids of problems whose rendered prompt opens a thought."""
     return {problem.id for problem in problems if tokenizer.opens_thought(problem)}

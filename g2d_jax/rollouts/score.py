@@ -1,4 +1,4 @@
-"""The phase `score`: the rewards of responses, by all processes."""
+"""The phase `score`: the rewards of responses, computed by all processes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def score(
     """Score this process's answers; return those of all processes, in the order of draws and
     samples.
 
-    policy: the name of the one that sampled. parts: a folder, in which each of several processes
-    leaves the rollouts of its own devices for all to read. has_logprobs: False for a server's,
-    which may lack them. Raises StopRun as `require_finite`.
+    policy: the name of the policy that sampled. parts: a folder in which several processes share
+    their devices' rollouts. has_logprobs: False for a server's answers, which may lack them. Raises
+    StopRun as `require_finite`.
     """
-    # In the barriers each process works for itself. The error of one is raised by all of them:
-    # without it the others would wait for ever where they meet next.
+    # Inside a barrier each process works alone, and all raise the error of one. Otherwise the
+    # others would wait forever at the next synchronisation.
     with processes.barrier():
         if has_logprobs:
             require_finite([answer.rollout for answer in answers], policy)
@@ -56,7 +56,7 @@ def score(
 
 
 def _own(scorer: RewardManager, answers: Sequence[Answer], policy: str) -> list[ScoredRollout]:
-    """Score this process's answers by the rewards that it can compute by itself."""
+    """Score this process's answers with the rewards that it can compute alone."""
     processes.note_progress(f"scoring {policy}")
     scores = scorer.score_local(
         [answer.problem for answer in answers],
@@ -73,7 +73,7 @@ def _own(scorer: RewardManager, answers: Sequence[Answer], policy: str) -> list[
 def _together(
     scorer: RewardManager, tokenizer: PromptTokenizer, rows: Sequence[ScoredRollout], draws: Draws
 ) -> list[ScoredRollout]:
-    """Add the scores that all processes compute together, on the rows of all of them."""
+    """Add the scores that all processes compute together, for all processes' rows."""
     of_id = by_id(problems_of(draws))
     problems = [of_id[row.rollout.problem_id] for row in rows]
     texts = graded_texts(tokenizer, problems, [row.text for row in rows])
@@ -83,12 +83,9 @@ def _together(
 
 
 def require_finite(rollouts: Sequence[Rollout], policy: str) -> None:
-    """Raise StopRun if a policy sampled with log-probabilities that are not all finite: its weights
-    are broken.
+    """Raise StopRun if any log-probability is not finite: the policy's weights are broken.
 
-    Samples of such a distribution say nothing of the policy; they must not be trained on, nor
-    measured.
-    policy: its name, for the message.
+    Such samples must not be used for training or evaluation. policy: its name, for the message.
     """
     broken = [rollout for rollout in rollouts if not np.isfinite(rollout.logprobs).all()]
     if not broken:
@@ -98,8 +95,7 @@ def require_finite(rollouts: Sequence[Rollout], policy: str) -> None:
     raise StopRun(
         f"policy {policy}: {len(broken)} of {len(rollouts)} sampled responses have "
         f"log-probabilities that are not finite (problem {first.problem_id}, sample "
-        f"{first.sample}: {first.logprobs[at]} at token {at + 1}), so its weights or its "
-        "activations are not finite either. Nothing was written of them. Check the checkpoint or "
-        "model the policy came from, try dtype='float32', or train it again with a lower learning "
-        "rate"
+        f"{first.sample}: {first.logprobs[at]} at token {at + 1}), so its weights or activations "
+        "are not finite either, and nothing was saved. Check the policy's checkpoint or model, try "
+        "dtype='float32', or train it again with a lower learning rate"
     )

@@ -1,7 +1,7 @@
-"""The files of rollouts: a shard for each batch, Parquet, with its cost next to it.
+"""The files of rollouts: a Parquet shard for each batch, with its cost next to it.
 
-A shard that exists is whole. Scored rollouts are all that a stage must write to go on after a kill:
-it reads them back, and computes the rest again.
+A shard that exists is complete. To resume after a kill, a stage needs only its scored rollouts; it
+computes the rest again.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Batches = Sequence[tuple[Draws, epath.Path]]
 class Sampled:
     """The draws of a batch, its groups, and the cost of sampling and scoring them, for `Cost.add`.
 
-    greedy: the greedy response to each draw, if there are any. from_disk: whether this was read back:
-    an earlier start sampled it, or its batch is one of a long window.
+    greedy: the greedy response to each draw, or empty. from_disk: whether it was read back, because
+    an earlier start sampled it or the window is long.
     """
 
     draws: Draws
@@ -39,7 +39,7 @@ class Sampled:
 
     @property
     def every(self) -> Groups:
-        """The groups with the greedy responses behind the sampled ones."""
+        """The groups with the greedy responses after the sampled ones."""
         if not self.greedy:
             return self.groups
         return [[*group, row] for group, row in zip(self.groups, self.greedy, strict=True)]
@@ -56,7 +56,7 @@ def concat_rounds(rounds: Sequence[Sampled]) -> tuple[Draws, Groups]:
 
 
 def joined(parts: Sequence[Sampled]) -> Sampled:
-    """Join parts of what one file is to hold, with the sums of their costs."""
+    """Join the parts of one file, and add up their costs."""
     draws, groups = concat_rounds(parts)
     cost: Counter[str] = Counter()
     greedy: list[ScoredRollout] = []
@@ -69,10 +69,9 @@ def joined(parts: Sequence[Sampled]) -> Sampled:
 def write_sampled(
     sampled: Sequence[Sampled], shards: Sequence[epath.Path], parts: epath.Path
 ) -> None:
-    """Write one call's shards. parts: folder of the processes' own files, whose rows are in the
-    shards then."""
+    """Write a call's shards. parts: the folder of the processes' own files, removed afterwards."""
     for batch, shard in zip(sampled, shards, strict=True):
-        # before the shard, whose existence means that all is there
+        # before the shard, whose existence means that all files exist
         storage.write_json(cost_file(shard), batch.cost)
         if batch.greedy:
             write_rollouts(greedy_file(shard), batch.greedy)
@@ -81,8 +80,8 @@ def write_sampled(
 
 
 def read_batch(draws: Draws, shard: epath.Path, num_generations: int, greedy: bool) -> Sampled:
-    """Read a batch back. greedy: whether it has greedy responses. Raises ValueError where the shard
-    lacks any of them."""
+    """Read a batch back. greedy: whether it has greedy responses. Raises ValueError if any response
+    is missing."""
     groups = grouped(read_rollouts(shard), draws, num_generations)
     last: Groups = []
     if greedy:
@@ -97,8 +96,8 @@ def clear(parts: epath.Path) -> None:
 
 
 def cost_file(shard: epath.Path) -> epath.Path:
-    """Return the file of a shard's cost. pandas and pyarrow pass over files with an underscore in
-    front."""
+    """Return the file of a shard's cost. pandas and pyarrow skip files that begin with an
+    underscore."""
     return shard.parent / f"_{shard.stem}.json"
 
 
@@ -114,8 +113,8 @@ def cost_of(shard: epath.Path) -> dict[str, float]:
 
 
 def shard_path(folder: epath.Path, number: int, extra: int = 0) -> epath.Path:
-    """Return the file of a batch of an online stage, counted from 0: of its first round or of an
-    `extra` one."""
+    """Return the file of an online stage's batch, counted from 0. extra: the round, 0 for the
+    first."""
     suffix = f"-{extra}" if extra else ""
     return folder / "rollouts" / f"step-{number:06d}{suffix}.parquet"
 
@@ -123,8 +122,7 @@ def shard_path(folder: epath.Path, number: int, extra: int = 0) -> epath.Path:
 def read_rounds(
     folder: epath.Path, number: int, problems: Mapping[str, Problem], writer: Writer
 ) -> list[Sampled]:
-    """Read all rounds of a batch of an online stage, its first one first. All processes make the
-    call.
+    """Read all rounds of an online stage's batch, in order. All processes make the call.
 
     problems: the training problems by ID. Raises ValueError if there is no round, or if a problem
     is not among the training problems.
@@ -156,16 +154,17 @@ def _read_shard(shard: epath.Path, problems: Mapping[str, Problem]) -> Sampled:
 
 
 def gone(file: object) -> ValueError:
-    """Make the error for a file that cannot be made again, because its policy no longer exists."""
+    """Build the error for a missing file that cannot be recreated, since its policy no longer
+    exists."""
     return ValueError(
-        f"{file} is gone, and this stage cannot make it again: put it back, or delete the folder of "
-        "the stage to start it anew"
+        f"{file} is gone, and this stage cannot recreate it: restore the file, or delete the stage's "
+        "folder to start it again"
     )
 
 
 def grouped(rows: Sequence[ScoredRollout], draws: Draws, num_generations: int) -> Groups:
-    """Sort rows into the draws' groups. Raises ValueError when some are missing: the file belongs
-    to another run."""
+    """Sort rows into the draws' groups. Raises ValueError if any is missing: the file is from
+    another run."""
     by_key = {(*draw_of(row), row.rollout.sample): row for row in rows}
     groups: Groups = []
     try:
@@ -179,6 +178,6 @@ def grouped(rows: Sequence[ScoredRollout], draws: Draws, num_generations: int) -
 
 
 def on_disk(writer: Writer, files: Sequence[epath.Path]) -> bool:
-    """Return whether all of the files exist, for all processes alike, after pending writes."""
+    """Return whether all files exist, after pending writes; the same for all processes."""
     writer.wait()
     return processes.on_leader(lambda: all(file.exists() for file in files))

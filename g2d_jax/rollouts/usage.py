@@ -1,12 +1,12 @@
-"""What the calls of the sampler took, over the batches of a stage."""
+"""Time and tokens of the sampler's calls, over the batches of a stage."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
 NAMES = ("calls", "prompts", "sampled_tokens", "sampling_seconds", "serving_seconds")
-"""A batch's share in the numbers of its call of the sampler. sampling_seconds: in which the trainer
-waited for it; serving_seconds: in which a server sampled, which may be others."""
+"""A batch's share of its call of the sampler. sampling_seconds: while the trainer waited.
+serving_seconds: while a server sampled, possibly at other times."""
 
 
 def add_up(costs: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -19,7 +19,7 @@ def add_up(costs: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def rates(spent: Mapping[str, float], has_server: bool) -> dict[str, float]:
-    """Return the mean prompts of a call, and response tokens per second of sampling."""
+    """Return the mean prompts of a call, and the response tokens per second of sampling."""
     seconds = spent["serving_seconds" if has_server else "sampling_seconds"]
     return {
         "prompts_per_call": quotient(spent["prompts"], spent["calls"]),
@@ -30,7 +30,7 @@ def rates(spent: Mapping[str, float], has_server: bool) -> dict[str, float]:
 def summary(
     spent: Mapping[str, float], seconds: float, has_server: bool, is_ahead: bool
 ) -> dict[str, float]:
-    """Return the numbers of a stage's record. seconds: that the stage took."""
+    """Return the numbers for a stage's record. seconds: of the whole stage."""
     found = {"calls": round(spent["calls"]), **rates(spent, has_server)}
     found["share"] = quotient(spent["sampling_seconds"], seconds)
     if has_server:

@@ -3,9 +3,8 @@
     draw ─► sample ─► score ─┬─► WindowBatches: a batch an update, from memory or from disk
       └─── a further round ◄─┘   with dynamic sampling, in place of prompts without a signal
 
-A window is sampled whole at its synchronisation, because no second copy of the policy is kept: the
-updates inside it change the only one. (A server has one, and may begin a window earlier:
-rollouts/ahead.py.)
+A window is sampled completely at its synchronisation, since its updates then change the only copy
+of the policy. (A server has another copy, and may begin a window earlier: rollouts/ahead.py.)
 """
 
 from __future__ import annotations
@@ -38,12 +37,13 @@ from g2d_jax.session.session import Session
 from g2d_jax.session.windows import SyncWindow
 
 MAX_BATCHES_IN_MEMORY = 64
-"""Batches of a window that stay in memory, with their log-probabilities; others are read back."""
+"""Batches of a window that stay in memory with their log-probabilities; others are read back."""
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """The training problems in the order in which a stage draws them, and which it skips."""
+    """A stage's training problems, the order in which it draws them, and the filter of those it
+    skips."""
 
     train: Sequence[Problem]
     order: Order | Mixture
@@ -57,21 +57,21 @@ class Prompts:
 
     @classmethod
     def of(cls, session: Session, name: str, stage: Online) -> Prompts:
-        """Return those of a stage."""
+        """Return the prompts of a stage."""
         train = session.problems.train
         order = train_order(session.config, train, f"online/{name}")
         return cls(train, order, stage.filter, session.config.seed)
 
     def draws(self, drawn: Iterable[Draw]) -> Draws:
-        """Return problems by their indices, each with its visit."""
+        """Convert indices to problems, each with its visit."""
         return [(self.train[index], visit) for index, visit in drawn]
 
 
 def draw(
     prompts: Prompts, cursor: Cursor, history: History, count: int
 ) -> tuple[list[Draw], Cursor]:
-    """Draw the next `count` prompts, (index, visit) each; return the position behind them too.
-    history: what prompts got so far."""
+    """Draw the next `count` prompts, (index, visit) each; return them and the position after them.
+    history: the prompts' rewards so far."""
     found = curriculum.draw(
         prompts.order, cursor.position, count, history, prompts.filter, prompts.seed
     )
@@ -87,8 +87,8 @@ def draw(
 def share_out(
     folder: epath.Path, draws: Draws, missing: Mapping[int, int], extra: int = 0
 ) -> dict[int, tuple[Draws, epath.Path]]:
-    """Share draws out among batches, as many as each is missing, with the shard of each. extra: the
-    round, 0 for the first."""
+    """Distribute draws over batches by the number each is missing; return them with their shards.
+    extra: the round, 0 for the first."""
     remaining = iter(draws)
     parts = {}
     for number, count in missing.items():
@@ -99,11 +99,10 @@ def share_out(
 
 
 class WindowBatches:
-    """The batches of a window by number: what was sampled for each, and its log-probabilities under
-    other policies.
+    """The batches of a window by number, with their log-probabilities under other policies.
 
-    The first `MAX_BATCHES_IN_MEMORY` stay in memory. Others are read from disk, and so are all of a
-    window that an earlier start began.
+    The first `MAX_BATCHES_IN_MEMORY` stay in memory. Others, and all of a window that an earlier
+    start began, are read from disk.
     """
 
     def __init__(self, session: Session, folder: epath.Path, window: SyncWindow) -> None:
@@ -113,13 +112,12 @@ class WindowBatches:
         self._logprobs: dict[int, OtherLogprobs] = {}
 
     def add(self, number: int, sampled: Sampled) -> None:
-        """Add a round of a batch, which its shard has too."""
+        """Add a round of a batch. Its shard has it too."""
         if self._stays(number):
             self._rounds.setdefault(number, []).append(sampled)
 
     def rounds(self, number: int) -> list[Sampled]:
-        """Return all rounds of a batch, its first one first. Raises ValueError where none is
-        left."""
+        """Return all rounds of a batch, in order. Raises ValueError if none is left."""
         if number in self._rounds:
             return self._rounds[number]
         problems = self._session.problems.train_by_id
@@ -134,13 +132,13 @@ class WindowBatches:
         """Add a batch's log-probabilities."""
         if self._stays(number):
             self._logprobs[number] = logprobs
-        # A stage that goes on inside a window no longer has the policies to compute them again.
+        # A stage that resumes inside a window lacks the policies to compute them again.
         if self.window.updates > 1:
             file = logprobs_file(self._folder, number)
             self._session.writer.submit(partial(write_logprobs, file, logprobs))
 
     def logprobs(self, number: int) -> OtherLogprobs:
-        """Return a batch's log-probabilities. Raises ValueError where they are gone."""
+        """Return a batch's log-probabilities. Raises ValueError if they are gone."""
         if number in self._logprobs:
             return self._logprobs[number]
         if not self.has_logprobs(number):
@@ -153,7 +151,7 @@ class WindowBatches:
 
 @dataclass(frozen=True)
 class StageSampling:
-    """What an online stage samples its windows with."""
+    """The prompts and workload of an online stage's sampling."""
 
     stage: Online
     folder: epath.Path
@@ -162,7 +160,7 @@ class StageSampling:
 
     @classmethod
     def of(cls, session: Session, name: str, stage: Online) -> StageSampling:
-        """Return that of a stage."""
+        """Return the sampling of a stage."""
         prompts = Prompts.of(session, name, stage)
         return cls(stage, session.folders[name], prompts, workload_of(session, name, stage))
 
@@ -174,17 +172,17 @@ def sample_window(
     policy: Callable[[], Policy],
     plan: PlannedWindow | None,
 ) -> tuple[Cursor, list[Mapping[str, float]]]:
-    """Sample and score all batches of a window, or read back what an earlier start sampled; return
-    the position behind its prompts, and the cost of each round of a batch.
+    """Sample and score all batches of a window, or read them back; return the position after its
+    prompts, and the cost of each round of a batch.
 
-    policy: gives the one that samples, if anything is sampled. plan: of a window that a server
-    began ahead, whose first prompts are known.
+    policy: returns the policy, called only to sample. plan: of a window that a server began ahead,
+    with its first prompts.
     """
     stage, prompts, session = sampling.stage, sampling.prompts, sampling.workload.session
     cursor = plan.after if plan else state.cursor
     costs: list[Mapping[str, float]] = []
     missing = dict.fromkeys(batches.window.batch_numbers, stage.prompts_per_step)
-    # With dynamic sampling further rounds draw prompts in place of those without a signal.
+    # Dynamic sampling replaces prompts without a signal in further rounds.
     for extra in range(1 + stage.filter.dynamic_sampling):
         if not any(missing.values()):
             break
@@ -193,7 +191,7 @@ def sample_window(
         else:
             drawn, cursor = draw(prompts, cursor, state.history, sum(missing.values()))
         parts = share_out(sampling.folder, prompts.draws(drawn), missing, extra)
-        # One call of the sampler; a call that an earlier start ended is read back whole.
+        # A call that an earlier start completed is read back whole.
         rounds = generate(session, policy, list(parts.values()), sampling.workload)
         for number, sampled in zip(parts, rounds, strict=True):
             batches.add(number, sampled)
@@ -201,14 +199,14 @@ def sample_window(
             if extra < stage.filter.dynamic_sampling:
                 signal = group(session, stage, [sampled]).has_signal
                 missing[number] -= int(signal.sum())
-    # On CPUs the C library would keep the sampler's memory, which is free now, during the updates.
+    # On CPUs the C library would keep the sampler's free memory during the updates.
     if jax.default_backend() == "cpu":
         memory.give_back()
     return cursor, costs
 
 
 def group(session: Session, stage: Online, rounds: Sequence[Sampled]) -> Batch:
-    """Make the batch of an update from all rounds that were sampled for it."""
+    """Build an update's batch from all its rounds."""
     draws, groups = concat_rounds(rounds)
     config = session.config
     return grouping.make(config.seed, stage, draws, groups, config.verifiable)

@@ -1,5 +1,5 @@
-"""The sampling of a stage: how many responses to how many prompts, in calls of which shapes, and
-the programs from parameters to responses."""
+"""The sampling workload of a stage: its prompts, responses and call shapes, and the programs from
+parameters to responses."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from g2d_jax.session.windows import window_at
 
 @dataclass(frozen=True)
 class Workload:
-    """The sampling of a stage. shapes: that its programs are compiled for, the same for all its
-    calls. rng_stream: names the random numbers. greedy: whether each prompt gets a greedy response
-    besides.
-    needs_logprobs: whether a loss needs the log-probabilities of what was drawn.
+    """The sampling workload of a stage.
 
-    For its programs' work: the prompts and calls of the whole stage, and the tokens of a mean
-    response, None for the most.
+    shapes: of the compiled programs, equal for all calls. rng_stream: determines the random
+    numbers. greedy: whether each prompt also gets a greedy response. needs_logprobs: whether a loss
+    needs the sampler's log-probabilities.
+
+    For counting work: prompts, calls: of the whole stage. response: mean tokens of a response, None
+    for the most.
     """
 
     session: Session
@@ -66,7 +67,7 @@ class Workload:
         return self.prompts * self.samples
 
     def programs(self) -> Iterator[Program]:
-        """Yield the programs from parameters to responses, with their work; none where a server
+        """Yield the programs from parameters to responses, with their work; none if a server
         samples."""
         session, shapes = self.session, self.shapes
         if not self.prompts or session.sampling.server is not None:
@@ -80,7 +81,7 @@ class Workload:
         resident = *self.living, frozen, params, *sampler.abstract(shapes)
         work = self._work()
         for (kind, size), program in sampler.programs(params, shapes).items():
-            if kind == "empty":  # which makes the sampler's state
+            if kind == "empty":  # it creates the sampler's state
                 yield replace(program, work=Work(1), resident=resident[:-2])
                 continue
             done = work.get(kind, Work(0))
@@ -89,12 +90,12 @@ class Workload:
             yield replace(program, work=done, resident=resident)
 
     def _prefill(self, columns: int) -> Work:
-        """Count the work of the prefills of this many columns: each of these sizes has an equal share
-        of the prompts."""
+        """Count the work of the prefills of this many columns. Each size is assumed to have an
+        equal share of the prompts."""
         shapes, model = self.shapes, self.session.model_config
         share = self.prompts / len(shapes.columns)
         tokens = shapes.prompts * columns
-        # The head is not computed: nothing is drawn from a prompt's inner tokens.
+        # Without the head: prefill computes no logits.
         flops = forward_flops(model, tokens, shapes.prompts * attended(columns))
         flops -= 2.0 * model.vocab_size * model.hidden_size * tokens
         return Work(
@@ -105,8 +106,7 @@ class Workload:
         )
 
     def _work(self) -> dict[str, Work]:
-        """Count the work of the other programs by name. What rows decode at a call's
-        end is in the work of the others."""
+        """Count the work of the other programs by name; `decode` includes that of `decode_tail`."""
         session, shapes, model = self.session, self.shapes, self.session.model_config
         sampler = session.sampling.sampler
         steps, mesh = sampler.chunk, sampler.mesh
@@ -115,11 +115,11 @@ class Workload:
         keys_and_values = device_bytes((cache.keys, cache.values))
         decoded = self.decoded(session.problems.mean_prompt)
         chunks = self.calls * decoded.steps / steps
-        # A row's columns are written when a sample begins in it.
+        # A sample that begins writes all columns of its row.
         written = (keys_and_values + memories) * self.responses / shapes.rows / chunks
         row_steps = shapes.rows * steps
         drawn = readings(shapes.filters) * LOGIT * row_steps * model.vocab_size / mesh.size
-        # What recurrent layers keep is read and written.
+        # The state of recurrent layers is read and written.
         cached = keys_and_values * decoded.read / shapes.width + 2 * memories
         decode = Work(
             chunks,
@@ -136,16 +136,16 @@ class Workload:
         return {"insert": insert, "decode": decode}
 
     def _weights(self, tokens: float = math.inf) -> float:
-        """Count the bytes of the matrices that one pass of the sampler over this many tokens reads on
-        a device."""
+        """Count the bytes of the matrices that a sampler pass over this many tokens reads on a
+        device."""
         session = self.session
         shape = session.sampling.sampler.mesh.shape
         read = read_params(session.model_config, tokens / shape["data"])
         return session.compute.dtype.itemsize * read / shape["tensor"] / shape["fsdp"]
 
     def decoded(self, prompt: float) -> simulated.Decoded:
-        """Simulate the decode steps of a call, with random lengths where a mean response is given.
-        prompt: tokens of a mean one."""
+        """Simulate the decode steps of a call, with random lengths if a mean response is set.
+        prompt: mean tokens of a prompt."""
         sampler, most = self.session.sampling.sampler, self.params.max_new_tokens
         samples = max(round(self.responses / self.calls), 1)
         drawn = np.full(samples, most)
@@ -157,16 +157,15 @@ class Workload:
 
 
 def prompts_per_call(session: Session, samples: int) -> int:
-    """Count the prompts that several batches may have together to be sampled in one call. samples:
-    of each."""
+    """Count the prompts that several batches may have in one call. samples: of each prompt."""
     return max(session.config.compute.generation_batch_size // samples, 1)
 
 
 def workload_of(
     session: Session, name: str, stage: Online | Collect, response: int | None = None
 ) -> Workload:
-    """Compute a stage's workload: a call draws as many of a window's batches, or of the parts, as
-    compute.generation_batch_size allows. response: mean tokens of a response, None: the most."""
+    """Compute a stage's workload. A call has as many batches of a window, or parts, as
+    compute.generation_batch_size allows. response: mean tokens of a response, None for the most."""
     if isinstance(stage, Online):
         batch = stage.prompts_per_step
         prompts = stage.steps / stage.num_iterations * stage.prompts_per_step

@@ -1,4 +1,4 @@
-"""The device mesh and the one table that says which logical axis lies on which mesh axis."""
+"""The device mesh, and the table that maps logical axes to mesh axes."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ RULES: Rules = MappingProxyType(
         "kv_heads": "tensor",
         "head_dim": None,
         "mlp": "tensor",
-        "experts": "tensor",  # whole ones: a device computes those that it has, for all of its rows
+        "experts": "tensor",  # whole experts: a device computes its own, for all of its rows
         "expert_mlp": None,
         "routes": None,
         "norm": None,
         "rank": None,
         "taps": None,
         "rows": ("data", "fsdp"),
-        "columns": "tensor",  # of rows, between the layers
-        "replica_rows": "data",  # rows of which fsdp splits the width instead
-        "all_rows": ("data", "fsdp", "tensor"),  # rows whose width no device has a part of
+        "columns": "tensor",  # a row's columns, between layers
+        "replica_rows": "data",  # rows whose width is split over fsdp
+        "all_rows": ("data", "fsdp", "tensor"),  # rows whose width is not split
         "devices": ("data", "fsdp", "tensor"),
     }
 )
@@ -53,11 +53,11 @@ HOST = "pinned_host"
 def make_mesh(
     data: int = 1, fsdp: int = -1, tensor: int = 1, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """Arrange the devices as (data, fsdp, tensor); one size may be -1 and takes what is left.
+    """Arrange the devices as (data, fsdp, tensor); one size may be -1, for all remaining devices.
 
-    Over several slices of TPUs goes `data` alone, the other axes lie within each. Raises ValueError
-    when the sizes do not multiply to the number of devices, when `data` is no multiple of the
-    slices, and for CPU devices that may hang.
+    Only `data` spans several TPU slices; the other axes stay within each. Raises ValueError if the
+    sizes do not multiply to the number of devices, if `data` is not a multiple of the slices, and
+    for CPU devices that may hang.
     """
     devices = list(jax.devices() if devices is None else devices)
     if len(devices) > 1 and devices[0].platform == "cpu" and not flags.has(flags.ORDER):
@@ -68,7 +68,7 @@ def make_mesh(
         )
     sizes = [data, fsdp, tensor]
     if any(size != -1 and size < 1 for size in sizes) or sizes.count(-1) > 1:
-        raise ValueError(f"mesh sizes must be positive, one of them may be -1; got {_named(sizes)}")
+        raise ValueError(f"mesh sizes must be positive, but one may be -1; got {_named(sizes)}")
     fixed = math.prod(size for size in sizes if size != -1)
     if len(devices) % fixed if -1 in sizes else len(devices) != fixed:
         raise ValueError(
@@ -81,29 +81,27 @@ def make_mesh(
 
 
 def arranged(devices: Sequence[jax.Device], sizes: Sequence[int]) -> np.ndarray:
-    """Arrange devices of any platform as an array (data, fsdp, tensor) of these sizes, near ones
-    along fsdp and tensor.
+    """Arrange devices of any platform as an array (data, fsdp, tensor), near ones along fsdp and
+    tensor.
 
-    Raises ValueError for several slices of TPUs that `data` is no multiple of, or that are not
-    equally large.
+    Raises ValueError for TPU slices of different sizes, and if `data` is not a multiple of their
+    number.
     """
-    # By hand: jax.make_mesh refuses devices of several slices, and to JAX a host of GPUs is a slice
-    # of its own.
+    # Not jax.make_mesh: it rejects several slices, and JAX treats each GPU host as a slice.
     devices_of = _devices_of_slices(devices)
     count = len(devices_of)
     if count == 1:
         return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
     if len(set(devices_of.values())) > 1:
         raise ValueError(
-            f"the {count} slices have {sorted(devices_of.values())} devices: they must have "
-            "equally many"
+            f"the {count} slices have {sorted(devices_of.values())} devices: use slices of equal size"
         )
     data, *inner = sizes
     if data % count:
         raise ValueError(
-            f"the {len(devices)} devices are {count} slices, and mesh.data alone goes over slices: "
-            f"with {_named(sizes)} weights would be gathered over the network between them; set "
-            f"mesh.data={count} or a multiple of it, and mesh.fsdp=-1"
+            f"the {len(devices)} devices are {count} slices, and {_named(sizes)} would gather weights "
+            f"over the network between them: set mesh.data={count} or a multiple of it, and "
+            "mesh.fsdp=-1"
         )
     return mesh_utils.create_hybrid_device_mesh(
         (data // count, *inner), (count, 1, 1), devices, allow_split_physical_axes=True
@@ -111,21 +109,20 @@ def arranged(devices: Sequence[jax.Device], sizes: Sequence[int]) -> np.ndarray:
 
 
 def _devices_of_slices(devices: Sequence[jax.Device]) -> Counter[int]:
-    """Count the devices of every slice of TPUs; those of other platforms are one."""
+    """Count the devices of every TPU slice; devices of other platforms count as one slice."""
     if devices[0].platform != "tpu":
         return Counter({0: len(devices)})
     return Counter(getattr(device, "slice_index", 0) for device in devices)
 
 
 def slices(devices: Sequence[jax.Device]) -> int:
-    """Count the slices of TPUs that the devices belong to; 1 on other platforms."""
+    """Count the TPU slices of the devices; 1 on other platforms."""
     return len(_devices_of_slices(devices))
 
 
 def near(mesh: Mesh) -> int:
-    """Count the devices that fast links join: of a slice of TPUs, of a host of GPUs (of the
-    smallest)."""
-    # JAX numbers what NVLink joins as slices: hosts, or racks where it goes beyond them.
+    """Count the devices that fast links join: of the smallest TPU slice or GPU host."""
+    # JAX numbers GPUs joined by NVLink as a slice: a host, or a rack if NVLink joins its hosts.
     return min(Counter(getattr(device, "slice_index", 0) for device in mesh.devices.flat).values())
 
 
@@ -134,7 +131,7 @@ def _named(sizes: Sequence[int]) -> str:
 
 
 def describe(mesh: Mesh) -> str:
-    """Say what the mesh is of, such as "8 devices (NVIDIA H100 80GB HBM3) of 2 processes"."""
+    """Describe the mesh, for example "8 devices (NVIDIA H100 80GB HBM3) of 2 processes"."""
     device = mesh.devices.flat[0]
     kind = "CPU" if device.platform == "cpu" else device.device_kind
     devices = "one device" if mesh.size == 1 else f"{mesh.size:,} devices"
@@ -145,9 +142,9 @@ def describe(mesh: Mesh) -> str:
 def spec(
     mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int], rules: Rules = RULES
 ) -> PartitionSpec:
-    """Partition an array by its logical axes. A mesh axis that does not divide the dimension is not
-    used for it (two KV heads on four tensor devices are replicated, as every tensor-parallel
-    decoder does)."""
+    """Partition an array by its logical axes. A mesh axis that does not divide a dimension is not
+    used for it: two KV heads on four tensor devices are replicated, as usual in tensor
+    parallelism."""
     parts: list[str | tuple[str, ...] | None] = []
     for axis, size in zip(axes, shape, strict=True):
         target = () if axis is None else rules[axis] or ()
@@ -167,18 +164,18 @@ def sharding(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int]) -> Na
 
 
 def require_host_memory(mesh: Mesh) -> None:
-    """Raise ValueError where arrays cannot be offloaded to the host."""
+    """Raise ValueError if arrays cannot be offloaded to the host."""
     device = mesh.devices.flat[0]
     kinds = [memory.kind for memory in device.addressable_memories()]
     if HOST not in kinds:
         raise ValueError(
-            f"compute.offload_optimizer is set, but devices of kind {device.device_kind!r} tell of "
-            f"no {HOST} memory (there is: {', '.join(kinds) or 'none'}): leave it off"
+            f"devices of kind {device.device_kind!r} have no {HOST} memory (only "
+            f"{', '.join(kinds) or 'none'}): set compute.offload_optimizer=False"
         )
 
 
 def fetched(array: jax.Array) -> jax.Array:
-    """Return the array on its devices: a copy of one that is offloaded, else itself."""
+    """Return the array in device memory: a copy if it is offloaded, else itself."""
     if array.sharding.memory_kind != HOST:
         return array
     return jax.device_put(array, array.sharding.with_memory_kind("device"))
@@ -197,12 +194,12 @@ def row_ways(mesh: Mesh) -> int:
 def abstract_rows(
     mesh: Mesh, shape: tuple[int, ...], dtype: jax.typing.DTypeLike = np.int32, axis: int = 0
 ) -> jax.ShapeDtypeStruct:
-    """Return a ShapeDtypeStruct, with its sharding, of an array whose rows are split."""
+    """Return a ShapeDtypeStruct, with its sharding, of an array with split rows."""
     return jax.ShapeDtypeStruct(shape, dtype, sharding=rows_sharding(mesh, shape, axis))
 
 
 def abstract_number(mesh: Mesh, dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
-    """Return a ShapeDtypeStruct, with its sharding, of a number that every device has."""
+    """Return a ShapeDtypeStruct, with its sharding, of a replicated number."""
     return jax.ShapeDtypeStruct((), dtype, sharding=replicated(mesh))
 
 
@@ -214,21 +211,20 @@ def rows_sharding(mesh: Mesh, shape: Sequence[int], axis: int = 0) -> NamedShard
 
 
 def placed(shapes: Tree, shardings: Any) -> Tree:
-    """Put shardings into a tree of shapes, for which programs are compiled and as which checkpoints
-    are restored."""
+    """Add shardings to a tree of shapes, for compiling programs and restoring checkpoints."""
     return jax.tree.map(
         lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes, shardings
     )
 
 
 def sampling(mesh: Mesh, tensor: int, kv_heads: int) -> Mesh:
-    """Arrange all devices of a mesh for sampling: weights are split over `tensor` of them, and
+    """Arrange all devices of a mesh for sampling: weights are split over `tensor` devices, and
     copied to the rest.
 
-    Split like the optimiser's, over all of fsdp, they would be gathered anew for every token. Of
-    these the tensor axis has as many as divide the key heads, so that a cache is split by heads,
-    and fsdp the others: see decode.decode. The devices keep the order of `mesh`. Raises ValueError
-    if tensor does not divide the number of devices, or of those of a slice of TPUs.
+    Split over all of fsdp, as in training, they would be gathered for every token. The tensor axis
+    gets as many of these devices as divide the key heads, to split the cache by heads; fsdp gets
+    the others (see decode.decode). The order of devices stays. Raises ValueError if tensor does not
+    divide the number of devices, or those of a TPU slice.
     """
     if mesh.size % tensor:
         raise ValueError(
@@ -237,9 +233,9 @@ def sampling(mesh: Mesh, tensor: int, kv_heads: int) -> Mesh:
     inside = mesh.size // slices([*mesh.devices.flat])
     if inside % tensor:
         raise ValueError(
-            f"sampling over {tensor} devices for a copy of the weights goes beyond the {inside} of "
-            f"a slice: set compute.sampling_tensor to a divisor of {inside}, or take larger slices "
-            "where none leaves room for rows"
+            f"a copy of the weights over {tensor} devices does not fit into a slice of {inside}: set "
+            f"compute.sampling_tensor to a divisor of {inside}, or use larger slices if memory is "
+            "short"
         )
     heads = math.gcd(tensor, kv_heads)
     sizes = mesh.size // tensor, tensor // heads, heads
@@ -247,8 +243,8 @@ def sampling(mesh: Mesh, tensor: int, kv_heads: int) -> Mesh:
 
 
 def torus_axes(mesh: Mesh) -> tuple[int, int]:
-    """Count the axes of a slice's torus on which a group of devices along fsdp lies, and one along
-    tensor; 1 at least, and where devices have no places."""
+    """Count the torus axes that a group of devices along fsdp spans, and one along tensor; at least
+    1, and 1 for devices without coordinates."""
     counts = []
     for group in (mesh.devices[0, :, 0], mesh.devices[0, 0]):
         places = {tuple(getattr(device, "coords", ())) for device in group}
@@ -258,8 +254,8 @@ def torus_axes(mesh: Mesh) -> tuple[int, int]:
 
 
 def device_bytes(tree: Any) -> int:
-    """Count the bytes that a tree of ShapeDtypeStructs with shardings takes on a device, without
-    what is offloaded."""
+    """Count a device's bytes for a tree of ShapeDtypeStructs with shardings, without offloaded
+    arrays."""
     return sum(
         -(-math.prod(x.sharding.shard_shape(x.shape)) * jax.dtypes.itemsize_bits(x.dtype) // 8)
         for x in jax.tree.leaves(tree)
@@ -267,24 +263,22 @@ def device_bytes(tree: Any) -> int:
     )
 
 
-# On TPUs code, fragments and the runtime take the rest. On GPUs the limit is of JAX's pool, a tenth
-# of the memory being left out of it already (flags.take_memory): views, prefill, decode and train
-# steps take turns in one allocator, whose free memory is in pieces then, and a program's
-# temporaries want one.
+# On TPUs code, fragmentation and the runtime need the rest. On GPUs the limit is JAX's pool,
+# already without a tenth of the memory (flags.take_memory). All programs share its allocator, which
+# fragments free memory, but a program's temporaries need one piece.
 USABLE = {"tpu": 0.92, "gpu": 0.93, "cuda": 0.93}
-"""Share of the limit that JAX tells of, by platform (GPUs have two names), that programs are to
-use."""
+"""Share of JAX's memory limit that programs may use, by platform (GPUs have two names)."""
 
 
 def usable(platform: str, limit: int) -> int:
-    """Count the bytes that programs may use of a device's limit, for runs and plans alike; all on
-    other platforms."""
+    """Count the bytes of a device's limit that programs may use, in runs and plans; all on other
+    platforms."""
     return int(USABLE.get(platform, 1.0) * limit)
 
 
 def memory(mesh: Mesh) -> int | None:
-    """Return the bytes that programs may use of each local device, None where the platform does not
-    say."""
+    """Return the bytes that programs may use of each local device, None if the platform does not
+    report them."""
     stats = [device.memory_stats() for device in mesh.local_devices]
     limit = min(
         (info["bytes_limit"] for info in stats if info and "bytes_limit" in info), default=None
@@ -293,5 +287,5 @@ def memory(mesh: Mesh) -> int | None:
 
 
 def processes(mesh: Mesh) -> int:
-    """Count the processes that the devices of a mesh belong to."""
+    """Count the processes of a mesh's devices."""
     return len({device.process_index for device in mesh.devices.flat})

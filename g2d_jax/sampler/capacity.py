@@ -1,10 +1,10 @@
-"""Choices by formula: over how many devices the sampler's weights are split, and how many rows
+"""Formulas that choose over how many devices the sampler's weights are split, and how many rows
 decode together.
 
-Reading the weights is shared by all rows of a decode step, so tokens a second grow with the rows,
-until memory is full. Bytes are of one device unless said otherwise. Rows are split over devices,
-and where weights are split over `ways` of them so are a row's key heads and its attention: a row
-takes the same of all devices together, whatever the ways. Rows at rest are computed as others are.
+All rows of a decode step share one reading of the weights, so tokens per second grow with the rows
+until memory is full. Bytes are per device unless stated otherwise. Rows are split over devices.
+Where weights are split over `ways` devices, so are a row's key heads and its attention; a row's
+total over all devices does not depend on the ways. Rows at rest are computed like the others.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from g2d_jax.models.kernels import DecodeKernel
 from g2d_jax.runtime.rates import Rates, Seconds
 
 UNKNOWN = 256
-"""Rows where a platform reports no memory, as on CPUs."""
+"""Rows on a platform that reports no memory, such as a CPU."""
 
 SPARE = 0.06
-"""Share of the memory left for the workspace of decode and prefill beside weights and cache."""
+"""Share of memory reserved for the workspace of decode and prefill, besides weights and cache."""
 
 MEAN = 0.25
-"""Share of max_new_tokens that a mean response takes, assumed because rows are chosen before any
+"""Mean response length as a share of max_new_tokens. An assumption: rows are chosen before any
 response exists."""
 
 REACHED = 0.8
-"""Tokens that a row in use has decoded, as a share of a mean response: as simulated (simulated.py)."""
+"""Tokens that a row in use has decoded, as a share of a mean response; from simulated.py."""
 
 ENOUGH = 0.95
-"""Share of the best rate by formula that suffices: of ways that are about as quick, the fewest wait
-least for each other where devices are slower than stated."""
+"""Share of the best estimated rate that suffices. Among similar splits the one over fewest devices
+waits least if devices are slower than stated."""
 
 
 LOGIT = 4
-"""The bytes of a logit, float32."""
+"""Bytes of a logit, float32."""
 
 LOGITS = 4
-"""Arrays of all of a row's logits that a decode step has at once, rounded up from the 3.4 of a
-compiled one with 262,144 words (v5e)."""
+"""Arrays of a row's logits that a decode step holds at once, rounded up from 3.4 in a step compiled
+for 262,144 words (v5e)."""
 
 
 def kv_bytes(config: ModelConfig, itemsize: int) -> int:
-    """Count the bytes of keys and values of one token in all layers with attention. itemsize: of a
-    number."""
+    """Count the bytes of one token's keys and values in all layers with attention. itemsize: bytes
+    of a number."""
     numbers = config.num_key_value_heads * config.head_dim
     return 2 * len(config.layers(recurrent=False)) * numbers * itemsize
 
 
 def memory_bytes(config: ModelConfig, itemsize: int) -> int:
-    """Count the bytes that a row keeps in all recurrent layers, however long it is."""
+    """Count the bytes that a row keeps in all recurrent layers, at any length."""
     keys = config.linear_num_key_heads * config.linear_key_head_dim
     values = config.linear_num_value_heads * config.linear_value_head_dim
     tail = (config.linear_conv_kernel_dim - 1) * (2 * keys + values)
@@ -63,14 +63,14 @@ def memory_bytes(config: ModelConfig, itemsize: int) -> int:
 
 
 def launched_layers(config: ModelConfig, parts: int) -> int:
-    """Count the layers whose kernels a GPU launches in a decode step, where experts are split over
-    so many devices: for each of a device's experts about as many as for a layer, in a loop over
-    blocks (models/experts.py)."""
+    """Count the layers whose kernels a GPU launches in a decode step. Each expert of a device
+    counts as a layer: it launches about as many, in a loop over blocks (models/experts.py). parts:
+    devices that experts are split over."""
     return config.num_hidden_layers * (1 + config.num_experts // parts)
 
 
 class Sending(NamedTuple):
-    """The bytes that a device sends in a decode step, and in how many collectives."""
+    """Bytes that a device sends in a decode step, and the number of collectives."""
 
     sent: float
     collectives: int
@@ -78,10 +78,10 @@ class Sending(NamedTuple):
 
 @dataclass(frozen=True)
 class Split:
-    """Weights split over `ways` of so many devices, beside a cache whose rows have so many columns.
+    """Weights split over `ways` of `devices`, with a cache whose rows have `columns`.
 
-    itemsize: bytes of a weight and of a cached number. rates: of a device. kernel: of decode
-    steps. axes: of the torus, on how many the groups along fsdp and along tensor lie
+    itemsize: bytes of a weight and of a cached number. rates: of a device. kernel: of decode steps.
+    axes: the number of torus axes that the groups along fsdp and along tensor span
     (`mesh.torus_axes`).
     """
 
@@ -95,10 +95,10 @@ class Split:
     axes: tuple[int, int] = (1, 1)
 
     def rows_that_fit(self, memory: int | None, beside: int) -> int:
-        """Choose the most rows that decode together, over all devices; 0 where none fits.
+        """Return how many rows fit together, over all devices; 0 if none fits.
 
-        memory: bytes that a device's programs may use, None where that is not known; beside: bytes
-        of these that other data takes meanwhile.
+        memory: bytes that a device's programs may use, None if unknown. beside: bytes of these in
+        use by other data.
         """
         if memory is None:
             return UNKNOWN
@@ -109,9 +109,9 @@ class Split:
         row_bytes = self.columns * kv_bytes(config, self.itemsize)
         row_bytes += memory_bytes(config, self.itemsize)
         rows = int(max(free - SPARE * memory, 0) * self.devices / row_bytes)
-        # What small models need beside their cache is mostly of their words: the logits, of which a
-        # device has those of other rows too before they are summed along fsdp (`_by_fsdp`), and
-        # where embedding and head are one matrix a copy of it, laid out for the head's product.
+        # Besides their cache, small models mostly need memory for logits. A device also holds
+        # logits of other rows until they are summed along fsdp (`_by_fsdp`). If embedding and head
+        # are one matrix, the head's product has a copy of it.
         if config.tie_word_embeddings:
             free -= self.itemsize * config.vocab_size * config.hidden_size / self.ways
         arrays = LOGITS - 1 + self.ways // self._split_heads
@@ -122,12 +122,11 @@ class Split:
         return rows
 
     def quickest_rows(self, longest: int, most: int, samples: int) -> int:
-        """Choose how many rows, at most `most`, draw a call's samples soonest: that, or as many as
-        the samples, or a half of either again and again.
+        """Choose how many rows, up to `most`, finish a call's samples soonest. Candidates: `most`,
+        the number of samples, and both halved repeatedly.
 
-        Few rows read the weights often; many wait long for the longest response, when nearly all of
-        them are done.
-        longest: tokens of a response at most, of which a mean one is taken to have the share MEAN.
+        Few rows read the weights often. Many rows idle while the longest response finishes.
+        longest: most tokens of a response; a mean one is assumed to have the share MEAN of them.
         """
         every = -(-samples // self._step) * self._step
         halves = [most >> power for power in range(most.bit_length())]
@@ -144,21 +143,20 @@ class Split:
         )
 
     def call_seconds(self, longest: int, rows: int, samples: int) -> float:
-        """Estimate how long a call's samples take with so many rows."""
+        """Estimate the seconds for a call's samples with this many rows."""
         mean = MEAN * longest
         steps = max(samples / rows - 1, 0) * mean + longest
         read: float = self.columns
-        if self.kernel == "pallas":  # reads the columns that rows in use have filled
+        if self.kernel == "pallas":  # it reads only the columns that rows in use have filled
             in_use = samples * mean / (rows * steps)
             read = in_use * (self.columns - longest + REACHED * mean)
         return steps * self.step_seconds(rows, read)
 
     def step_seconds(self, rows: int, read: float) -> float:
-        """Estimate how long a decode step of so many rows takes. read: columns of each, on
-        average."""
+        """Estimate the seconds of a decode step. read: mean columns read of each row."""
         config, rates = self.config, self.rates
-        decoded = rows * self.ways / self.devices  # by the devices that share a copy
-        # What recurrent layers keep is read and written.
+        decoded = rows * self.ways / self.devices  # on the devices that share a copy
+        # The state of recurrent layers is read and written.
         kept = read * kv_bytes(config, self.itemsize) + 2 * memory_bytes(config, self.itemsize)
         cached = rows * kept / self.devices
         weights = self._weight_bytes(read_params(config, decoded)) + self._whole_words(1)
@@ -179,15 +177,15 @@ class Split:
 
     @property
     def _split_heads(self) -> int:
-        """The parts into which the key heads, and most else, are split: the mesh's axis tensor."""
+        """The size of the mesh's tensor axis, over which key heads and most else are split."""
         return math.gcd(self.ways, self.config.num_key_value_heads)
 
-    # The collectives are those of the compiled program, sizes as well (tests/plan): of a TPU's; a
-    # GPU's has one or two fewer.
+    # Collectives and their sizes match the program compiled for TPU (tests/plan). A GPU's has one
+    # or two fewer.
 
     def _by_tensor(self, rows: int) -> Sending:
-        """Count what a step sends along the axis tensor: two sums a layer, then the logits of a
-        device's words of all rows for those of all words of its own rows."""
+        """Count the bytes of a step along the tensor axis: two sums a layer, then an exchange of
+        logits, from some words of all rows to all words of some rows."""
         config, parts = self.config, self._split_heads
         if parts == 1:
             return Sending(0.0, 0)
@@ -200,9 +198,9 @@ class Split:
         return Sending(sent, sums + 5)
 
     def _by_fsdp(self, rows: int) -> Sending:
-        """Count what a step sends along the axis fsdp: a layer's queries, keys and values, and its
-        gate and up products, are sums over parts of the width (of a recurrent one also its outputs'
-        gates); attention's output is gathered; the logits are summed, each device keeping those of its own rows."""
+        """Count the bytes of a step along the fsdp axis. A layer's queries, keys, values, gate and
+        up products (and the output gates of a recurrent one) are sums over parts of the width.
+        Attention's output is gathered. Logits are summed, and each device keeps its own rows."""
         config, parts = self.config, self._split_heads
         others = self.ways // parts
         if others == 1:
@@ -211,12 +209,12 @@ class Split:
         share = (others - 1) / others
         queries = config.num_attention_heads * config.head_dim
         keys = 2 * config.num_key_value_heads * config.head_dim
-        times = 5 if config.traits.recurrent else 3  # of which two are gates
+        times = 5 if config.traits.recurrent else 3  # two of them are gates
         attention = len(config.layers(recurrent=False)) * (times * queries + 2 * keys)
         of_keys = config.linear_num_key_heads * config.linear_key_head_dim
         of_values = config.linear_num_value_heads * config.linear_value_head_dim
         recurrent = len(config.layers(recurrent=True)) * (4 * of_keys + 5 * of_values)
-        # Of experts each device of the axis tensor has a row for every token that goes to any.
+        # With experts, each device of the tensor axis has a row for every token sent to any expert.
         feed_forward = config.feed_forward_size * (parts if config.num_experts else 1)
         width = 4 * config.num_hidden_layers * feed_forward + attention + recurrent
         sent = share * decoded * width / parts * self.itemsize
@@ -225,16 +223,16 @@ class Split:
 
     @property
     def _step(self) -> int:
-        """Eight rows of each part of the mesh: so many at least are computed as quickly as one."""
+        """Eight rows for each part of the mesh: they are computed as quickly as one."""
         return self.devices // self._split_heads * 8
 
     def _weight_bytes(self, params: int) -> float:
-        """Count the bytes of so many of the model's parameters on a device."""
+        """Count the bytes of this many of the model's parameters on a device."""
         return self.itemsize * params / self.ways
 
     def _whole_words(self, matrices: int) -> float:
-        """Count the bytes that so many matrices of the vocabulary, embedding and head, take on a
-        device beyond their share: one that the axis tensor does not divide is whole along it."""
+        """Count the bytes of vocabulary matrices (embedding, head) on a device beyond their share:
+        the tensor axis keeps them whole if it does not divide the vocabulary."""
         config, parts = self.config, self._split_heads
         if config.vocab_size % parts == 0:
             return 0.0
@@ -250,14 +248,13 @@ def best_ways(
     samples: int,
     most: int,
 ) -> int:
-    """Choose over how many devices weights are split: of the splits the one of fewest ways that
-    draws a call about as soon as any, each with its quickest rows of those that fit.
+    """Choose over how many devices weights are split: the fewest ways that finish a call about as
+    soon as any, each with its quickest rows that fit.
 
-    splits: fewest ways first. longest, samples: see `Split.quickest_rows`. memory, beside:
-    `Split.rows_that_fit`.
-    most: ways that are taken where any of them leaves room for rows, the devices of a slice or of a
-    host of GPUs: every layer waits twice a step for those that share the weights, over a network
-    much longer than by fast links.
+    splits: fewest ways first. longest, samples: see `Split.quickest_rows`. memory, beside: see
+    `Split.rows_that_fit`. most: devices of a slice or of a GPU host. Larger ways are used only if
+    no smaller one leaves room for rows: every layer waits twice a step for the devices that share
+    the weights, and a network is much slower than fast links.
     """
     if memory is None:
         return 1

@@ -1,9 +1,8 @@
-"""The sampler of responses in batches: requests go in, finished rollouts come out as they finish.
+"""The sampler: it decodes requests in batches and yields each rollout when it finishes.
 
-One program runs over the whole mesh, of however many processes. Every process follows the same
-schedule (schedule.py); it hands out the rollouts of the rows that lie on its own devices. A prompt
-is prefilled once; its samples begin in rows that are free, all rows decode together in chunks, and
-no row moves while it lives.
+One program runs over the whole mesh, across all processes. Every process follows the same schedule
+(schedule.py) and yields the rollouts of rows on its own devices. A prompt is prefilled once, and
+its samples begin in free rows. All rows decode together in chunks, and a sample keeps its row.
 """
 
 from __future__ import annotations
@@ -48,17 +47,17 @@ from g2d_jax.sampler.sampling import filters_of
 from g2d_jax.sampler.schedule import Sample, Schedule
 
 PREFILL_TOKENS = 8192
-"""Tokens of prompts that a device prefills at once, at most: a fraction of them keeps its matrix
-units busy, and each takes memory in all of a layer's arrays that the cache could have."""
+"""Most prompt tokens that a device prefills at once. Fewer already keep its matrix units busy, and
+each token takes memory that the cache could use."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How a platform chooses the rows of a call.
+    """A platform's rule for the rows of a call.
 
-    samples: a row for so many of a call's samples, which take turns. least: rows at least. tail:
-    the last samples go on in a fraction of the rows, one in so many; 0: they do not. long: chunks
-    of the longest response beyond which they do. least_tail: rows of it at least.
+    samples: samples of a call for each row, one after the other. least: fewest rows. tail: the last
+    samples move to rows / tail rows; 0: they stay. long: chunks of the longest response above which
+    they move. least_tail: fewest rows of the tail.
     """
 
     samples: int = 1
@@ -68,26 +67,26 @@ class Rule:
     least_tail: int = 0
 
 
-# Gains in CPU-seconds of a warm call of a model of 0.14M, without compiling, on two cores.
+# Savings of CPU time in a warm call of a 0.14M-parameter model on two cores, without compiling.
 RULES = {
     "cpu": Rule(
-        samples=4,  # 28 % of 512 samples of 48 tokens, 38 % of 256 of up to 512
-        least=32,  # 26 % of 64 samples of up to 144 tokens; 64 rows gain 13 % where they are of 48
-        tail=4,  # 21 % of 64 and of 256 samples of up to 256 tokens, 38 % of 64 of up to 512
-        long=8,  # of shorter responses a call takes 0.3 s at most, and to compile the tail 2 s
+        samples=4,  # 28 % for 512 samples of 48 tokens, 38 % for 256 of up to 512
+        least=32,  # 26 % for 64 samples of up to 144 tokens; 64 rows save 13 % if all have 48
+        tail=4,  # 21 % for 64 and 256 samples of up to 256 tokens, 38 % for 64 of up to 512
+        long=8,  # shorter calls take at most 0.3 s, and compiling the tail 2 s
         least_tail=8,
     )
 }
-"""By platform. Elsewhere a tail gains 0 to 37 % by the simulated schedule on GPUs with their kernel,
-but needs a part of the cache besides, which fills the memory there; and no device has run it."""
+"""Rules by platform. On GPUs a simulated tail saves 0 to 37 %, but it needs extra cache where the
+cache fills the memory. No device has run it."""
 
 
 @dataclass(slots=True)
 class Usage:
     """The cost of generation so far. row_steps: decode steps times rows; generated / row_steps is
-    the share of them that gave a token.
+    the share that yielded a token.
 
-    Counts are of all processes together, seconds of this one.
+    Counts cover all processes, seconds only this one.
     """
 
     prefilled: int = 0
@@ -97,15 +96,14 @@ class Usage:
 
 
 class Engine(Protocol):
-    """Draws responses: `Sampler`, or a server (remote.py). All processes make each call, with the
-    same arguments. (`config.Engine` is the settings that choose between them.)
-    """
+    """A source of responses: `Sampler`, or a server (remote.py). All processes make each call with
+    the same arguments. `config.Engine` has the settings that choose between them."""
 
     ready: int
-    """The samples that have ended in the `generate` under way and are not handed out yet."""
+    """Samples that have ended in the running `generate` and are not yielded yet."""
 
     def to_sampler_params(self, model: Decoder) -> Any:
-        """Make a policy ready to sample from, in a form of the engine's own."""
+        """Convert a policy to the engine's own form."""
 
     def generate(
         self,
@@ -116,8 +114,8 @@ class Engine(Protocol):
     ) -> Iterator[Rollout]:
         """Yield every sample as it finishes, in one of the processes.
 
-        The settings of a sample are `Request.params_of`. Random numbers are named by seed,
-        purpose, problem id, visit and sample index.
+        A sample's settings are `Request.params_of`. Seed, purpose, problem id, visit and sample
+        index determine its random numbers.
         """
         ...
 
@@ -125,12 +123,12 @@ class Engine(Protocol):
 class Sampler:
     """A sampler of one model's shape over all devices of a `meshes.sampling` mesh.
 
-    max_num_seqs: rows decoded together at most. chunk: decode steps between two looks at the rows.
-    prefill_rows: prompts of one prefill. dtype: of activations and cache. attention: of prompts, see
-    models/kernels.py. decode_kernel: of decode steps, None for the platform's. decode: ids
-    to text, which requests with stop strings need. programs: where another sampler's of the same settings,
-    such as another point's of a sweep, may lie; the attribute has them by name. Samples of one key
-    are bit-equal for the same shapes and mesh; the noise always is.
+    max_num_seqs: most rows that decode together. chunk: decode steps between two checks of the
+    rows. prefill_rows: prompts of one prefill. dtype: of activations and cache. attention: kernel
+    for prompts, see models/kernels.py. decode_kernel: of decode steps, None for the platform's.
+    decode: converts ids to text, for requests with stop strings. programs: a cache of compiled
+    programs, shared by samplers of equal settings, such as points of a sweep. A sample's noise
+    depends on its key alone; samples are bit-equal for the same shapes and mesh.
     """
 
     def __init__(
@@ -169,7 +167,7 @@ class Sampler:
             dtype=dtype,
             head_dim=config.head_dim,
             length=LANES,
-            # Layers with a sliding window are served as packed rows are.
+            # Layers with a sliding window use the kernel of packed rows.
             layout="packed" if config.is_sliding else "sequence",
             capability=capability_of(mesh),
         )
@@ -185,25 +183,26 @@ class Sampler:
         self._jitted = self._programs.get_or_make(_jitted, *settings)
 
     def to_sampler_params(self, model: Decoder) -> Decoder:
-        """Convert the model to the form that decode reads: in dtype, split over the sampling mesh.
-        Once per policy."""
+        """Convert a model, once per policy, to the form that decode reads: in dtype, split over the
+        sampling mesh."""
         written: Decoder = self.view(model)(model)
         return written
 
     def view(self, model: Decoder) -> Program:
-        """Return the program of `to_sampler_params`. model: of arrays or shapes."""
+        """Return the program of `to_sampler_params`. model: arrays or shapes."""
         settings = self.config.without_codes, self.mesh, jnp.dtype(self.dtype)
         return Program("view", self._programs.get_or_make(_to_sampler_params, *settings), (model,))
 
     def abstract_params(self, model: Decoder) -> Decoder:
-        """Return the shapes of `to_sampler_params`. model: of shapes."""
+        """Return the shapes of `to_sampler_params`' result. model: shapes."""
         shapes = jax.eval_shape(self.view(model).function, model)
         return meshes.placed(shapes, _layout(self.config.without_codes, self.mesh))
 
     def programs(self, params: Decoder, shapes: Shapes) -> dict[tuple[Any, ...], Program]:
-        """Return the programs of a call, by name and the size where there are several.
+        """Map the name and size (None if there is only one) of each program of a call to the
+        program.
 
-        params: of `to_sampler_params`, or of `abstract_params`.
+        params: from `to_sampler_params` or `abstract_params`.
         """
         mesh, run = self.mesh, self._jitted
         state, prompts = self.abstract(shapes)
@@ -243,10 +242,10 @@ class Sampler:
         lengths: Sequence[int],
         most_rows: int | None = None,
     ) -> Shapes:
-        """Choose the shapes to compile for: so many requests and samples, with these SamplingParams
-        and prompt lengths.
+        """Choose the shapes to compile for. requests, samples: their numbers; lengths: tokens of
+        the prompts.
 
-        most_rows: rows that decode together in this call at most; None: max_num_seqs. `RULES` may
+        most_rows: most rows that decode together in this call, None for max_num_seqs; `RULES` may
         choose fewer.
         """
         ways = meshes.row_ways(self.mesh)
@@ -261,14 +260,15 @@ class Sampler:
             tail = max(rows // rule.tail, rule.least_tail)
         column_step = LANES if self.kernel == "splash" else 16
         columns = _columns(lengths, column_step)
-        # Each device of the axis tensor has a row of work for every token that goes to any of them.
+        # With experts, each device of the tensor axis has a row for every token sent to any of
+        # them.
         together = self.mesh.shape["tensor"] if self.config.num_experts else 1
         fitting = max(PREFILL_TOKENS // (columns[-1] * together), 1)
         widest = columns[-1] + round_up(longest, 16)
         if self.stacked:
             step = COLUMN_BLOCK if widest > COLUMN_BLOCK else 16
             widest = round_up(widest, step)
-        elif self.decode_kernel == "pallas":  # which reads what each row needs of any width
+        elif self.decode_kernel == "pallas":  # it reads only each row's own columns, at any width
             from g2d_jax.models.decode_kernel_gpu import BLOCK  # Pallas takes long to import
 
             widest = round_up(widest, BLOCK)
@@ -283,8 +283,7 @@ class Sampler:
         )
 
     def abstract(self, shapes: Shapes) -> tuple[State, Prompts]:
-        """Return the programs' device state and prompts with a ShapeDtypeStruct and its sharding
-        for every array."""
+        """Return the device state and prompts as ShapeDtypeStructs with shardings."""
         settings = self.config, self.mesh, jnp.dtype(self.dtype), shapes
         return self._programs.get_or_make(_abstract, *settings)
 
@@ -297,12 +296,12 @@ class Sampler:
     ) -> Iterator[Rollout]:
         """Yield rollouts as they finish, in no particular order: those of this process's rows.
 
-        All processes make the call, with the same requests. sampler_params: of `to_sampler_params`. purpose:
-        names the randomness together with the seed, problem id, visit and sample index. shapes:
-        what the programs are compiled for, which several calls share; without it the call's own
-        requests decide. Raises ValueError, before anything is sampled, for an empty prompt, no
-        samples, ids out of the vocabulary, or what the shapes are too small for; Preempted if any
-        process was told to stop.
+        All processes make the call, with the same requests. sampler_params: from
+        `to_sampler_params`. purpose: determines the random numbers, with the seed, problem id,
+        visit and sample index. shapes: of the compiled programs, None to choose them for these
+        requests. Raises ValueError, before anything is sampled, for an empty prompt, no samples,
+        ids out of the vocabulary, or too small shapes. Raises Preempted if any process received a
+        stop signal.
         """
         pending = list(requests)
         for request in pending:
@@ -318,15 +317,15 @@ class Sampler:
         return _Call(self, sampler_params, pending, purpose, shapes).run()
 
     def _wrong(self, request: Request, shapes: Shapes | None) -> str:
-        """Say why a request cannot be sampled; "" if it can."""
+        """Return why a request cannot be sampled; "" if it can."""
         ids, params = request.prompt_ids, request.params
         vocab_size, problem = self.config.vocab_size, f"problem {request.problem_id}"
         if not len(ids) or request.num_samples < 1:
             return f"{problem}: a request needs a prompt and at least one sample"
         if ids.min() < 0 or ids.max() >= vocab_size:
-            return f"{problem}: prompt ids must lie in [0, {vocab_size})"
+            return f"{problem}: prompt ids must be in [0, {vocab_size})"
         if params.stop and self.decode is None:
-            return f"{problem}: stop strings need a sampler that is given decode"
+            return f"{problem}: stop strings need a sampler with decode"
         width = len(ids) + params.max_new_tokens
         if shapes and (len(ids) > shapes.columns[-1] or width > shapes.width):
             return f"{problem} needs more columns than the sampler is compiled for"
@@ -356,7 +355,7 @@ class _Call:
         self.schedule = Schedule(requests, shards=self.ways, rows=rows, prompts=prompts)
         # By row: tokens, log-probs and entropies of each chunk.
         self.tokens: dict[int, list[tuple[np.ndarray, ...]]] = {}
-        # By row: what looks for stop strings in its sample.
+        # By row: the search for stop strings in its sample.
         self.watches: dict[int, Watch] = {}
         self.has_stops = any(request.params.stop for request in requests)
         self.rows = shapes.rows
@@ -368,7 +367,7 @@ class _Call:
     def run(self) -> Iterator[Rollout]:
         """Prefill, insert, decode a chunk, collect, until nothing is left.
 
-        Finished rollouts are handed out while the next chunk is under way.
+        Finished rollouts are yielded while the next chunk runs.
         """
         finished: list[Rollout] = []
         while True:
@@ -380,7 +379,7 @@ class _Call:
                 break
             self._fit_rows(len(running))
             decode = "decode" if self.rows == self.shapes.rows else "decode_tail"
-            # Whether this process was told to stop, on its devices: see `processes.stop_code`.
+            # Devices carry each process's stop request to all processes, see `processes.stop_code`.
             codes = np.full(self.mesh.size, processes.stop_code(), np.int32)
             self.state, emitted = self.programs[decode, None](
                 self.sampler_params, self.state, codes
@@ -393,13 +392,13 @@ class _Call:
         yield from self._hand_out(finished)
 
     def _hand_out(self, finished: Sequence[Rollout]) -> Iterator[Rollout]:
-        """Yield the rollouts that a chunk ended, and say with each how many of them are left."""
+        """Yield a chunk's finished rollouts, with the number that remain in `ready`."""
         for number, rollout in enumerate(finished, 1):
             self.sampler.ready = len(finished) - number
             yield rollout
 
     def _refill(self) -> None:
-        """Move waiting samples into the rows at rest."""
+        """Move waiting samples into rows at rest."""
         while True:
             if placed := self.schedule.prefill():
                 self._prefill(placed)
@@ -412,7 +411,8 @@ class _Call:
         longest = max(len(request.prompt_ids) for request in placed.values())
         columns = next(size for size in self.shapes.columns if size >= longest)
         tokens = np.zeros((self.shapes.prompts, columns), np.int32)
-        # A place without a request is one token of padding: no row of the softmax is empty.
+        # A place without a request has one token of padding, so that no row of the softmax is
+        # empty.
         lengths = np.ones(self.shapes.prompts, np.int32)
         fresh = np.zeros(self.shapes.prompts, np.bool_)
         for place, request in placed.items():
@@ -436,13 +436,13 @@ class _Call:
             self.tokens[row] = []
             self.watches.pop(row, None)
             stop, decode = sample.request.params.stop, self.sampler.decode
-            if stop and decode is not None:  # as `generate` has seen to
+            if stop and decode is not None:  # `generate` has checked decode
                 self.watches[row] = Watch(decode, stop)
         inputs = fresh, order.ravel(), places.ravel(), counts
         self.state = self.programs["insert", None](self.state, self.prompts, *inputs)
 
     def _describe(self, fresh: Rows[np.ndarray], row: int, sample: Sample) -> None:
-        """Write a new sample's settings into the host arrays."""
+        """Write a new sample's settings to the host arrays."""
         request, params = sample.request, sample.request.params_of(sample.number)
         names = request.problem_id, request.visit, sample.number
         fresh.random_keys[row] = named_keys.key_data(self.sampler.seed, self.purpose, *names)
@@ -453,7 +453,7 @@ class _Call:
         fresh.stop_ids[row, : len(params.stop_ids)] = params.stop_ids
 
     def _fit_rows(self, running: int) -> None:
-        """Move the last samples into the few rows of a call's end."""
+        """Move the last samples to the fewer rows of the tail."""
         tail = self.shapes.tail
         if not running <= tail < self.rows or not self.schedule.is_drained:
             return
@@ -465,17 +465,18 @@ class _Call:
         self.watches = {places[row]: watch for row, watch in self.watches.items() if row in places}
 
     def _collect(self, emitted: Emitted) -> list[Rollout]:
-        """Add the chunk's tokens to this process's rows, and give the rollouts of those that are
+        """Add the chunk's tokens to this process's rows, and return the rollouts that are
         complete."""
-        # The only wait for the device: what is on all devices is small, and says what to read.
+        # The only wait for the device: these small arrays are on all devices and show which rows to
+        # read.
         counts, stopped, interrupt_code = jax.device_get(emitted[3:])
-        stopped = np.array(stopped)  # of which those that a text ended are to be marked
+        stopped = np.array(stopped)  # a copy, in which rows with a stop string are marked below
         processes.raise_if_stopped(int(interrupt_code))
         steps = int(counts.max()) if self.sampler.ends_early else self.sampler.chunk
         self.sampler.usage.row_steps += steps * len(counts)
         self.sampler.usage.generated += int(counts.sum())
         running = self.schedule.rows
-        ends: dict[int, int] = {}  # row -> tokens of its response up to its stop string
+        ends: dict[int, int] = {}  # row -> tokens up to its stop string
         for first, arrays in _own_rows(*emitted[:3]):
             for row, sample in enumerate(running[first : first + len(arrays[0])], first):
                 if sample is None:
@@ -495,15 +496,14 @@ class _Call:
         rollouts = []
         for row in finished:
             sample = running[row]
-            if sample and self.tokens[row]:  # the rows of other processes have none here
+            if sample and self.tokens[row]:  # rows of other processes have none here
                 rollouts.append(self._rollout(row, sample, bool(stopped[row]), ends.get(row)))
         return rollouts
 
     def _agree(self, mine: dict[int, int]) -> dict[int, int]:
-        """Return the rows whose stop string any process has found, with their ends, and put them to
-        rest.
+        """Put rows to rest whose stop string any process has found; return them with their ends.
 
-        Each process reads the text of its own rows; all must free the same ones.
+        Each process searches the text of its own rows, but all must free the same rows.
         """
         ends: dict[int, int] = {}
         for found in processes.gather(sorted(mine.items())):
@@ -515,7 +515,7 @@ class _Call:
         return ends
 
     def _rollout(self, row: int, sample: Sample, stopped: bool, end: int | None) -> Rollout:
-        """Make a rollout of a row's tokens. end: how many of them are its response, None: all."""
+        """Build the rollout of a row's tokens. end: tokens of its response, None for all."""
         parts = zip(*self.tokens.pop(row), strict=True)
         tokens, logprobs, entropies = (np.concatenate(part)[:end] for part in parts)
         request = sample.request
@@ -525,10 +525,9 @@ class _Call:
 
 
 def _own_rows(*arrays: jax.Array) -> Iterator[tuple[int, list[np.ndarray]]]:
-    """Yield the parts of arrays [S, C] that this process answers for: first row, and each
-    array's rows from there on.
+    """Yield this process's parts of arrays [S, C]: the first row, and each array's rows from there.
 
-    Of devices with the same rows, the first one's process answers for them.
+    Rows on several devices belong to the first one's process.
     """
     for shards in zip(*(array.addressable_shards for array in arrays), strict=True):
         if shards[0].replica_id == 0:
@@ -536,16 +535,16 @@ def _own_rows(*arrays: jax.Array) -> Iterator[tuple[int, list[np.ndarray]]]:
 
 
 def _layout(config: ModelConfig, mesh: Mesh) -> Decoder:
-    """Return the tree of a sampler's parameters with a NamedSharding in place of every array."""
-    # XLA for TPU copies nothing out of a stack that a scan reads, and compiles one layer for all;
-    # elsewhere each layer's arrays are read where they lie.
+    """Return the NamedSharding of each of a sampler's parameters."""
+    # On TPU, XLA copies nothing out of a stack that a scan reads, and compiles one layer for all.
+    # Elsewhere unstacked layers avoid the copies.
     if platform_of(mesh) == "tpu":
         return decoder.shardings(config, mesh)
     return decoder.unstacked_shardings(config, mesh)
 
 
 def _to_sampler_params(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Wrapped:
-    """Return the program of a sampler's `to_sampler_params`, of this config."""
+    """Return the jitted `to_sampler_params` of this config."""
     is_stacked = platform_of(mesh) == "tpu"
     convert = lora.to_sampler_params if is_stacked else lora.to_unstacked_sampler_params
     layout = _layout(config, mesh)
@@ -554,10 +553,10 @@ def _to_sampler_params(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Wra
         one = NamedSharding(where.mesh, PartitionSpec(*where.spec[1:]))
         return jax.lax.map(lambda layer: jax.lax.with_sharding_constraint(layer, one), stack)
 
-    # Plans, and records of compiling, know the program by this name.
+    # Plans and compilation records use this function's name.
     def view(model: Decoder) -> Decoder:
         converted = convert(model, dtype)
-        if is_stacked:  # XLA would gather all layers of an array before it splits them anew
+        if is_stacked:  # else XLA gathers all layers of an array before it splits them again
             converted.blocks = jax.tree.map(moved, converted.blocks, layout.blocks)
         return converted
 
@@ -569,7 +568,7 @@ def _empty(
 ) -> Callable[..., tuple[State, Prompts]]:
     """Return `programs.empty` for the mesh's devices."""
     platform = platform_of(mesh)
-    # To write a column of bfloat16, XLA's CPU compiler makes the whole array float32 and back.
+    # XLA on CPU converts the whole array to float32 and back to write one column of bfloat16.
     cache_dtype = jnp.dtype(jnp.float32) if platform == "cpu" else dtype
     stacked = platform == "tpu"
     return partial(programs.empty, config, stacked=stacked, dtype=dtype, cache_dtype=cache_dtype)
@@ -578,7 +577,7 @@ def _empty(
 def _abstract(
     config: ModelConfig, mesh: Mesh, dtype: jnp.dtype, shapes: Shapes
 ) -> tuple[State, Prompts]:
-    """Return what `Sampler.abstract` does."""
+    """Return the result of `Sampler.abstract`."""
 
     def place(x: jax.ShapeDtypeStruct, *axes: str | None) -> jax.ShapeDtypeStruct:
         return x.update(sharding=meshes.sharding(mesh, axes, x.shape))
@@ -602,7 +601,7 @@ def _jitted(
     steps: dict[str, Any] = {"chunk": chunk, "kernel": decode_kernel, "branches": may_branch(mesh)}
     decode = partial(programs.decode_chunk, **steps, **common)
     ways = meshes.row_ways(mesh)
-    # Results lie alike whatever the shapes: rows are always split over all ways.
+    # Results have the same sharding for all shapes: rows are always split over all ways.
     least = _abstract(config, mesh, dtype, Shapes(ways, ways, (16,), 16, 1, ()))
     state, prompts = jax.tree.map(lambda x: x.sharding, least)
     rows, whole = meshes.rows_sharding(mesh, (ways, 1)), meshes.replicated(mesh)
@@ -622,15 +621,15 @@ def _jitted(
         "take_rows": jax.jit(programs.take_rows, out_shardings=state),
         "retire": jax.jit(programs.retire, **of_state),
         "decode": jax.jit(decode, **decoded),
-        # By itself: the first chunk of a call does not wait until this one is compiled.
+        # Separate, so that a call's first chunk does not wait for this one to compile.
         "decode_tail": jax.jit(decode, **decoded),
     }
 
 
 def _columns(lengths: Sequence[int], step: int) -> tuple[int, ...]:
-    """Choose the columns of prefills for prompts of these lengths. One size holds the longest;
-    where most are far shorter a second one is for those: 57 % of the CPU time of a call where one
-    prompt in 16 has 200 tokens, and the others 8 at most."""
+    """Choose the columns of prefills for prompts of these lengths. One size fits the longest. If
+    most are far shorter, a second size serves those: it took 57 % of the CPU time where one prompt
+    in 16 had 200 tokens and the others at most 8."""
     longest = round_up(max(lengths), step)
     most = round_up(int(np.quantile(lengths, 0.9)), step)
     if 2 * most <= longest:

@@ -2,9 +2,9 @@
 
 Shapes: S rows, W cache columns, N prompts that are prefilled together, P prompt columns, C decode
 steps of one chunk, K stop ids, L layers, E hidden_size, H key/value heads, D head_dim. Keys and
-values are an array a layer, or one of all layers that begins with L: see decode.Cache.
+values are one array per layer, or one array of all layers with L first: see decode.Cache.
 
-Rows and prompts are split over data and fsdp, a prompt on the devices that decode its samples.
+Rows and prompts are split over data and fsdp. A prompt is on the devices that decode its samples.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from g2d_jax.runtime.matmul import products_on
 from g2d_jax.sampler.sampling import Draw, Filter, draw
 
 Held = TypeVar("Held", Array, np.ndarray)
-"""The arrays of a record: on the device or on the host."""
+"""The type of a record's arrays: on the device or on the host."""
 
 Tree = TypeVar("Tree")
 
@@ -42,14 +42,12 @@ Tree = TypeVar("Tree")
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rows(Generic[Held]):
-    """The sampler's record of each row, besides its cache: numpy arrays where the host fills them
-    in.
+    """The state of each row besides its cache; NumPy arrays while the host fills them in.
 
-    random_keys: uint32 [S, 2] key data of the sample. position: int32 [S], of the next token in the whole
-    sequence.
-    generated: int32 [S], tokens so far; remaining: int32 [S], how many more may come, 0 for a row
-    at rest.
-    temperature, top_p: float32 [S]. top_k: int32 [S]. stop_ids: int32 [S, K], filled up with -1.
+    random_keys: uint32 [S, 2], the sample's key data. position: int32 [S], of the next token in the
+    whole sequence. generated: int32 [S], tokens so far. remaining: int32 [S], most tokens to come,
+    0 for a row at rest. temperature, top_p: float32 [S]. top_k: int32 [S]. stop_ids: int32 [S, K],
+    padded with -1.
     """
 
     random_keys: Held
@@ -76,8 +74,7 @@ class Rows(Generic[Held]):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class State:
-    """The device state between chunks. hidden: [S, E], from which each row's next token is
-    drawn."""
+    """The device state between chunks. hidden: [S, E], the input of each row's next logits."""
 
     rows: Rows[Array]
     cache: Cache
@@ -87,8 +84,8 @@ class State:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts run through the model once, right-aligned: keys [N, H, D, P] and values [N, H, P, D],
-    as in the cache, and its memories.
+    """Prefilled prompts, right-aligned: keys [N, H, D, P], values [N, H, P, D] and memories, as in
+    the cache.
 
     hidden: [N, E], of the last token.
     """
@@ -100,11 +97,11 @@ class Prompts:
 
 
 class Emitted(NamedTuple):
-    """The output of a chunk. tokens, logprobs, entropies: [S, C], of which the first counts [S] are
-    the row's.
+    """The output of a chunk. tokens, logprobs, entropies: [S, C]; the first `counts` [S] of a row
+    are valid.
 
-    stopped: bool [S], a stop token was drawn. interrupt_code: int32 scalar, the largest of
-    all processes'. These three are on every device.
+    stopped: bool [S], a stop token was sampled. interrupt_code: int32 scalar, the largest of all
+    processes. counts, stopped and interrupt_code are on every device.
     """
 
     tokens: Array
@@ -120,8 +117,8 @@ class Shapes:
     """The shapes that the programs are compiled for.
 
     rows: S. prompts: N. columns: of a prefill, ascending; the last is P. width: W. stops: K.
-    filters: those that any row uses. tail: of the rows, how many decode at a call's end, when no
-    more samples run; 0: all to the end.
+    filters: those that any row uses. tail: rows that decode at a call's end, once few samples are
+    left; 0: all.
     """
 
     rows: int
@@ -134,13 +131,13 @@ class Shapes:
 
 
 ROWS = -4
-"""The axis of the rows in keys, values and memories, counted from the end: they may begin with the
+"""The axis of the rows in keys, values and memories. Negative, since the arrays may begin with the
 layers."""
 
 
 def logical_axes(array: Any) -> tuple[str | None, ...]:
-    """Return the logical axes of an array of the sampler: keys, values or a memory's, what each row
-    has a line of, or a number."""
+    """Return the logical axes of an array: keys, values or a memory, an array with a line for each
+    row, or a number."""
     if array.ndim >= 4:
         return (*(None,) * (array.ndim - 4), "rows", "kv_heads", None, None)
     if not array.ndim:
@@ -161,9 +158,9 @@ def empty(
     dtype: jnp.dtype,
     cache_dtype: jnp.dtype,
 ) -> tuple[State, Prompts]:
-    """Make a state with all rows at rest, and prompts yet to be filled in.
+    """Create a state with all rows at rest, and empty prompts.
 
-    Zeros, not uninitialised memory: 0 * NaN would reach the attention's sum.
+    Arrays are zeros, not uninitialised memory: 0 * NaN would reach the attention's sum.
     """
     layers = len(config.layers(recurrent=False))
     heads, dim = config.num_key_value_heads, config.head_dim
@@ -173,7 +170,7 @@ def empty(
     def zeros(*shape: int) -> tuple[Array, ...]:
         if stacked:
             shape = (layers, *shape)
-        # Each its own buffer: they are donated.
+        # Each has its own buffer, since they are donated.
         return tuple(jnp.zeros(shape, cache_dtype) for _ in range(1 if stacked else layers))
 
     def memories(rows: int) -> tuple[Memory, ...]:
@@ -213,15 +210,13 @@ def prefill(
     dtype: jnp.dtype,
     attention: AttentionSetting = "auto",
 ) -> Prompts:
-    """Run prompts through the model and put those that are `fresh`, bool [N], in place of the ones
-    before.
+    """Prefill prompts; those that are `fresh`, bool [N], replace the previous ones.
 
     tokens: int32 [N, P' <= P], right-aligned, with lengths int32 [N].
     """
     place = partial(lay_out, mesh)
     columns = tokens.shape[1]
-    # Prompts end in the last column: their tokens there count from 0, the columns before them are
-    # padding.
+    # Prompts end in the last column. Their tokens count from 0; earlier columns are padding.
     offsets = jnp.arange(columns)[None, :] - (columns - lengths)[:, None]
     segments = jnp.where(offsets >= 0, SEGMENT_STRIDE, 0).astype(jnp.int32)
     positions = jnp.maximum(offsets, 0).astype(jnp.int32)
@@ -258,8 +253,8 @@ def prefill(
 
 
 def _by_layer(params: Decoder, kept: Any) -> tuple[Any, ...]:
-    """Return what `forward` keeps of all layers as the model's cache has it: an array a layer, or
-    one of all; () where there are none."""
+    """Convert the arrays that `forward` keeps to the cache's layout: one per layer, or one of all
+    layers; () for None."""
     if kept is None:
         return ()
     if not isinstance(params.blocks, nnx.List):
@@ -278,19 +273,20 @@ def insert(
     *,
     mesh: Mesh,
 ) -> State:
-    """Begin samples in some rows behind prefilled prompts; the other rows are not touched, and
-    nothing is sent.
+    """Begin samples in some rows after prefilled prompts, without communication; other rows keep
+    their samples.
 
-    order: int32 [S], in every device's part the rows of it that begin, the first counts [ways] of
-    them; places: int32 [S], the prompt of each, also within the part. fresh: settings of the rows
-    that begin, at their place.
+    order: int32 [S], in each device's part its rows that begin, of which the first `counts` [ways]
+    are valid. places: int32 [S], the prompt of each, also within the part. fresh: settings of the
+    rows that begin, at their row.
     """
     rows = meshes.spec(mesh, ("rows",), order.shape)
     specs: Any = jax.tree.map(
         lambda x: meshes.spec(mesh, logical_axes(x), x.shape), (state.cache, state.hidden, prompts)
     )
 
-    # A loop of as many rounds as a device has rows that begin: XLA could not split it by itself.
+    # Devices loop over their own rows that begin, so the number of rounds differs: XLA could not
+    # split this loop itself.
     def begin(
         cache: Cache,
         hidden: Array,
@@ -334,7 +330,7 @@ def insert(
 
 
 def _copy_row(row: Array, place: Array, array: Array, source: Array) -> Array:
-    """Put the entry of a prompt into a row."""
+    """Copy a prompt's entry into a row."""
     entry = jax.lax.dynamic_slice_in_dim(source, place, 1, axis=ROWS)
     return jax.lax.dynamic_update_slice_in_dim(array, entry, row, axis=ROWS)
 
@@ -347,23 +343,21 @@ def _write(
     column: Array,
     axis: int,
 ) -> Array:
-    """Fill a row of keys or values with the prompt at `place`, its last token in the column before
-    the next.
+    """Fill a row of keys or values with the prompt at `place`, so that its last token is just
+    before `column`.
 
-    column: the next. axis: of the columns.
+    column: the next to be written. axis: of the columns.
     """
-    # All rows write their next token into the same column, `column`, and then into the one behind
-    # it; behind the last of the `width` columns comes column 0. So a row that begins now has
-    # its prompt in the columns before `column`, and where these are fewer than the prompt has
-    # tokens, its beginning lies at the end of the ring.
+    # The columns are a ring: all rows write their next token into `column`, then the one after it,
+    # and column 0 follows the last. A row that begins now has its prompt just before `column`; if
+    # there are too few columns, the prompt's beginning is at the end of the ring.
     width = array.shape[axis]
     size = source.shape[axis]
     prompt = jax.lax.dynamic_slice_in_dim(source, place, 1, axis=ROWS)
     start = (column - size) % width
-    # Shapes are fixed when this is compiled, and `start` is known on the device only: the prompt is
-    # written in one piece into zeros that are longer than the ring. What then lies beyond the ring
-    # is added to its beginning, where the line has zeros. The whole line replaces the row, and with
-    # it what was left of the response before.
+    # Shapes are static and `start` is known only on the device, so the prompt is written in one
+    # piece into zeros longer than the ring. The part beyond the ring is added to its beginning,
+    # where the line has zeros. The line replaces the whole row, including the previous response.
     shape = list(array.shape)
     shape[ROWS] = 1
     shape[axis] += size
@@ -387,16 +381,14 @@ def take_rows(state: State, order: Array) -> State:
 
 
 def retire(state: State, ended: Array) -> State:
-    """Put rows to rest. ended: bool [S], those whose response the host has found to be at its
-    end."""
+    """Put rows to rest. ended: bool [S], the rows whose response the host found complete."""
     rows = dataclasses.replace(state.rows, remaining=jnp.where(ended, 0, state.rows.remaining))
     return dataclasses.replace(state, rows=rows)
 
 
 def may_branch(mesh: Mesh) -> bool:
-    """Return whether a step of decode may depend on data in what it does. Not on GPUs: where a loop
-    goes on by data, or one of several branches is taken, XLA's programs wait for the device and copy
-    the answer to the host, and the device waits for the launches of what follows."""
+    """Return whether a decode step may have data-dependent control flow. On GPUs it costs time: XLA
+    copies the condition to the host, and the device idles until the next launches."""
     return platform_of(mesh) not in ("gpu", "cuda")
 
 
@@ -412,11 +404,11 @@ def decode_chunk(
     kernel: DecodeKernel = "xla",
     branches: bool = True,
 ) -> tuple[State, Emitted]:
-    """Take `chunk` steps with every row that has tokens left; with `branches` end when none has.
+    """Run `chunk` decode steps on every row that has tokens left; with `branches`, end when none
+    has.
 
-    interrupt_codes: int32 [devices], 0 or why the run is to stop (`processes.stop_code`), which
-    reaches all processes this way. branches: whether what is done may depend on data, see
-    `may_branch`.
+    interrupt_codes: int32 [devices], 0 or a reason to stop (`processes.stop_code`); their maximum
+    reaches all processes. branches: whether control flow may depend on data, see `may_branch`.
     """
     place = partial(lay_out, mesh)
     multiply, by_rows = products_on(mesh)
@@ -436,7 +428,7 @@ def decode_chunk(
         stopped = active & jnp.any(drawn.token[:, None] == rows.stop_ids, axis=-1)
         increment = active.astype(jnp.int32)
         emitted = _add_column(emitted, drawn, step, increment, stopped, place)
-        # A row at rest does not count as a long one, and need not be read.
+        # -1: the cache of a row at rest is not read.
         position = jnp.where(active, rows.position, -1)
         hidden, cache = step_of(params, drawn.token, position, state.cache)
         remaining = jnp.where(stopped, 0, rows.remaining - increment)
@@ -459,7 +451,7 @@ def decode_chunk(
 
 
 def _nothing_emitted(rows: int, chunk: int, code: Array, place: Callable[..., Array]) -> Emitted:
-    """Return what a chunk has emitted before its first step. code: why the run is to stop."""
+    """Return a chunk's empty output. code: the reason to stop, 0 for none."""
     floats = place(jnp.zeros((rows, chunk), jnp.float32), "rows", None)
     nothing = place(jnp.zeros(rows, jnp.int32), "rows")
     return Emitted(floats.astype(jnp.int32), floats, floats, nothing, nothing > 0, code)
@@ -473,8 +465,8 @@ def _draw_next(
     filters: tuple[Filter, ...],
     branches: bool,
 ) -> Draw:
-    """Draw each row's next token from the hidden state of its last one."""
-    # Each device multiplies its words, and draws for its rows from all words.
+    """Sample each row's next token from the hidden state of its last one."""
+    # Each device computes logits of its words for many rows, then samples its rows from all words.
     logits = _logits(state.hidden, head, multiply, mesh)
     logits = lay_out(mesh, logits, "all_rows", None)
     rows = state.rows
@@ -493,8 +485,8 @@ def _logits(hidden: Array, head: Array, multiply: Callable[..., Array], mesh: Me
         logits = product(lay_out(mesh, hidden, "replica_rows", "embed"), head)
         return lay_out(mesh, logits, "rows", "vocab")
 
-    # Each device of fsdp has a summand for all of their rows. XLA for TPU would add up all rows on
-    # each of them, twice the bytes, and then take its own.
+    # Each device of fsdp has a summand for all of their rows. XLA on TPU would sum all rows on each
+    # device, which sends twice the bytes, and then keep its own.
     def summed(hidden: Array, head: Array) -> Array:
         return jax.lax.psum_scatter(product(hidden, head), "fsdp", scatter_dimension=0, tiled=True)
 
@@ -512,7 +504,7 @@ def _add_column(
     stopped: Array,
     place: Callable[..., Array],
 ) -> Emitted:
-    """Write the tokens drawn in a step into its column, and count those of rows that were active."""
+    """Write a step's tokens into its column, and count those of active rows."""
 
     def write(buffer: Array, value: Array) -> Array:
         column = place(value[:, None], "rows", None)

@@ -1,12 +1,12 @@
-"""An OpenAI-style server that samples in the sampler's place, as vLLM 0.32 serves it: the Engine of
-`engine.*`.
+"""The Engine of `engine.*`: an OpenAI-style server (vLLM 0.32) that samples in place of the
+sampler.
 
-    to_sampler_params: policy ─► a folder that the server sees too ─► loaded there: by folder or by adapter
-    generate:          requests ─► POST /completions, one a sample with its seed, `concurrency` at a time ─► rollouts
-    ask_ahead:         the same requests, sent while the caller does something else; `generate` then has the answers
+    to_sampler_params: policy ─► a folder that the server can read ─► loaded there as weights or adapter
+    generate:          requests ─► POST /completions, one per sample with its seed, `concurrency` at once ─► rollouts
+    ask_ahead:         the same requests, sent in the background; `generate` then has the answers
 
-How it is asked is in connection.py, how its answers are read in answers.py. After an EngineError the
-call's rollouts are drawn again when the run is continued.
+connection.py sends the requests, answers.py reads the answers. After an EngineError, continue the
+run: it samples the call's rollouts again.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from g2d_jax.sampler.connection import PLAIN, Connection
 from g2d_jax.sampler.programs import Shapes
 
 PREFIX = "g2d-"
-"""The first part of the names of policies that are written for a server."""
+"""Prefix of the names of policies that are written for a server."""
 
 
 class Served(NamedTuple):
-    """A policy on the server: the name that requests give, and the version of its weights if the
-    server tells that."""
+    """A policy on the server: the model name in requests, and the version of its weights if the
+    server reports it."""
 
     name: str
     version: str = ""
 
 
 Job = tuple[Request, int]
-"""One sample of a request: the request, with the settings of that sample, and its number."""
+"""One sample: its request, with that sample's settings, and its number."""
 
 
 class _Asked:
-    """The requests that were sent ahead, whose answers come by sample.
+    """Requests that were sent ahead, with the answers by sample.
 
-    They wait as compressed JSON, a fifteenth of what the objects take: a whole window of them does.
+    A whole window of answers waits as compressed JSON, a fifteenth of the size of the objects.
     """
 
     def __init__(self) -> None:
@@ -65,11 +65,11 @@ class _Asked:
 
 @dataclass(eq=False, repr=False)
 class Remote:
-    """The Engine behind engine.url. Give it its settings, checked by `check`, and where policies
-    are written for it.
+    """The Engine at engine.url.
 
-    seed: of the run. dtype: of the weights that are written. say: shows the user a message.
-    busy: the clock of this process's requests.
+    settings: checked by `config.check`. folder: for the policies that it writes. seed: of the run.
+    dtype: of the written weights. say: shows the user a message. busy: the clock of this process's
+    requests.
     """
 
     settings: Settings
@@ -89,26 +89,26 @@ class Remote:
         self._reader = Reader(self.tokenizer, self.vocab_size, self.connection.wrong, self.say)
         self._asked = _Asked()
         self._forgotten: list[Future[bytes]] = []
-        self._loaded = ""  # the version that this process had the server load last
+        self._loaded = ""  # the version that the server last loaded for this process
         self._as_drawn: bool | None = None
 
     @functools.cached_property
     def model(self) -> str:
-        """The name that the server has for its model: engine.model, or the only one it lists.
-        Raises EngineError."""
+        """The model's name on the server: engine.model, or the only one it lists. Raises
+        EngineError."""
         wanted = self.settings.model
         names = [name for name, is_adapter in self.connection.models().items() if not is_adapter]
         if wanted in names or (not wanted and len(names) == 1):
             return wanted or names[0]
         listing = self.connection.shown(", ".join(names)) or "no model"
-        raise self.connection.wrong(f"it serves {listing}", "set engine.model to the one to ask")
+        raise self.connection.wrong(f"it serves {listing}", "set engine.model to one of its models")
 
     def to_sampler_params(self, model: Decoder, label: str = "") -> Served:
-        """Have the server load a policy; all processes make the call. With sync="none" it is taken
-        to hold it.
+        """Make the server load a policy. With sync="none" it is assumed to have it. All processes
+        make the call.
 
-        label: by which a later start finds what was written, see `restore`.
-        Raises EngineError if it cannot be loaded.
+        label: by which a later start finds the written policy, see `restore`. Raises EngineError if
+        it cannot be loaded.
         """
         name = processes.on_leader(lambda: self.model)
         if self.settings.sync == "none":
@@ -122,9 +122,9 @@ class Remote:
         return self._loaded_as(name, version)
 
     def restore(self, label: str) -> Served | None:
-        """Have the server load the policy that was written last, by this start or an earlier one;
-        None where it is not that of the label, of another kind than `sync` asks for, or gone. All
-        processes make the call."""
+        """Make the server load the policy of this label that was written last, by this start or an
+        earlier one. Return None if it is gone, or of another kind than `sync`. All processes make
+        the call."""
         whole = "config.json"
         if self.settings.sync == "adapter":
             whole = ADAPTERS
@@ -139,9 +139,10 @@ class Remote:
         return self._loaded_as(processes.on_leader(lambda: self.model), found[0], again=True)
 
     def _loaded_as(self, name: str, version: str, again: bool = False) -> Served:
-        """Have the server load what is in the folder of a version. name: of the model there.
-        again: whether it may have it."""
-        # What is under way for nobody holds blocks of the prefix cache, which could not be emptied.
+        """Make the server load a version's folder. name: of the model there. again: whether it may
+        be loaded already."""
+        # Running requests without a reader hold blocks of the prefix cache, which then cannot be
+        # reset.
         with processes.barrier():
             wait(self._forgotten)
         self._forgotten = []
@@ -155,11 +156,10 @@ class Remote:
     def ask_ahead(
         self, sampler_params: Served, calls: Iterable[Sequence[Request]], purpose: str
     ) -> None:
-        """Send the requests of calls of `generate` that come later, with the same arguments: they
-        have their answers, and raise what went wrong. All processes make the call.
+        """Send the requests of later calls of `generate` with the same arguments; those return the
+        answers and raise the errors. All processes make the call.
 
-        The threads that wait for answers take requests in the order of the calls, whatever is done
-        in between.
+        Threads send the requests in the order of the calls.
         """
         with processes.barrier():
             self._check_held(sampler_params)
@@ -177,8 +177,8 @@ class Remote:
             self._asked.answers[_sample(sampler_params, purpose, *job)] = future
 
     def forget(self) -> None:
-        """Send no more of what was to be asked ahead, and let the answers go. What is under way is
-        waited for before the server loads another policy."""
+        """Cancel the requests that were to be sent ahead, and drop the answers. The next load of a
+        policy waits for running requests."""
         self._asked.stopped.set()
         futures = self._asked.answers.values()
         self._forgotten += [future for future in futures if not future.cancel()]
@@ -191,16 +191,16 @@ class Remote:
         purpose: str,
         shapes: Shapes | None = None,
     ) -> Iterator[Rollout]:
-        """Yield rollouts as they finish, in no particular order: this process's share of the
-        requests.
+        """Yield the rollouts of this process's share of the requests as they finish, in no
+        particular order.
 
-        All processes make the call, with the same requests. sampler_params: of
-        `to_sampler_params`. purpose: names the randomness as in `Sampler.generate`; the shapes are
-        the sampler's. entropies are NaN, as are log-probabilities where the server's are not those
-        of the distribution that was drawn from; greedy ones are 0. Raises EngineError.
+        All processes make the call, with the same requests. sampler_params: from
+        `to_sampler_params`. purpose: determines the random numbers as in `Sampler.generate`.
+        shapes: unused. Entropies are NaN, and so are log-probabilities if the server's are not
+        those of the sampling distribution; greedy ones are 0. Raises EngineError.
         """
         jobs = _jobs(_own_share(requests))
-        with processes.barrier():  # the error of one process is that of all
+        with processes.barrier():  # all processes raise the error of one
             self._check_held(sampler_params)
             stopped = threading.Event()
             pool = ThreadPoolExecutor(self.settings.concurrency)
@@ -214,7 +214,7 @@ class Remote:
             def is_scored(request: Request) -> bool:
                 return self._is_scored(sampler_params, request)
 
-            # As many again as are asked at once: a thread that is done finds its next request here.
+            # Twice `concurrency`, so that a free thread finds its next request queued.
             first = itertools.islice(jobs, 2 * self.settings.concurrency)
             waiting = {begin(job): job for job in first}
             try:
@@ -228,7 +228,7 @@ class Remote:
                     yield self._reader.rollout(*job, answer, is_scored)
                     waiting |= {begin(job): job for job in itertools.islice(jobs, 1)}
             finally:
-                # After an error what is under way ends, and no more is sent.
+                # After an error, running requests end and no further one is sent.
                 stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)
             self._check_held(sampler_params)
@@ -236,8 +236,8 @@ class Remote:
     # The policy
 
     def _load(self, version: str, again: bool = False) -> None:
-        """Have the server load the policy in the folder of its version; then remove those of
-        others. again: whether it may have it."""
+        """Make the server load a version's folder; then remove the folders of other versions.
+        again: whether it may be loaded already."""
         place = self.folder / version
         if self.settings.sync == "adapter":
             if not (again and version in self.connection.models()):
@@ -251,25 +251,23 @@ class Remote:
                 other.rmtree()
 
     def _check_held(self, served: Served) -> None:
-        """Raise EngineError if the server holds the weights of another policy. (It forgets an
-        adapter's name.)"""
+        """Raise EngineError if the server has another policy's weights. (Requests for an unloaded
+        adapter fail by themselves.)"""
         if not served.version:
             return
         held = self.connection.held_version()
         if held != served.version:
             raise self.connection.wrong(
-                f"it holds the weights {self.connection.shown(repr(held))}, not "
-                f"{served.version!r} as it was told: "
-                "it was started again, or another run uses it too",
+                f"it has the weights {self.connection.shown(repr(held))}, not "
+                f"{served.version!r} as loaded: it was restarted, or another run uses it too",
                 "give each run a server of its own",
             )
 
     def _is_scored(self, served: Served, request: Request) -> bool:
-        """Return whether the server's log-probabilities are those of the distribution that is drawn
-        from.
+        """Return whether the server's log-probabilities are those of the sampling distribution.
 
-        At temperature 1 without filters they are; else it is asked once for the likeliest tokens at
-        temperatures 1 and 2, which differ if it gives those after the temperature (vLLM:
+        At temperature 1 without filters they are. Otherwise one query for the likeliest tokens at
+        temperatures 1 and 2 decides: they differ if the server applies the temperature first (vLLM:
         --logprobs-mode processed_logprobs).
         """
         params = request.params
@@ -287,7 +285,7 @@ class Remote:
     def _draw(
         self, served: Served, purpose: str, stopped: threading.Event, request: Request, number: int
     ) -> dict[str, Any]:
-        """Get the answer of one sample from the server, in a thread."""
+        """Request one sample from the server, in a thread."""
         params = request.params
         low, high = keys.key_data(
             self.seed, purpose, request.problem_id, request.visit, number
@@ -305,30 +303,30 @@ class Remote:
             "logprobs": 1,
             # vLLM's own:
             "stop_token_ids": params.stop_ids,
-            "ignore_eos": True,  # those above are all
+            "ignore_eos": True,  # stop_token_ids has them all
             "return_token_ids": True,
         }
         if params.stop:
-            # The text has the string, so that it can be tokenised where the server gives no ids.
+            # Keep the string in the text, which is tokenised here if the server returns no ids.
             body |= {"stop": list(params.stop), "include_stop_str_in_output": True}
         tokens = len(request.prompt_ids) + params.max_new_tokens
         return self.connection.complete(body, tokens, stopped)
 
 
 def _prefix(label: str) -> str:
-    """Return the first part of the names of policies with a label."""
+    """Return the prefix of the names of policies with a label."""
     return PREFIX + f"{label}-" * bool(label)
 
 
 def _own_share(requests: Iterable[Request]) -> list[Request]:
-    """Return the requests that this process sends, of those that all processes have."""
+    """Return the part of all processes' requests that this process sends."""
     return list(requests)[processes.index() :: processes.count()]
 
 
 def _sample(
     served: Served, purpose: str, request: Request, number: int
 ) -> tuple[Served, str, str, int, int]:
-    """Return what names a sample, as its seed does, and the policy it is drawn from."""
+    """Return the key of a sample: its policy, and the names that determine its seed."""
     return served, purpose, request.problem_id, request.visit, number
 
 

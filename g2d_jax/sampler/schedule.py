@@ -1,11 +1,11 @@
-"""The schedule: which prompt is prefilled where and which sample decodes in which row; it knows
-nothing of devices.
+"""The schedule: which prompt is prefilled where, and which sample decodes in which row. It has no
+access to devices.
 
     requests ─► waiting ─► prompts of a shard (prefilled) ─► rows of that shard (decoded) ─► finished
 
-The decisions follow from the requests and from which rows stopped, which every process knows: all
-compute the same. Rows and prompts belong to shards, one for every part of the mesh that the rows
-are split into, and a prompt is prefilled where its samples decode, so that nothing of it is sent.
+Every process knows the requests and which rows stopped, so all compute the same schedule. Rows and
+prompts belong to shards, one for each part of the mesh that rows are split over. A prompt is
+prefilled in the shard where its samples decode, so it is never sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from g2d_jax.records import Request
 
 @dataclass(slots=True)
 class Sample:
-    """One sample under way. generated: its tokens so far."""
+    """One running sample. generated: its tokens so far."""
 
     request: Request
     number: int
@@ -32,15 +32,15 @@ class Sample:
 
     @property
     def remaining(self) -> int:
-        """The greatest number of tokens that may follow."""
+        """The most tokens that may follow."""
         return self.request.params.max_new_tokens - self.generated
 
 
 @dataclass(slots=True)
 class _Shard:
     """The rows and prompts of one shard. rows: the sample of each row, None for one at rest.
-    pending: the samples that wait behind each prefilled prompt; order: the prompts that any wait
-    behind, first come first served."""
+    pending: the samples that wait for a row, by prefilled prompt; order: the prompts with waiting
+    samples, first come first served."""
 
     rows: list[Sample | None]
     pending: list[deque[Sample]]
@@ -55,20 +55,19 @@ class _Shard:
 class Schedule:
     """The samples of one call.
 
-    shards: how many there are; rows, prompts: of each shard, those that decode together and those
-    that are prefilled together. Rows and prompts are numbered over all shards, those of the first
-    shard first.
+    shards: their number. rows, prompts: in each shard, how many decode together and are prefilled
+    together. Rows and prompts are numbered over all shards, the first shard first.
     """
 
     def __init__(
         self, requests: Sequence[Request], *, shards: int, rows: int, prompts: int
     ) -> None:
-        # most: samples of one prompt in one shard. A prompt with more is prefilled in several, or one
-        # shard would be busy after the others.
+        # most: samples of one prompt in one shard. A prompt with more is prefilled in several
+        # shards, else one shard would finish after the others.
         samples = sum(request.num_samples for request in requests)
         most = -(-samples // shards)
         self._waiting: deque[tuple[Request, range]] = deque()
-        # Prompts of about one length share a prefill.
+        # Prompts of similar length share a prefill.
         for request in sorted(requests, key=lambda request: -len(request.prompt_ids)):
             for first in range(0, request.num_samples, most):
                 numbers = range(first, min(first + most, request.num_samples))
@@ -88,10 +87,9 @@ class Schedule:
         return not self._waiting and not any(shard.order for shard in self._shards)
 
     def prefill(self) -> dict[int, Request]:
-        """Choose prompts to run through the model, by the place of each; {} while no row waits for
-        one.
+        """Choose the prompts to prefill, by place; {} while no idle row needs one.
 
-        Then every free place gets one, in the shard with the least to do first.
+        Every free place gets one, starting in the shard with the least load.
         """
         idle = (shard for shard in self._shards if None in shard.rows and not shard.order)
         if not any(idle):
@@ -110,7 +108,7 @@ class Schedule:
         return placed
 
     def insert(self) -> dict[int, tuple[int, Sample]]:
-        """Give rows at rest to waiting samples: row -> (place of its prompt, sample)."""
+        """Assign rows at rest to waiting samples: row -> (place of its prompt, sample)."""
         inserted: dict[int, tuple[int, Sample]] = {}
         for number, shard in enumerate(self._shards):
             for row, sample in enumerate(shard.rows):
@@ -124,10 +122,10 @@ class Schedule:
         return inserted
 
     def narrow(self, rows: int) -> list[int]:
-        """Keep so many rows of a single shard, those whose samples run and then others; return
-        their numbers, in the order in which they are the rows from now on.
+        """Keep this many rows of a single shard, those with running samples first; return their
+        previous numbers, in their new order.
 
-        It is to be drained, with at most so many samples running.
+        The schedule must be drained, with at most this many samples running.
         """
         (shard,) = self._shards
         order = sorted(range(len(shard.rows)), key=lambda row: shard.rows[row] is None)[:rows]
@@ -135,7 +133,7 @@ class Schedule:
         return order
 
     def collect_finished(self, counts: Sequence[int], stopped: Sequence[bool]) -> list[int]:
-        """Count each row's new tokens; free the rows whose samples are complete, and return their
+        """Count each row's new tokens, free the rows whose samples are complete, and return their
         numbers."""
         finished = []
         for number, shard in enumerate(self._shards):

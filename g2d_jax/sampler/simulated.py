@@ -1,9 +1,8 @@
-"""A call of the sampler with drawn lengths, simulated: its decode steps, and the columns of the
-cache that they read.
+"""A simulated call of the sampler with random lengths: its decode steps, and the cache columns that
+they read.
 
-Lengths of responses are log-normal, cut at both ends: a few are several times the mean, as those of
-reasoning are. Rows are given to the next samples between two chunks, as in `schedule.py`, here
-without shards.
+Response lengths are log-normal, clipped at both ends: as in reasoning, a few are several times the
+mean. Free rows go to the next samples between chunks, as in `schedule.py`, but without shards.
 """
 
 from __future__ import annotations
@@ -20,19 +19,20 @@ from g2d_jax.sampler.engine import Sampler
 from g2d_jax.sampler.programs import Shapes
 
 SIGMA = 0.8
-"""Standard deviation of the logarithm of a response's length, assumed."""
+"""Assumed standard deviation of the logarithm of a response's length."""
 
 SHORTEST = 16
-"""Tokens of a response at least."""
+"""Fewest tokens of a response."""
 
 Reader = Callable[[Any, Any], Any]
-"""Counts the columns that a layer reads of each row, an array [steps, rows], from the tokens before
-the newest one, int32 [steps, rows], -1 of a row at rest, and that one's column, int32 [steps, 1]."""
+"""A function that counts the columns a layer reads of each row, [steps, rows]. Arguments: the
+tokens before the newest one, int32 [steps, rows], -1 for a row at rest; and the newest one's
+column, int32 [steps, 1]."""
 
 
 class Decoded(NamedTuple):
-    """The decode steps of a call; of a row in a step, on average and rows at rest included, the
-    columns that hold tokens, and those that are read."""
+    """A call's decode steps. live, read: the mean columns with tokens, and the mean columns read,
+    per row and step; rows at rest count."""
 
     steps: int
     live: float
@@ -40,10 +40,10 @@ class Decoded(NamedTuple):
 
 
 def lengths(count: int, mean: float, most: int, seed: int = 0) -> np.ndarray:
-    """Draw so many lengths of responses, int [count], of this mean and at most so long."""
+    """Draw response lengths, int [count], of this mean. most: the longest."""
     drawn = np.exp(np.random.default_rng(seed).normal(0, SIGMA, count))
     low, high = 0.0, 1e3 * mean
-    for _ in range(60):  # what is cut off has to be made up for
+    for _ in range(60):  # clipping changes the mean: search the scale that restores it
         scale = (low + high) / 2
         cut = np.clip(scale * drawn, min(SHORTEST, most), most)
         low, high = (scale, high) if cut.mean() < mean else (low, scale)
@@ -53,8 +53,8 @@ def lengths(count: int, mean: float, most: int, seed: int = 0) -> np.ndarray:
 def chunks(
     prompts: np.ndarray, responses: np.ndarray, rows: int, chunk: int
 ) -> Iterator[np.ndarray]:
-    """Yield the steps of every chunk as the tokens before the newest one, int32 [steps, rows], -1
-    of a row at rest. prompts, responses: their lengths, int [samples]."""
+    """Yield each chunk's steps as the tokens before the newest one, int32 [steps, rows], -1 for a
+    row at rest. prompts, responses: their lengths, int [samples]."""
     earlier, left = np.zeros((2, rows), int)
     begun = 0
     while True:
@@ -72,8 +72,8 @@ def chunks(
 def decoded(
     prompt: int, responses: np.ndarray, rows: int, chunk: int, width: int, read: Reader
 ) -> Decoded:
-    """Simulate a call whose prompts all have so many tokens. width: columns of the ring."""
-    if responses.min() == responses.max():  # every row is as every other, wave after wave
+    """Simulate a call. prompt: tokens of every prompt. width: columns of the ring."""
+    if responses.min() == responses.max():  # all rows are equal, wave after wave
         waves = -(-len(responses) // rows)
         one = _decoded(prompt, responses[:1], 1, chunk, width, read)
         share = len(responses) / (waves * rows)
@@ -94,8 +94,8 @@ def _decoded(
 
 
 def reader(sampler: Sampler, shapes: Shapes) -> Reader:
-    """Return what a decode step of these shapes reads, by the functions by which its kernel chooses
-    it; on average over the layers."""
+    """Return the Reader of these shapes, averaged over layers. It uses the same functions as the
+    kernel."""
     read = _of_kernel(sampler, shapes)
     if not (sampler.stacked or sampler.decode_kernel == "pallas"):
         return read  # all layers read the same columns, and a window masks them
@@ -103,7 +103,7 @@ def reader(sampler: Sampler, shapes: Shapes) -> Reader:
 
 
 def over_layers(read: Reader, windows: Sequence[int]) -> Reader:
-    """Return the average over layers of these windows; none: they read alike."""
+    """Return the average Reader over layers of these windows; `read` itself for no windows."""
     if not windows:
         return read
     layers = Counter(windows)
@@ -135,7 +135,8 @@ def _of_kernel(sampler: Sampler, shapes: Shapes) -> Reader:
 
 
 def by_longest(earlier: Any, column: Any, width: int) -> Any:
-    """Count what `attend_blocks` reads: of every row the blocks of the longest one."""
+    """Count the columns that `attend_blocks` reads: of every row as many blocks as of the
+    longest."""
     block = min(COLUMN_BLOCK, width)
     longest = earlier.max(axis=1, keepdims=True)
     blocks = blocks_back(longest, column, block, width // block)

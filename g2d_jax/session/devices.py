@@ -1,5 +1,5 @@
-"""The devices of a run: their memory and its use, how sampling splits the model over them, and the
-micro-batches that fit."""
+"""The devices of a run: their memory and its use, the number that sampling splits the model over,
+and the micro-batches of training."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ from g2d_jax.training import optimizer
 
 
 def shape_here(path: str, revision: str | None = None) -> ModelConfig:
-    """Return the shape of a pretrained model, by its config.json."""
+    """Return the shape of a pretrained model, from its config.json."""
     return hf.read_config(hf.resolve(path, revision=revision))
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The capabilities of devices. memory: bytes that programs may use on the smallest one, None if
-    unknown. near: devices that fast links join, see `meshes.near`. rates: of each. shape_of:
-    returns the shape of a model by its path and revision."""
+    """The abilities of devices. memory: usable bytes of the smallest, None if none reports them.
+    near: devices that fast links join, see `meshes.near`. rates: of each. shape_of: returns a
+    model's shape for its path and revision."""
 
     memory: int | None
     near: int
@@ -61,14 +61,14 @@ class Machine:
 
 
 def machine_of(mesh: Mesh, memories: Sequence[int | None]) -> Machine:
-    """Return the capabilities of a mesh. memories: of `meshes.memory`, from all processes."""
+    """Return the Machine of a mesh. memories: all processes' `meshes.memory`."""
     memory = min((size for size in memories if size is not None), default=None)
     return Machine(memory, meshes.near(mesh), rates_of(mesh.devices.flat[0]))
 
 
 @dataclass(frozen=True, eq=False)
 class Devices:
-    """The devices of a run, under its settings and model. mesh: as training uses them."""
+    """The devices of a run, and the load of its settings and model on them. mesh: for training."""
 
     config: Config
     model: ModelConfig
@@ -83,13 +83,13 @@ class Devices:
         size = 0
         for path, model in self.config.reward_models.items():
             shape = self.machine.shape_of(path, model.revision)
-            lying = reward_model.abstract_on(shape, self.mesh, jnp.dtype(self.config.dtype))
-            size += meshes.device_bytes(lying)
+            arrays = reward_model.abstract_on(shape, self.mesh, jnp.dtype(self.config.dtype))
+            size += meshes.device_bytes(arrays)
         return size
 
     def row_kernel(self, length: int) -> Kernel:
-        """Return the kernel of attention over packed rows of a length. Raises ValueError where the
-        configured one cannot serve."""
+        """Return the attention kernel for packed rows of a length. Raises ValueError if the
+        configured one does not support them."""
         return choose_kernel(
             self.config.compute.attention,
             platform=platform_of(self.mesh),
@@ -102,15 +102,14 @@ class Devices:
 
     @property
     def itemsize(self) -> int:
-        """The bytes of a number in the sampler's weights and cache."""
+        """Bytes of a number in the sampler's weights and cache."""
         return jnp.dtype(self.config.dtype).itemsize
 
     def state_bytes(self, stage: Stage) -> int:
-        """Estimate the bytes per device that a stage needs in addition to the sampler's own
-        weights.
+        """Estimate a stage's bytes per device, without the sampler and its weights.
 
-        By formula: frozen parameters and reward models; for each trained parameter 4 bytes, its
-        optimiser's state, and a reference.
+        The sum of frozen parameters, reward models and, per trained parameter, 4 bytes, its
+        optimiser's state and a reference.
         """
         if self.machine.memory is None:
             return 0
@@ -124,8 +123,7 @@ class Devices:
 
     @cached_property
     def micro(self) -> Micro:
-        """Choose what the backward pass recomputes and the tokens of a micro-batch: as they are set,
-        or as memory allows."""
+        """The remat and the tokens of a micro-batch, as configured or as memory allows."""
         compute, ways = self.config.compute, meshes.row_ways(self.mesh)
         if not self.loads or self.machine.memory is None:
             remat = remat_for(compute.remat, self.mesh)
@@ -145,8 +143,8 @@ class Devices:
 
     @cached_property
     def loads(self) -> list[Load]:
-        """Count the device memory of each stage's train step; [] if nothing is chosen by it: all is
-        set, or the devices report no memory, like CPUs."""
+        """The load of each stage's train step on a device; [] if there is no choice, because all is
+        set or the devices (such as CPUs) do not report their memory."""
         compute, data = self.config.compute, self.config.data
         is_set = compute.remat != "auto" and compute.microbatch_tokens
         if is_set or platform_of(self.mesh) == "cpu" or self.machine.memory is None:
@@ -171,7 +169,7 @@ class Devices:
 
     @property
     def told(self) -> dict[str, Any]:
-        """The inputs of `micro`, other than memory, that may differ between two starts of a run."""
+        """The inputs of `micro`, except memory, that may differ between two starts of a run."""
         compute = self.config.compute
         return {
             "devices": meshes.describe(self.mesh),
@@ -183,9 +181,8 @@ class Devices:
         }
 
     def _training_seconds(self) -> tuple[float, float]:
-        """Estimate the seconds of a token's products in a forward pass; and those in which a
-        micro-batch reads the matrices and sends them between the devices that share them, forward,
-        backward and as gradients."""
+        """Estimate the seconds of a token's products in a forward pass, and the seconds in which a
+        micro-batch reads and transfers the matrices: forward, backward and as gradients."""
         data, fsdp, tensor = (self.mesh.shape[axis] for axis in meshes.AXES)
         rates, size = self.machine.rates, self.itemsize * read_params(self.model) / tensor
         seconds = 3 * size / rates.bandwidth
@@ -200,13 +197,13 @@ class Devices:
 
     @cached_property
     def for_sampling(self) -> Mesh:
-        """The devices as sampling uses them. Raises ValueError for settings that do not fit
-        them."""
+        """The mesh for sampling. Raises ValueError for settings that do not fit the devices."""
         tensor = self.config.compute.sampling_tensor or self._best_ways()
         return meshes.sampling(self.mesh, tensor, self.model.num_key_value_heads)
 
     def _best_ways(self) -> int:
-        """Choose how many devices sampling splits the model over: the fastest number that fits."""
+        """Choose the number of devices that sampling splits the model over: the quickest that
+        memory allows."""
         every = self.config.stages.values()
         stages = []
         longest = 1
@@ -225,7 +222,7 @@ class Devices:
         )
 
     def split(self, ways: int, columns: int) -> capacity.Split:
-        """Return the model split over `ways` devices, with a cache of this many columns."""
+        """Return the Split of the model over `ways` devices, with a cache of `columns`."""
         model = self.model.base
         axes = 1, 1
         if self.machine.near % ways == 0:
@@ -243,8 +240,8 @@ class Devices:
         return capacity.Split(*sizes, self.machine.rates, kernel, axes)
 
     def _samples(self, stage: Stage) -> int:
-        """Count the most responses of one call of a stage; an online stage samples a window at
-        once."""
+        """Count the most responses of a stage's call; an online stage's are at most those of a
+        window."""
         most = self.config.compute.generation_batch_size
         if not isinstance(stage, Online):
             return most

@@ -1,5 +1,4 @@
-"""The sampling of a run: the sampler or a server, the shapes of its calls, and the ends of
-responses."""
+"""The sampling of a run: the sampler or a server, the shapes of its calls, and stop tokens."""
 
 from __future__ import annotations
 
@@ -40,10 +39,10 @@ Say = Callable[[str], None]
 class RunSampling:
     """The engines that a run samples with.
 
-    server: that of engine.*, None for the sampler. decode_kernel: the sampler's, None for the
-    platform's. prompt_lengths: tokens of each problem's prompt. stop_ids: tokens that end a
-    response. decode: ids -> text, for the sampler; None if no stage has stop strings. kernels: each
-    use of attention so far -> its kernel.
+    server: of engine.*, None if the sampler samples. decode_kernel: the sampler's, None for the
+    platform's. prompt_lengths: tokens of every problem's prompt. stop_ids: tokens that end a
+    response. decode: converts ids to text for the sampler; None if no stage has stop strings.
+    kernels: use of attention so far -> its kernel.
     """
 
     devices: Devices
@@ -84,8 +83,8 @@ class RunSampling:
         return sampler
 
     def _chunk(self) -> int:
-        """Return the decode steps between two checks of the rows, 4 to 16: a response that has
-        ended waits for the next check, which costs short ones most."""
+        """Return the decode steps between two checks of the rows, 4 to 16. Ended responses wait for
+        the next check, so short responses need frequent ones."""
         longest = 1
         for stage in self.config.stages.values():
             for sampling in stage.samplings():
@@ -100,11 +99,10 @@ class RunSampling:
         samples: int,
         params: SamplingParams,
     ) -> Shapes:
-        """Choose the sampler's shapes by a stage's largest call: so many prompts, and responses
-        each.
+        """Choose the sampler's shapes for a stage's largest call. samples: responses per prompt.
 
-        Rows are compute.max_num_seqs, or the quickest that memory allows beside the stage's own
-        arrays.
+        Rows are compute.max_num_seqs, or the quickest number that fits in memory with the stage's
+        own arrays.
         """
         sampler, rows = self.sampler, self.config.compute.max_num_seqs
         call = prompts, prompts * samples, [params], self.prompt_lengths
@@ -125,8 +123,8 @@ class RunSampling:
 def open_server(
     config: Config, model: ModelConfig, tokenizer: PromptTokenizer, workdir: epath.Path, say: Say
 ) -> Remote | None:
-    """Return the server that samples, None for the sampler. workdir: the folder of its files. All
-    processes make the call."""
+    """Return the server that samples, None if the sampler does. workdir: for the folder of its
+    files. All processes make the call."""
     settings, folder = config.engine, workdir / "engine"
     if not settings.is_server:
         return None
@@ -134,8 +132,8 @@ def open_server(
 
     if isinstance(model.rope_scaling, LongRope):
         say(
-            f"engine: start the server with --max-model-len {model.positions}: with a longer one "
-            "vLLM turns the positions of this model (longrope) otherwise than it is trained here"
+            f"engine: start the server with --max-model-len {model.positions}: with a longer one vLLM "
+            "rotates this model's positions (longrope) differently from training here"
         )
     if settings.folder:  # other runs may share it
         folder = absolute(settings.folder) / processes.on_leader(
@@ -153,28 +151,28 @@ def open_server(
 
 
 def refuse_unserved(config: Config, model: ModelConfig, folder: epath.Path | None) -> None:
-    """Raise ValueError if the server would misread the policies sent to it: those of a model with
-    images, whose tensors have other names, and of Ministral 3. folder: the model's."""
+    """Raise ValueError if a server would read policies incorrectly: of Ministral 3, and of models
+    with images, whose tensors have other names. folder: the model's."""
     settings = config.engine
     if not settings.is_server or settings.sync == "none":
         return
     if model.traits.scaled_queries:
-        # vllm-project/vllm issue 48621: its YaRN has another factor than transformers'.
+        # vllm-project/vllm issue 48621: its YaRN factor differs from transformers'.
         raise ValueError(
-            f"engine.sync={settings.sync}: vLLM computes folders of this family, {model.family}, "
-            "otherwise than transformers does: leave engine.kind at sampler"
+            f"engine.sync={settings.sync}: vLLM computes models of the family {model.family} "
+            "differently from transformers: use engine.kind=sampler"
         )
     if folder is not None and hf.has_images(folder):
         raise ValueError(
-            f"engine.sync={settings.sync}: {config.model.path} has images, and its language model alone is "
-            "trained, whose tensors have other names: write it (g2d export --policy init), "
-            "serve that folder and set model.path to it"
+            f"engine.sync={settings.sync}: {config.model.path} has images, but only its language model "
+            "is trained, whose tensors have other names. Export it (g2d export --policy init), serve "
+            "that folder and set model.path to it"
         )
 
 
 def tried_kernel(devices: Devices, say: Say) -> DecodeKernel | None:
-    """Return the kernel of decode steps, None for the platform's: "xla" where compute.attention
-    is, and where the platform's fails a trial on these devices. All processes make the call."""
+    """Return the kernel of decode steps: "xla" if compute.attention is, or if the platform's kernel
+    fails a trial on these devices; else None, for the platform's. All processes make the call."""
     dtype, model = jnp.dtype(devices.config.dtype), devices.model
     if devices.config.compute.attention == "xla":
         return "xla"
@@ -190,5 +188,5 @@ def tried_kernel(devices: Devices, say: Say) -> DecodeKernel | None:
     failed = next(filter(None, processes.gather(mine)), "")
     if not failed:
         return None
-    say(f"decode steps use XLA's attention, for their kernel {failed}")
+    say(f"decode steps use XLA's attention, because their kernel {failed}")
     return "xla"

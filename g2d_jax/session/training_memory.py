@@ -1,11 +1,10 @@
-"""The choice of remat (what the backward pass recomputes) and of the tokens of a micro-batch, by
-formula from the devices' memory.
+"""Choice of remat and of the tokens of a micro-batch, by formula from the devices' memory.
 
     a Load for each stage that trains, memory, rates ─► choose ─► Micro: remat, tokens of a device
-    compute.remat, compute.microbatch_tokens, where they are set, leave no choice
+    compute.remat and compute.microbatch_tokens, if set, fix the choice
 
-A choice changes only the rounding of results, since gradients are summed in another order. The work
-directory stores the choice for each machine (`keep`), so that a resumed run rounds alike.
+A choice changes results only by rounding, since gradients are summed in another order. To resume
+with the same rounding, a work directory stores the choice for each machine (`keep`).
 """
 
 from __future__ import annotations
@@ -24,21 +23,23 @@ from g2d_jax.models.delta import CHUNK
 from g2d_jax.runtime import storage
 
 WORK: Mapping[Remat, float] = {"none": 3.0, "dots": 3.05, "attention": 3.9, "full": 4.0}
-"""The work of a train step, in forward passes: one forward, two backward, and recomputation."""
+"""Products of a train step, in forward passes: the forward pass, two for the backward pass, and
+recomputation."""
 
 REMATS: tuple[Remat, ...] = ("dots", "attention", "full")
-"""Choices of remat, the fastest first. Not "none": it saves 0.05 of a forward pass, but XLA keeps
-1.8 times as much as for "dots", and more than the formula counts."""
+"""Choices of remat, the quickest first. Not "none": it saves 0.05 of a forward pass, but XLA keeps
+1.8 times the memory of "dots", more than the formula counts."""
 
 TOKENS = tuple(4096 * 2**power for power in range(5))
-"""Choices of tokens for a device's micro-batch. Fewer do not keep a device busy. Each is twice the
-previous, so that small differences in memory rarely decide."""
+"""Choices for the tokens of a device's micro-batch. Fewer do not keep a device busy. They double,
+so that small differences in memory rarely change the choice."""
 
 SHARE = 0.94
-"""Share of the usable memory that the formula may fill: compiled peaks are up to 6 % above it."""
+"""Share of usable memory that the formula may fill: compiled peaks were up to 6 % above its
+estimates."""
 
 WITHOUT_MEMORY = 16_384
-"""Tokens of a micro-batch over all devices, if these do not report their memory."""
+"""Tokens of a micro-batch, over all devices, if these do not report their memory."""
 
 KEPT = "compute.json"
 """The file of a work directory that stores the choices."""
@@ -46,21 +47,20 @@ KEPT = "compute.json"
 
 @dataclass(frozen=True)
 class Micro:
-    """A choice. tokens: the most of a micro-batch over all devices."""
+    """A choice. tokens: most tokens of a micro-batch, over all devices."""
 
     remat: Remat
     tokens: int
 
     def __str__(self) -> str:
-        """Describe the choice."""
+        """Describe the choice in words."""
         return f"remat {self.remat}, micro-batches of at most {self.tokens:,} tokens"
 
 
 @dataclass(frozen=True)
 class Load:
-    """The bytes per device of a stage's train step. held: for any choice. per_token: for each token
-    of a micro-batch, by remat. row: tokens of the longest row; a micro-batch has at least one
-    row."""
+    """A train step's bytes on a device. held: independent of the choice. per_token: per token of a
+    micro-batch, by remat. row: tokens of the longest row; a micro-batch has at least one row."""
 
     held: float
     per_token: Mapping[Remat, float]
@@ -82,9 +82,9 @@ def choose(
 ) -> tuple[Remat, int]:
     """Choose the fastest remat and tokens of a device's micro-batch with which all loads fit.
 
-    memory: usable bytes per device. token: seconds of the matrix products of one token in a forward
-    pass. micro_batch: further seconds of each micro-batch, as if nothing overlapped. If nothing
-    fits, returns the choice of least memory: a plan or the compiler then reports the shortage.
+    memory: usable bytes of a device. token: seconds of a token's products in a forward pass.
+    micro_batch: additional seconds per micro-batch, assuming no overlap. If nothing fits, returns
+    the choice with the least memory; the plan or compiler then reports the error.
     """
 
     def needs(choice: tuple[Remat, int]) -> float:
@@ -104,16 +104,16 @@ def choose(
 def load(
     model: ModelConfig, *, state: float, parameters: float, row: int, itemsize: int, tensor: int = 1
 ) -> Load:
-    """Count a train step's bytes by formula.
+    """Estimate a train step's bytes on a device.
 
-    state: bytes per device of parameters, gradients, optimiser and other resident arrays.
-    parameters: those that a device has in float32, of which the layers read a copy in the type of
-    activations. row: tokens of the longest row. itemsize: bytes of an activation.
+    state: bytes of its parameters, gradients, optimiser state and other resident arrays.
+    parameters: the number of its float32 parameters, of which the layers read a copy in the
+    activations' dtype. row: tokens of the longest row. itemsize: bytes of an activation.
 
-    Counted are: activations that the layers save; one layer's work without remat; the masks of its
-    rows, as in splash attention (models/kernels.py), a byte for each pair of columns and each of
-    three kernels, and four more for the current row; the gathered head, with its gradient in
-    float32; logits of a chunk of tokens and two more arrays of their size.
+    The sum includes the layers' saved activations, and one layer's temporaries without remat. Masks
+    are splash attention's (models/kernels.py): a byte per pair of columns for each of three
+    kernels, and four more for the current row. The gathered head has a float32 gradient. Logits of
+    a chunk of tokens count three times.
     """
     of_attention, recurrent = saved_by_layer(model, "none", tensor)
     largest = max(of_attention, recurrent) if model.layers(recurrent=True) else of_attention
@@ -128,7 +128,8 @@ def load(
 
 
 def kept(workdir: epath.Path, machine: Mapping[str, Any]) -> Micro | None:
-    """Return the choice that a work directory stores for a machine, None if none; see `keep`."""
+    """Return the choice that a work directory stores for a machine, None if there is none. machine:
+    see `keep`."""
     file = workdir / KEPT
     for choice in storage.read_json(file) if file.exists() else []:
         if choice["machine"] == dict(machine):
@@ -137,11 +138,11 @@ def kept(workdir: epath.Path, machine: Mapping[str, Any]) -> Micro | None:
 
 
 def keep(workdir: epath.Path, machine: Mapping[str, Any], chosen: Micro, begun: bool) -> Micro:
-    """Return the choice that a work directory stores for a machine, or store this one.
+    """Return the choice that a work directory stores for a machine, or store `chosen`.
 
-    machine: JSON, all that decides a choice and may differ between two starts of a run, except
-    memory, which drivers report slightly differently. begun: whether any stage has; before that no
-    result depends on the stored choice, and settings may change.
+    machine: JSON, the inputs of a choice that may differ between two starts, except memory, whose
+    reported size varies slightly. begun: whether any stage has begun; until then stored choices are
+    replaced, since settings may change.
     """
     file = workdir / KEPT
     if begun and (found := kept(workdir, machine)):
@@ -152,10 +153,10 @@ def keep(workdir: epath.Path, machine: Mapping[str, Any], chosen: Micro, begun: 
 
 
 def saved_per_token(config: Any, remat: str, tensor: int = 1) -> float:
-    """Count the numbers that all layers save per token: their input; "attention" also its output;
-    "dots" also the outputs of linear layers; "none" all factors.
+    """Count the numbers that all layers save per token: their input; with "attention" its output
+    too; with "dots" also the linear layers' outputs; with "none" all factors.
 
-    Without remat: both norms' results, queries, keys and values before and after rotation,
+    All factors are both norms' results, queries, keys and values before and after rotation,
     attention's output, and three arrays of the feed-forward width.
     """
     attention, recurrent = saved_by_layer(config, remat, tensor)
@@ -164,16 +165,16 @@ def saved_per_token(config: Any, remat: str, tensor: int = 1) -> float:
 
 
 def saved_by_layer(config: Any, remat: str, tensor: int = 1) -> tuple[float, float]:
-    """Return the count of `saved_per_token` for one layer with attention and one recurrent
+    """Count the numbers of `saved_per_token` for one layer with attention and one recurrent
     layer."""
     e, heads, kv = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
-    between = e / tensor  # between the layers, and between the two parts of each
+    between = e / tensor  # activations between layers, and between a layer's two parts
     width = heads * config.head_dim / tensor
     key_width = kv * config.head_dim / tensor
     gate = width if config.traits.recurrent else 0.0
     m = config.feed_forward_size
     products, factors = 2 * m / tensor, 3 * m / tensor
-    if config.num_experts:  # of every token that goes to an expert, on any device
+    if config.num_experts:  # of every token sent to an expert, on any device
         products, factors = 0, config.num_experts_per_tok * e + 3 * m
     attention = {
         "full": between,
@@ -183,7 +184,7 @@ def saved_by_layer(config: Any, remat: str, tensor: int = 1) -> tuple[float, flo
     }[remat]
     values = config.linear_num_value_heads * config.linear_value_head_dim
     read = 2 * (config.linear_num_key_heads * config.linear_key_head_dim + values) / tensor
-    # Two float32 states for every chunk: each number counts as two of bfloat16.
+    # Two float32 states for every chunk, counted in bfloat16 numbers.
     states = 4 * values * config.linear_key_head_dim / CHUNK / tensor
     recurrent = {
         "full": between,

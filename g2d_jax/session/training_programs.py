@@ -1,4 +1,4 @@
-"""The programs of training and scoring. Stages run them; plans list them with abstract inputs."""
+"""The programs of training and scoring, for stages to run and for plans to list with their work."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from g2d_jax.training.step import (
 
 @dataclass(frozen=True)
 class Training:
-    """The programs of a stage's training: a `Trainer` runs them, a plan compiles them.
+    """The compiled form of a stage's training: a `Trainer` runs these programs, a plan compiles
+    them.
 
-    objective: the configured loss; a user's own replaces it. total: updates to do. per: the divisor
-    of the objective's metric sums, "tokens" or "pairs". rows: the shape of all batches.
-
-    For `programs`: fullest builds the largest batch; share: tokens of a mean batch relative to it;
-    resident: arrays on the devices besides the policy and its state.
+    objective: the configured loss, which a user's own replaces. total: updates to do. per: the
+    divisor of the objective's metric sums, "tokens" or "pairs". rows: the shape of all batches. For
+    plans: fullest: builds the largest batch. share: of its tokens in a mean batch. resident: arrays
+    on the devices besides the policy and its state.
     """
 
     session: Session
@@ -65,22 +65,22 @@ class Training:
 
     @property
     def updates(self) -> int:
-        """The updates of the learning rate's schedule: at least one, even if a stage does none."""
+        """The updates of the schedule: at least one, even if a stage does none."""
         return self.total or self.stage.optimizer.warmup_steps + 1
 
     @cached_property
     def rate(self) -> Callable[[int], Any]:
-        """The learning rate of an update, to be read on the host."""
+        """The learning rate by update number, for the host."""
         return make_schedule(self.stage.optimizer, total_steps=self.updates)
 
     @cached_property
     def optimizer(self) -> tuple[Any, dict[str, Any]]:
-        """The optimiser, and its numbers."""
+        """The optimiser and its hyperparameters."""
         return make_optimizer(self.stage.optimizer, total_steps=self.updates)
 
     @cached_property
     def state(self) -> TrainState:
-        """The shapes of the state in which the policy is trained."""
+        """The shapes of the train state."""
         return abstract_state(*self._settings)
 
     @property
@@ -91,18 +91,18 @@ class Training:
 
     @cached_property
     def frozen(self) -> Decoder | None:
-        """The shapes of the policy's parameters that no update changes."""
+        """The shapes of the policy's frozen parameters."""
         _, rest = lora.partition(policy_shapes(self.session))
         return rest
 
     @property
     def policy(self) -> Decoder:
-        """The shapes of the policy, with the arrays of `state` and `frozen`."""
+        """The shapes of the whole policy: `state` and `frozen`."""
         return lora.combine(self.state.params, self.frozen)
 
     @property
     def begin(self) -> Program:
-        """The program that builds the first state from a policy's trained parameters."""
+        """The program that creates the first train state of a policy."""
         run = self.session.programs.get_or_make(make_fresh_state, *self._settings)
         trained, _ = lora.partition(policy_shapes(self.session))
         return Program("fresh state", run, (trained,))
@@ -119,11 +119,11 @@ class Training:
 
     @property
     def numbers(self) -> StepNumbers:
-        """The numbers that the train step accepts."""
+        """The hyperparameters that the train step accepts."""
         return self._step[1]
 
     def step(self, packed: Packed) -> Program:
-        """Return the train step on a batch like this one."""
+        """Return the train step for batches of this shape."""
         run, numbers = self._step
         mesh = self.session.mesh
         batch = abstract_batch(packed, mesh)
@@ -145,7 +145,7 @@ class Training:
         calls = self.total * self.share
         remat = 1.0 if session.compute.remat in ("none", "dots") else 4 / 3
         flops = train_flops(session.model_config, packed.used, packed.attended)
-        gradients = device_bytes(self.state.params)  # summed so far, and of the current micro-batch
+        gradients = device_bytes(self.state.params)  # accumulated, and of the current micro-batch
         work = Work(
             calls,
             remat * flops / session.mesh.size,
@@ -158,12 +158,11 @@ class Training:
 
 @dataclass(frozen=True)
 class Scorer:
-    """A function for log-probabilities of responses under policies. rows: shape of all batches.
-    temperature: of the distribution.
+    """A scorer of responses' log-probabilities under policies. rows: of all batches. temperature:
+    of the distribution.
 
-    For `programs`: policy: the shapes of its parameters. is_reference: whether it is a fixed
-    reference. fullest: builds the largest batch. calls: on such a batch. resident: other arrays on
-    the devices.
+    For plans: policy: the shapes of one. is_reference: whether it is a fixed reference. fullest:
+    builds the largest batch. calls: on such a batch. resident: other arrays on the devices.
     """
 
     session: Session
@@ -177,7 +176,7 @@ class Scorer:
     resident: tuple[Any, ...] = ()
 
     def program(self, params: Decoder, packed: Packed) -> Program:
-        """Return the program that computes them. params: arrays or shapes."""
+        """Return the program that computes the log-probabilities. params: arrays or shapes."""
         mesh = self.session.mesh
         run = self.session.programs.get_or_make(make_scorer, self.session.compute)
         inputs = params, *abstract_batch(packed, mesh), abstract_numbers(self.temperature, mesh)
@@ -186,8 +185,8 @@ class Scorer:
     def __call__(
         self, params: Decoder, groups: Sequence[Group], cost: Cost
     ) -> list[list[np.ndarray]]:
-        """Compute log-probabilities under a policy, float32 [T] for every response of every group;
-        add the work to `cost`."""
+        """Compute log-probabilities under a policy, float32 [T] for each response of each group,
+        and add their cost."""
         session, packed = self.session, pack_rows(self.session, groups, self.rows)
         cost.scored += packed.used
         cost.flops += forward_flops(session.model_config, packed.used, packed.attended)
@@ -198,8 +197,8 @@ class Scorer:
             return packed.unpack(np.asarray(logprobs))
 
     def programs(self) -> Iterator[Program]:
-        """Yield the program for the fullest batch, with its work; first the cast to a reference of
-        another dtype than the policy's."""
+        """Yield the program for the fullest batch, with its work. If the reference's dtype differs
+        from the policy's, first yield the program that casts it."""
         if self.policy is None or not self.calls:
             return
         session, name, copy = self.session, "log-probs", device_bytes(self.policy)
@@ -222,14 +221,14 @@ class Scorer:
 
 
 def _weights(session: Session) -> float:
-    """Count the bytes per device of the matrices that one pass over a micro-batch reads."""
+    """Count the bytes of the matrices that a pass over a micro-batch reads on a device."""
     itemsize = session.compute.dtype.itemsize
     return itemsize * read_params(session.model_config) / session.mesh.shape["tensor"]
 
 
 def activation_bytes(session: Session, packed: Packed) -> int:
-    """Count the bytes per device that a micro-batch saves for the backward pass, by formula: its
-    layers' (`saved_per_token`), and logits on a CPU."""
+    """Estimate the bytes that a micro-batch saves for the backward pass on one device: those of its
+    layers (`saved_per_token`) and, on a CPU, logits."""
     _, rows, length = packed.arrays["tokens"].shape
     tokens = rows * length // meshes.row_ways(session.mesh)
     saved = saved_per_token(

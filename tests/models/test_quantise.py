@@ -204,7 +204,9 @@ def test_a_folder_gives_the_same_codes_on_every_mesh(
 
 
 def test_wrong_settings_and_a_missing_package_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"lora\.quantise must be int8 or nf4, or empty, got 'int4'"):
+    with pytest.raises(
+        ValueError, match=r"lora\.quantise must be int8 or nf4, or empty, got 'int4'"
+    ):
         quantise.check("int4")
     monkeypatch.setitem(sys.modules, "qwix", None)
     with pytest.raises(

@@ -115,18 +115,16 @@ def test_what_is_assumed_is_said():
     longest = resolve(TINY).data.max_prompt_length
     path = "config.data.test.path=mine.jsonl"
     assert assumed(longest, "config.data.test.limit=none", path) == [
-        f"prompts of data.max_prompt_length tokens, {longest}, are assumed: tokenizer and "
-        "problems are not all on this "
-        "machine; --prompt N gives their mean",
-        "evaluate: 1,000 problems of data.test, which is not read and has no limit: set how many "
-        "there are with "
-        "--config.data.test.limit=N",
+        f"prompts are assumed to have data.max_prompt_length={longest} tokens, since tokenizer and "
+        "problems are not all on this machine: set their mean with --prompt N",
+        "evaluate: data.test is assumed to have 1,000 problems, since it was not read and has no "
+        "limit: set their number with --config.data.test.limit=N",
     ]
     assert assumed(7, "config.data.test.limit=86", path) == []
     train = "config.data.train.path=mine.jsonl", "config.stages.collect.prompts=8192"
     assert assumed(7, *train, "config.data.train.limit=none") == [
-        "collect: 8,192 prompts are assumed to be there: data.train is not read and has no limit: "
-        "set how many there are with --config.data.train.limit=N"
+        "collect: 8,192 prompts are assumed, since data.train was not read and has no limit: set "
+        "their number with --config.data.train.limit=N"
     ]
     assert assumed(7, *train, "config.data.train.limit=3") == []
     assert assumed(7, "config.data.test.limit=none", "config.data.test.path=procedural:slips") == []
@@ -274,13 +272,13 @@ def test_a_reward_model_is_scored_with_and_stays(monkeypatch):
         (["--topology", "v5e-17"], "did you mean v5e-1"),
         (
             ["--topology", "v5e-4", "--stage", "warm"],
-            "no stage 'warm'; there are collect, dpo, evaluate, sft, warmup",
+            "no stage 'warm'; the stages are collect, dpo, evaluate, sft, warmup",
         ),
         (
             ["--topology", "v5e-4", "--response", "0"],
-            "a prompt and a response have at least one token",
+            "--prompt and --response must be at least 1",
         ),
-        (["--topology", "v5e-4", "--price", "-1"], "a price is not negative"),
+        (["--topology", "v5e-4", "--price", "-1"], "--price must not be negative"),
         (
             ["--topology", "v5e-4", "--config", "sweep-k:preset=smoke"],
             "describes a study: plan its runs",

@@ -118,6 +118,6 @@ def test_what_a_plan_may_use_is_what_a_run_may():
 )
 def test_other_names_are_refused_with_those_there_are(name):
     with pytest.raises(
-        ValueError, match=r"unknown topology .* there are v5e-1, .* for 2 to 64 of any TPU"
+        ValueError, match=r"unknown topology .* valid names are v5e-1, .* For 2 to 64 slices"
     ):
         topology(name)

@@ -169,7 +169,7 @@ def test_counts():
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("/no/such", "there is no folder /no/such: give one"),
+        ("/no/such", "there is no folder /no/such: set a folder"),
         ("Qwen/Qwen9-7B", "a folder with its config"),
     ],
 )

@@ -388,9 +388,7 @@ def test_rows_that_a_stop_string_ended_take_the_next_sample(model):
 
 
 def test_stop_strings_need_text(sampler, model):
-    with pytest.raises(
-        ValueError, match="problem0: stop strings need a sampler that is given decode"
-    ):
+    with pytest.raises(ValueError, match="problem0: stop strings need a sampler with decode"):
         run(sampler, model, stopping(REQUESTS[:1]))
 
 
@@ -627,8 +625,8 @@ def test_what_does_not_fit_the_shapes_is_refused(sampler, model):
     [
         ([], 1, "problem bad: a request needs a prompt"),
         ([1], 0, "at least one sample"),
-        ([1, 64], 1, r"prompt ids must lie in \[0, 64\)"),
-        ([-1, 5], 1, r"prompt ids must lie in \[0, 64\)"),
+        ([1, 64], 1, r"prompt ids must be in \[0, 64\)"),
+        ([-1, 5], 1, r"prompt ids must be in \[0, 64\)"),
     ],
 )
 def test_bad_requests_are_refused_before_anything_is_sampled(sampler, model, ids, samples, message):

@@ -83,10 +83,10 @@ def test_each_window_is_drawn_from_the_weights_a_window_before(
 
 def test_the_schedule_in_words() -> None:
     assert schedule("warmup", Online(steps=60, sync_every=10)).endswith(
-        "from update 11 on responses are 10 to 19 updates old, in place of 0 to 9"
+        "From update 11 on, responses are 10 to 19 updates old instead of 0 to 9"
     )
     alone = schedule("warmup", Online(steps=8, sync_every=10))
-    assert alone.endswith("changes nothing: its 8 updates are one window")
+    assert alone.endswith("has no effect: its 8 updates are one window")
 
 
 def remote_of(server: Server, folder: Path, **settings: Any) -> Remote:
@@ -304,7 +304,7 @@ def test_a_run_whose_weights_are_gone_draws_from_those_it_has_and_says_so(
         runs(tmp_path / "run", 75, **asked, call=("TERM", "_train_batch", 4))
         shutil.rmtree(tmp_path / "run/engine")
         said = runs(tmp_path / "run", **asked)["text"]
-    assert "the policy of update 3, which the window at update 6 was to be sampled from" in said
+    assert "the window at update 6 needs the policy of update 3" in said
     shards = sorted((tmp_path / "run/02-warmup/rollouts").glob("*.parquet"))
     drawn_by = [read_rollouts(shard)[0].policy for shard in shards]
     assert drawn_by == ["warmup@0"] * 6 + ["warmup@5"] * 3

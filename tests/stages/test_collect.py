@@ -367,7 +367,9 @@ def test_rows_of_a_prompt_have_the_same_answer(small, tmp_path, opened):
     ask = {"prompt": "7+7+7+7=?"}
     small.reward.function = "verify"
     nothing = [{**ask, "completion": "7", "reward": 1}, {**ask, "completion": "9"}]
-    with pytest.raises(ValueError, match=r"c\.jsonl, line 2: it has no reward, and neither it nor"):
+    with pytest.raises(
+        ValueError, match=r"c\.jsonl, line 2: it has no reward, and there is no answer"
+    ):
         external_rollouts.read(
             opened(small, tmp_path, None), Dump(path=lines(tmp_path / "c.jsonl", nothing))
         )
@@ -489,7 +491,7 @@ def test_no_pairs_of_single_responses_say_so(small, tmp_path, opened):
     small.stages.collect.dump.path = lines(tmp_path / "single.jsonl", rows[:3])
     with pytest.raises(
         ValueError,
-        match=r"single\.jsonl has one response to each of its 3 prompts, and a preference pair",
+        match=r"single\.jsonl has one response to each of its 3 prompts, but a preference pair",
     ):
         run(opened(small, tmp_path / "none"))
 
@@ -532,7 +534,7 @@ def test_rollouts_with_ids_are_exact(small, tmp_path, opened, capsys):
     other = [{**row, "prompt_ids": row["prompt_ids"][1:]} for row in rows]
     small.stages.collect.dump.path = lines(tmp_path / "other.jsonl", other)
     run(opened(small, tmp_path / "other"))
-    assert "32 responses have other prompt ids than the template here" in capsys.readouterr().out
+    assert "32 responses have other prompt ids than this run" in capsys.readouterr().out
     assert read_preferences(tmp_path / "other/01-collect/preferences")[0].prompt_ids.tolist() in [
         row["prompt_ids"] for row in other
     ]
@@ -553,7 +555,7 @@ def test_dumps_whose_prompts_are_behind_a_template(small, tmp_path, opened):
     assert [row.rollout.token_ids[-1] for row in rows] == [session.tokenizer.stop_id] * 2
     for bad, message in (
         (row(held_out), "in data.dev or data.test"),
-        (row("0+0"), "is of no problem in data.train"),
+        (row("0+0"), "matches no problem in data.train"),
     ):
         with pytest.raises(ValueError, match=rf"line 1: .*{message}"):
             external_rollouts.read(session, Dump(path=lines(tmp_path / "1.jsonl", [bad])))
@@ -596,11 +598,11 @@ def test_a_reward_that_fails_names_its_stage_and_loses_nothing(small, tmp_path, 
         ({"prompt": "what?", "completion": "2", "reward": 1}, "the tokenizer cannot encode 'what"),
         (
             {"prompt": "1+1=?", "completion_ids": [1, 9999], "reward": 1},
-            "has 9999, and the ids of the tokenizer",
+            "has 9999, but the ids of the tokenizer",
         ),
         (
             {"prompt": "2+2=?", "prompt_ids": [1], "completion": "2", "reward": 1},
-            "its answer or its prompt_ids are not those of the same prompt in .* 1",
+            "its answer or its prompt_ids differ from those of the same prompt in .* 1",
         ),
     ],
 )

@@ -231,29 +231,29 @@ def test_requests_and_answers(
 
 
 LIES = {
-    "token 99999, and the vocabulary": choice([99999, 1]),
-    "token -1, and the vocabulary": choice([-1, 1]),
-    "5 tokens, beyond max_new_tokens 4": choice([4, 4, 4, 4, 1]),
-    "2 tokens, beyond max_new_tokens 4 or a stop token": choice([1, 1]),
-    "token_ids is .*no list of numbers": choice([True, 1]),
-    "ended at token 4, which is none of": choice([4]),
-    "cut at 2 of 4 tokens.*max-model-len": choice([4, 4], finish="length"),
+    "token 99999, but the vocabulary": choice([99999, 1]),
+    "token -1, but the vocabulary": choice([-1, 1]),
+    "5 tokens and goes beyond max_new_tokens 4": choice([4, 4, 4, 4, 1]),
+    "2 tokens and goes beyond max_new_tokens 4 or a stop token": choice([1, 1]),
+    "token_ids is .*not a list of numbers": choice([True, 1]),
+    "ended at token 4, which is not in": choice([4]),
+    "cut off at 2 of 4 tokens.*max-model-len": choice([4, 4], finish="length"),
     "finish_reason 'abort'": choice([4], finish="abort"),
-    "log-probability 0.5,": choice([1], [0.5]),
-    "log-probability nan,": choice([1], [float("nan")]),
-    r"log-probability -1e\+30,": choice([4, 1], [-1.0, -1e30]),
-    "log-probability -9999.0,": choice([1], [-9999.0]),
-    "log-probability True,": choice([1], [True]),
-    "1 tokens have no log-probability each": choice([1], [-1.0, -1.0]),
+    "log-probability 0.5;": choice([1], [0.5]),
+    "log-probability nan;": choice([1], [float("nan")]),
+    r"log-probability -1e\+30;": choice([4, 1], [-1.0, -1e30]),
+    "log-probability -9999.0;": choice([1], [-9999.0]),
+    "log-probability True;": choice([1], [True]),
+    "not all of the 1 tokens have a log-probability": choice([1], [-1.0, -1.0]),
     "another prompt": choice([1], prompt_token_ids=[3, 4]),
-    "2 choices, for one": {"choices": choice([1])["choices"] * 2},
+    "2 choices; the request was for one": {"choices": choice([1])["choices"] * 2},
     "no choices": {"error": "none"},
     "no JSON object: <html>": (200, b"<html>\x1b[31m login"),
     r"neither token_ids nor text": {"choices": [{"finish_reason": "stop"}]},
-    r"cannot be tokenised again: .*'a\\ud800b'.*have it give token ids": {
+    r"cannot be tokenised again: .*'a\\ud800b'.*let it return token ids": {
         "choices": [{"text": "a\ud800b", "finish_reason": "stop"}]
     },
-    r"cannot be tokenised again: .*'\\x00'.*have it give token ids": {
+    r"cannot be tokenised again: .*'\\x00'.*let it return token ids": {
         "choices": [{"text": "\0", "finish_reason": "stop"}]
     },
     r"status 302.*redirects are not followed": REDIRECT,
@@ -431,7 +431,7 @@ def test_a_server_with_another_policy_is_not_believed(
         named = {"seed": 0, "dtype": "float32", "say": print}
         remote = Remote(settings, epath.Path(tmp_path), tokenizer, 20, **named)
         request = Request("problem", PROMPT, SamplingParams(4, stop_ids=(1,)))
-        with pytest.raises(EngineError, match="holds the weights 'default', not 'g2d-1'"):
+        with pytest.raises(EngineError, match="has the weights 'default', not 'g2d-1'"):
             list(remote.generate(Served("served", "g2d-1"), [request], "purpose"))
         with pytest.raises(EngineError, match=r"it serves served.*engine\.model"):
             _ = remote.model

@@ -114,9 +114,7 @@ def test_greedy_answers_are_one(config, tmp_path, opened):
         assert entry.pass_at.keys() == {"1"} and set(map(len, entry.marks)) == {1}
         assert sum(entry.verdicts.values()) == result.problems
     stage.pass_at = (1, 4)
-    with pytest.raises(
-        ValueError, match=r"sampling\.temperature 0 allows one answer: remove"
-    ):
+    with pytest.raises(ValueError, match=r"sampling\.temperature 0 allows one answer: remove"):
         check.checked(config)
 
 

@@ -184,7 +184,7 @@ def test_rollouts_of_a_problem_that_is_left_out_are_left_out_too(asking, tmp_pat
     session = opened(asking, tmp_path / "work", None)
     ((kept,),) = external_rollouts.read(session, Dump(path=path))
     assert kept.text == r"\boxed{1}"
-    assert "rows.jsonl: 2 responses are left out: so are their problems" in said(capsys)
+    assert "rows.jsonl: 2 responses are left out, because the verifier" in said(capsys)
     held_out = lines(
         tmp_path / "held.jsonl", [{"prompt": "40+1=?", "completion": "41", "reward": 1}]
     )

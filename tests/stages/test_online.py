@@ -114,7 +114,7 @@ def test_groups_of_a_dump_train_as_they_did_when_they_were_sampled(
         claim(Config.of(warmup), epath.Path(tmp_path / folder))
         session = opened(warmup, tmp_path / folder)
         manifest = run(session)
-        taken = f"has 12 groups, which feed 3 updates: {steps} are taken"
+        taken = f"has 12 groups, enough for 3 updates; it uses {steps}"
         assert taken in capsys.readouterr().out
     tokens = {name: getattr(manifest.cost, name) for name in ("generated", "trained")}
     assert tokens == {"generated": 0, "trained": drawn.cost.trained} and drawn.cost.generated > 0
@@ -123,7 +123,7 @@ def test_groups_of_a_dump_train_as_they_did_when_they_were_sampled(
     stage.steps = 4
     with pytest.raises(
         ValueError,
-        match=r"has 12 groups, which feed 3 updates of prompts_per_step=4: set stages\.war",
+        match=r"has 12 groups, enough for 3 updates with prompts_per_step=4: set stages\.war",
     ):
         run(opened(warmup, tmp_path / "too-long"))
     stage.update(steps=3, num_generations=3)
@@ -150,7 +150,7 @@ def test_pairs_of_a_dump_without_logprobs(warmup, tmp_path, opened):
     stage.update(loss="grpo", clip={"importance_cap": 2.0})
     with pytest.raises(
         ValueError,
-        match=r"rows\.jsonl, line 1: it has no logprobs, and 0 of the 16 .* clip.importance_cap=0",
+        match=r"rows\.jsonl, line 1: it has no logprobs, but 0 of the 16 .* clip.importance_cap=0",
     ):
         run(opened(warmup, tmp_path / "cap"))
     path.write_text(json.dumps({"prompt": "0+0=?", "completion": "1", "reward": 1}) + "\n")
@@ -193,7 +193,7 @@ def test_a_ratio_needs_the_logprobs_that_a_dump_has(warmup, tmp_path, opened, lo
     for start in (lambda: run(opened(warmup, tmp_path / "off")), lambda: dryrun.show(warmup)):
         with pytest.raises(
             ValueError,
-            match=r"rows\.jsonl has the logprobs .* set stages\.warmup\.clip\.importance_cap, to 2",
+            match=r"rows\.jsonl has the logprobs .* Set stages\.warmup\.clip\.importance_cap, for example to 2",
         ):
             start()
     if loss:
@@ -225,7 +225,7 @@ def test_logprobs_of_some_rows_alone_are_refused(warmup, tmp_path, opened, cap):
     assert isinstance(stage, Online)
     with pytest.raises(
         ValueError,
-        match=r"rows\.jsonl, line 13: it has no logprobs, and 12 of the 16 .* all rows logprobs, or n",
+        match=r"rows\.jsonl, line 13: it has no logprobs, but 12 of the 16 .* logprobs to all rows, or r",
     ):
         external_batches(session, "warmup", stage)
     # pairs need none
