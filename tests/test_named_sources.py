@@ -72,7 +72,7 @@ def test_shipped_configs_name_their_own(name: str) -> None:
             lambda c: chat(c) or c.tasks.chat.update(weight=0.0) or unnamed(c, "test"),
             r"^data\.test\.path .* set it or tasks\.chat\.test\.path to a file",
         ),
-        (chat, r"^tasks\.chat\.train\.path is not set, .* need train .*: collect, warmup: .* or tasks\.chat\.weight to 0"),
+        (chat, r"^tasks\.chat\.train\.path is not set, .* train .*: collect, warmup: .* or tasks\.chat\.weight to 0"),
         (
             lambda c: chat(c, train=settings.source("procedural:slips", limit=9)) or unnamed(c, "train"),
             r"^data\.train\.path is not set, .* set it to a file .*, or data\.weight to 0",

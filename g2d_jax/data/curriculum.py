@@ -1,4 +1,4 @@
-"""Prompt selection for an online stage: prompts without a signal are skipped in favour of others.
+"""Prompt selection for an online stage: prompts without a signal are skipped in favour of other prompts.
 
     order ─► dropped? ─► outside the window? ─► drawn
                                 └─ sometimes drawn anyway

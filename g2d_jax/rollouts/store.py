@@ -1,7 +1,7 @@
 """The files of rollouts: a Parquet shard for each batch, with its cost next to it.
 
-A shard that exists is complete. To resume after a kill, a stage needs only its scored rollouts; it
-computes the rest again.
+A shard that exists is complete. To resume after a kill a stage needs its scored rollouts and, inside
+a window of several updates, their log-probabilities under other policies (rollouts/logprobs.py).
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def greedy_file(shard: epath.Path) -> epath.Path:
 
 def cost_of(shard: epath.Path) -> dict[str, float]:
     """Read the cost of sampling and scoring a shard's rollouts, as `generate` wrote it."""
-    file = cost_file(shard)
-    return storage.read_json(file) if file.exists() else {}
+    cost: dict[str, float] = storage.read_json(cost_file(shard))
+    return cost
 
 
 def shard_path(folder: epath.Path, number: int, extra: int = 0) -> epath.Path:

@@ -101,8 +101,8 @@ def share_out(
 class WindowBatches:
     """The batches of a window by number, with their log-probabilities under other policies.
 
-    The first `MAX_BATCHES_IN_MEMORY` stay in memory. Others, and all of a window that an earlier
-    start began, are read from disk.
+    The first `MAX_BATCHES_IN_MEMORY` stay in memory. Others are read from disk, and so are all of a
+    window in whose middle a stage resumes.
     """
 
     def __init__(self, session: Session, folder: epath.Path, window: SyncWindow) -> None:

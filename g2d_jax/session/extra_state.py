@@ -50,6 +50,7 @@ class ExtraState:
     skipped_updates, skipped_in_row: updates that were not finite, in all and latest in a row
     warnings: alerts that were shown, see `alerts.say`
     series: metric -> its first and last values, which alerts compare
+    rounds: the number of rounds of each batch that was trained on
     ended: the rule that ended the stage before its last step, if one did
     without_signal: updates in a row whose batch taught nothing
     usage: metrics of the sampler's calls, see `rollouts.usage`; counts: of prompts and pairs
@@ -63,6 +64,7 @@ class ExtraState:
     skipped_in_row: int = 0
     warnings: list[Warned] = field(default_factory=list)
     series: dict[str, list[float]] = field(default_factory=dict)
+    rounds: list[int] = field(default_factory=list)
     ended: Stop | None = None
     without_signal: int = 0
     usage: dict[str, float] = field(default_factory=dict)

@@ -130,6 +130,7 @@ def open_server(
         return None
     from g2d_jax.sampler.remote import Remote  # here: few runs have one
 
+    processes.on_leader(lambda: refuse_unserved(config, model))
     if isinstance(model.rope_scaling, LongRope):
         say(
             f"engine: start the server with --max-model-len {model.positions}: with a longer one vLLM "
@@ -150,9 +151,9 @@ def open_server(
     )
 
 
-def refuse_unserved(config: Config, model: ModelConfig, folder: epath.Path | None) -> None:
+def refuse_unserved(config: Config, model: ModelConfig) -> None:
     """Raise ValueError if a server would read policies incorrectly: of Ministral 3, and of models
-    with images, whose tensors have other names. folder: the model's."""
+    with images, whose tensors have other names."""
     settings = config.engine
     if not settings.is_server or settings.sync == "none":
         return
@@ -162,9 +163,10 @@ def refuse_unserved(config: Config, model: ModelConfig, folder: epath.Path | Non
             f"engine.sync={settings.sync}: vLLM computes models of the family {model.family} "
             "differently from transformers: use engine.kind=sampler"
         )
-    if folder is not None and hf.has_images(folder):
+    path = config.model.path
+    if path and hf.has_images(hf.resolve(path, revision=config.model.revision)):
         raise ValueError(
-            f"engine.sync={settings.sync}: {config.model.path} has images, but only its language model "
+            f"engine.sync={settings.sync}: {path} has images, but only its language model "
             "is trained, whose tensors have other names. Export it (g2d export --policy init), serve "
             "that folder and set model.path to it"
         )

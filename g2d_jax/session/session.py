@@ -43,7 +43,7 @@ from g2d_jax.session.init_params import Base, model_of
 from g2d_jax.session.problems import SPLITS, Problems, Reading, reading
 from g2d_jax.session.problems import load as load_problems
 from g2d_jax.session.reward_manager import RewardManager
-from g2d_jax.session.sampling import RunSampling, open_server, refuse_unserved, tried_kernel
+from g2d_jax.session.sampling import RunSampling, open_server, tried_kernel
 from g2d_jax.session.stage_result import Cost
 from g2d_jax.session.tokenizers import open_tokenizer, stop_strings
 from g2d_jax.session.training_memory import Micro, keep
@@ -254,7 +254,8 @@ def session_of(
     server = kernel = None
     samples = samples and any(stage.samplings() for stage in config.stages.values())
     if samples:
-        server = open_server(config, devices.model, tokenizer, run.workdir, say)  # together
+        known = config, devices.model, tokenizer, run.workdir, say
+        server = made("engine.url", lambda: open_server(*known))  # together
         kernel = None if server else tried_kernel(devices, say)  # together
     sampling = RunSampling(
         devices,
@@ -316,13 +317,11 @@ def _weights(
     run: Run, shape: ModelConfig, names: Sequence[str]
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the settings that name weights, each with a check of config.json and headers. It raises
-    ValueError if the weights cannot be loaded, or not be sent to a server."""
-    config, folder = run.config, None
+    ValueError if the weights cannot be loaded."""
+    config = run.config
     if config.model.path:
         folder = hf.resolve(config.model.path, revision=config.model.revision)
         yield "model.path", partial(find_weights, folder, shape.base)
-    if any(config.stages[name].samplings() for name in names):
-        yield "engine.url", lambda: refuse_unserved(config, shape, folder)
     for name in names:
         for setting, policies in config.stages[name].policies_by_field().items():
             for policy in policies:

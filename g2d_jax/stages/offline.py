@@ -284,18 +284,23 @@ def reference_logprobs(
     """Compute summed log-probabilities of both responses under the starting policy, float32
     [examples, 2].
 
-    Returns them with their cost. Both are read back if an earlier start wrote them: the policy and
-    the pairs of a stage do not change.
+    Returns them with their cost. Both are read back if an earlier start wrote them for the same
+    tokens.
     """
     session = scorer.session
+    tokens = [
+        [group.prompt_ids, *(side.token_ids for side in group.responses)] for group in examples
+    ]
+    same = storage.fingerprint(tokens)
     file = session.folders[name] / "reference.json"
     if on_disk(session.writer, [file]):
         record = storage.read_json(file)
-        return np.asarray(record["logprobs"], np.float32), Cost(**record["cost"])
+        if record["tokens"] == same:
+            return np.asarray(record["logprobs"], np.float32), Cost(**record["cost"])
     cost = Cost()
     with session.track_cost(cost):
         logprobs = score(scorer, load_policy(session, stage.policy), examples, cost)
-    record = {"logprobs": logprobs, "cost": dataclasses.asdict(cost)}
+    record = {"tokens": same, "logprobs": logprobs, "cost": dataclasses.asdict(cost)}
     processes.on_leader(lambda: storage.write_json(file, record))
     return logprobs, cost
 

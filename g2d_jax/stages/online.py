@@ -46,7 +46,7 @@ from g2d_jax.rollouts.logprobs import (
     other_logprobs,
     scored_under,
 )
-from g2d_jax.rollouts.store import concat_rounds, shard_path
+from g2d_jax.rollouts.store import concat_rounds, gone, shard_path
 from g2d_jax.rollouts.window import StageSampling, WindowBatches, group, sample_window
 from g2d_jax.rollouts.workload import Workload, workload_of
 from g2d_jax.runtime import memory, processes
@@ -103,6 +103,7 @@ def run(session: Session, name: str, stage: Online, data: ExternalBatches | None
     # The fixed reference stays loaded from window to window, because reading it takes long.
     fixed: dict[str, Decoder] = {}
     with open_trainer(training) as trainer, _opened(trainer, stage, dump) as source:
+        _require_rollouts(trainer)
         state = trainer.extra_state
         ended = early_stopping.ends(trainer, stage)  # perhaps in an earlier start
         if source.ahead is not None and not ended:
@@ -174,6 +175,21 @@ def _opened(trainer: Trainer, stage: Online, dump: ExternalBatches | None) -> It
         yield Source(sampling, ahead)
 
 
+def _require_rollouts(trainer: Trainer) -> None:
+    """Raise ValueError for rollouts that an earlier start trained on, and that are gone."""
+    folder = trainer.session.folders[trainer.name]
+
+    def missing() -> list[str]:
+        there = {file.name for file in (folder / "rollouts").glob("*.parquet")}
+        needed = []
+        for number, rounds in enumerate(trainer.extra_state.rounds):
+            needed += [shard_path(folder, number, extra) for extra in range(rounds)]
+        return [str(file) for file in needed if file.name not in there]
+
+    for file in processes.on_leader(missing):
+        raise gone(file)
+
+
 def _sample_window(
     trainer: Trainer, stage: Online, source: Source, batches: WindowBatches
 ) -> tuple[Cursor, dict[str, float]]:
@@ -226,9 +242,11 @@ def _add_logprobs(
     fixed: `FIXED` -> the reference, once it is loaded.
     """
     needed, window = scored_under(stage), batches.window
+    if not needed:
+        return
     for number in window.batch_numbers:
         processes.check_stop_together()
-        if not needed or batches.has_logprobs(number):
+        if batches.has_logprobs(number):
             continue
         if FIXED in needed.values() and not fixed:
             fixed[FIXED] = load_reference(trainer.session, stage.policy)
@@ -257,6 +275,7 @@ def _count(trainer: Trainer, stage: Online, source: Source, train_batch: TrainBa
     """Add the cost and counts of a new batch to the stage's, and its rewards to the history by
     which a curriculum chooses the next prompts."""
     cost, state, groups = trainer.cost, trainer.extra_state, train_batch.groups
+    state.rounds.append(len(train_batch.costs) - 1)
     for part in train_batch.costs:
         cost.add(part)
     state.usage = usage.add_up([state.usage, *train_batch.costs])

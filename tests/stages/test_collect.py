@@ -636,18 +636,19 @@ def test_reference_logprobs_are_read_back_with_their_cost(small, tmp_path, opene
     pairs = read_preferences(tmp_path / "01-collect" / "preferences")
     settings = small.stages.dpo
 
-    def score() -> tuple[np.ndarray, Cost]:
-        examples = offline.batch(pairs, np.zeros((len(pairs), 2)))
+    def score(some: list[Any]) -> tuple[np.ndarray, Cost]:
+        examples = offline.batch(some, np.zeros((len(some), 2)))
         scorer = Scorer(session, RowShape(64, len(examples)))
         return offline.reference_logprobs(scorer, "dpo", settings, examples)
 
-    values, cost = score()
+    values, cost = score(pairs)
     file = tmp_path / "02-dpo" / "reference.json"
     content = storage.read_json(file)
     storage.write_json(file, {**content, "logprobs": (values - 1).tolist()})  # to see it is read
-    again, same_cost = score()
+    again, same_cost = score(pairs)
     np.testing.assert_array_equal(again, values - 1)
     assert (same_cost.scored, same_cost.flops) == (cost.scored, cost.flops) and cost.scored > 0
+    np.testing.assert_allclose(score(pairs[1:])[0], values[1:], rtol=1e-5)  # other pairs
 
 
 def test_fate_of_a_prompt():

@@ -291,21 +291,24 @@ def test_refilled_batches_survive_a_kill_between_any_two_journals(train, tmp_pat
     assert bits(load_policy(again, "train")) == ended
 
 
-def test_a_stage_that_continues_without_rollouts_it_needs_names_the_file(train, tmp_path, opened):
-    train.stages.train.update(sync_every=2)
+def test_a_stage_that_continues_without_rollouts_it_trained_on_names_the_file(
+    train, tmp_path, opened
+):
+    train.stages.train.update(sync_every=2, filter={"dynamic_sampling": 2})
     train.checkpoint.update(every=1, keep=10)
-    session = opened(train, tmp_path)
+    session = opened(train, tmp_path, first_letter)
     run(session)
     folder = session.folders["train"]
     (folder / storage.MANIFEST).unlink()
-    shutil.rmtree(folder / "checkpoints" / "4")
-    file = folder / "rollouts" / "step-000003.parquet"
-    content = file.read_bytes()
-    file.unlink()
-    with pytest.raises(ValueError, match=f"{file.name} is gone.*put it back"):
-        run(opened(train, tmp_path))
-    file.write_bytes(content)
-    run(opened(train, tmp_path))
+    files = sorted((folder / "rollouts").glob("*.parquet"))
+    assert any(file.name.startswith("step-000000-") for file in files)
+    for file in files:
+        content = file.read_bytes()
+        file.unlink()
+        with pytest.raises(ValueError, match=f"{file.name} is gone.*restore the file"):
+            run(opened(train, tmp_path, first_letter))
+        file.write_bytes(content)
+    run(opened(train, tmp_path, first_letter))
     assert stage_result.read(folder)
 
 
