@@ -145,18 +145,20 @@ def run(session: Session, name: str, stage: Online, data: ExternalBatches | None
             trainer.checkpoint_if_due()
             if trainer.step % max(stage.steps // 4, 1) == 0:
                 _log_samples(trainer, train_batch)
-        has_server = session.sampling.server is not None
-        return replace(
-            trainer.finish({"steps": trainer.step, **_counts(trainer, stage)}),
-            costs=state.costs,
-            generation=usage.summary(
-                usage.add_up([state.usage]),
-                trainer.cost.seconds,
-                has_server,
-                source.ahead is not None,
-            ),
-            stop=state.ended or Stop(),
-        )
+        return _outcome(trainer, stage, source)
+
+
+def _outcome(trainer: Trainer, stage: Online, source: Source) -> Outcome:
+    """Finish training; return what was done."""
+    state, has_server = trainer.extra_state, trainer.session.sampling.server is not None
+    done = trainer.finish({"steps": trainer.step, **_counts(trainer, stage)})
+    spent, seconds = usage.add_up([state.usage]), trainer.cost.seconds
+    return replace(
+        done,
+        costs=state.costs,
+        generation=usage.summary(spent, seconds, has_server, source.ahead is not None),
+        stop=state.ended or Stop(),
+    )
 
 
 @contextmanager
