@@ -65,6 +65,41 @@ def test_a_line_holds_one_idea(total: Counter[str], what: str, most: float) -> N
     assert 10_000 * total[what] / total["tokens"] <= most
 
 
+BUDGET = {
+    ".": 2_000,
+    "cli": 5_750,
+    "commands": 8_250,
+    "config": 17_500,
+    "data": 22_500,
+    "losses": 6_750,
+    "models": 43_250,
+    "plan": 11_000,
+    "recipes": 4_250,
+    "report": 30_750,
+    "rewards": 25_250,
+    "rollouts": 15_000,
+    "runtime": 24_500,
+    "sampler": 18_250,
+    "scoring": 2_250,
+    "session": 27_500,
+    "stages": 22_000,
+    "study": 3_500,
+    "sweep": 5_750,
+    "training": 7_750,
+}
+"""Tokens of code that each room may hold, "." the modules outside of rooms. A change that needs more
+raises its number here and says in CHANGELOG.md who asked for it."""
+
+
+def test_each_room_keeps_to_its_budget() -> None:
+    sizes = Counter[str]()
+    for file in PACKAGE.rglob("*.py"):
+        room = str(file.relative_to(PACKAGE).parents[-2]) if file.parent != PACKAGE else "."
+        sizes[room] += counted(file.read_text("utf-8"))["tokens"]
+    assert sizes.keys() == BUDGET.keys()
+    assert not {room: size for room, size in sizes.items() if size > BUDGET[room]}
+
+
 DIALECT = re.compile(
     r"\b(told|said|whatever|mend(ed|s)?|heeds?|amiss|so many|of others|under way|cannot be told"
     r"|nothing is lost|by turns|beside(?![:,]))\b"
