@@ -83,14 +83,13 @@ class TrainBatch:
     """The batch of an update.
 
     draws, groups: all its rollouts, with scores. batch: the part to train on, whose own groups
-    (packing.Group) have the loss's weights in place of scores. new: whether this is its first
-    update. costs: of its rounds, and of other policies' log-probabilities.
+    (packing.Group) have the loss's weights in place of scores. costs: of its rounds, and of other
+    policies' log-probabilities.
     """
 
     draws: Draws
     groups: Groups
     batch: Batch
-    new: bool
     costs: Sequence[Mapping[str, float]]
 
 
@@ -126,7 +125,7 @@ def run(session: Session, name: str, stage: Online, data: ExternalBatches | None
             with session.track_cost(trainer.cost):
                 train_batch = _train_batch(trainer, stage, batches)
                 _stop_without_signal(trainer, stage, train_batch)
-                if train_batch.new:
+                if window.is_new(trainer.step):
                     _count(trainer, stage, source, train_batch)
                 metrics = {**_describe(train_batch), **_staleness(trainer, stage, train_batch)}
                 metrics |= train_batch.batch.metrics
@@ -269,8 +268,7 @@ def _train_batch(trainer: Trainer, stage: Online, batches: WindowBatches) -> Tra
     batch = group(trainer.session, stage, rounds)
     filled = fill(stage, batch.groups, others.reference, others.trainer)
     costs = [*(sampled.cost for sampled in rounds), others.cost]
-    is_new = batches.window.is_new(trainer.step)
-    return TrainBatch(*concat_rounds(rounds), replace(batch, groups=filled), is_new, costs)
+    return TrainBatch(*concat_rounds(rounds), replace(batch, groups=filled), costs)
 
 
 def _count(trainer: Trainer, stage: Online, source: Source, train_batch: TrainBatch) -> None:

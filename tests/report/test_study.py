@@ -328,7 +328,7 @@ def test_what_was_not_evaluated_on_dev_is_named_with_what_to_run(tmp_path):
             fake.k(k, seed, dev=None)
     study = fake.study()
     found = study_verdict(study)
-    # where the study lies now, not where the recorded command put it
+    # where the study is now, not where the recorded command put it
     command = f"g2d sweep --config mine:x --workdir {tmp_path}"
     assert (found.finding, found.command) == ("undecided", command)
     (alone,) = study.baselines  # the warm-ups that the points evaluated on their way
