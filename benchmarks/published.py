@@ -27,7 +27,7 @@ from g2d_jax.models.flops import (  # noqa: E402
     matmul_params,
     train_flops,
 )
-from g2d_jax.runtime.rates import RATES, Seconds  # noqa: E402
+from g2d_jax.runtime.rates import RATES, Rates, Seconds  # noqa: E402
 from g2d_jax.sampler import simulated  # noqa: E402
 from g2d_jax.sampler.capacity import Split  # noqa: E402
 
@@ -99,11 +99,11 @@ def share_of_layers(model: ModelConfig, computed: str) -> float:
     return model.num_hidden_layers * numbers / matmul_params(model)
 
 
-def step_ms(model: ModelConfig, kind: str, chips: int, rows: int, live: float) -> float:
+def step_ms(model: ModelConfig, rates: Rates, chips: int, rows: int, live: float) -> float:
     """Compute the milliseconds of a decode step over all chips, four of them a square of the torus,
     of rows with so many live columns."""
     axes = (1, 2) if chips == 4 else (1, 1)
-    split = Split(model, 2, chips, chips, round(live), RATES[kind], axes=axes)
+    split = Split(model, 2, chips, chips, round(live), rates, axes=axes)
     return 1e3 * split.step_seconds(rows, live)
 
 
@@ -125,11 +125,11 @@ def grpo_seconds(
     ways: devices that share the sampler's weights. response: mean tokens. prompt: tokens, assumed.
     longest: tokens of a prompt and a response at most. again: as in `train_rate`.
     """
-    rates = RATES[kind]
+    rates = replace(RATES[kind], decoding=RATES[kind].reached)  # vLLM samples, not this library
     drawn = simulated.lengths(samples, response, longest - prompt)
     call = simulated.decoded(prompt, drawn, samples, 16, longest, lambda earlier, _: earlier + 1)
     # The copies of the weights have equal shares of the rows, and wait for the longest response.
-    step = step_ms(model, kind, ways, samples * ways // devices, call.live)
+    step = step_ms(model, rates, ways, samples * ways // devices, call.live)
     sampling = call.steps * step / 1e3
     length = prompt + response
     forward = forward_flops(model, samples * length, samples * attended(round(length)))
@@ -193,7 +193,7 @@ ROWS = (
             SGLANG,
             figure,
             "ms",
-            partial(step_ms, model, "v6e", 4, rows, prompt + 512),
+            partial(step_ms, model, RATES["v6e"], 4, rows, prompt + 512),
         )
         for name, model, rows, prompt, figure in (
             ("Qwen3-8B", QWEN, 64, 1024, 11.11),

@@ -34,11 +34,13 @@ def show(
     rows = [stage_row(plan, name, price) for name in [*plan.stages, "all"]]
     first = ("GiB", "of", "fits", "hours", "least", "cost")
     screen.table(f"the run on {plan.topology.name}", columns, rows, first)
+    device = plan.topology.device
     length = "max_new_tokens" if response is None else f"{response} tokens"
     screen.say(
         f"Tokens and hours assume prompts of {plan.prompt:,.0f} tokens and responses of {length} "
-        f"(set their means with --prompt N and --response N). Hours assume {_reached(plan):.0%} of a "
-        f"{plan.topology.kind}'s documented speed, as published runs reach, plus estimated waits; "
+        f"(set their means with --prompt N and --response N). Hours assume {device.reached:.0%} of a "
+        f"{plan.topology.kind}'s documented speed, {device.decoding:.0%} in decode steps, as measured "
+        "runs reach, plus estimated waits; "
         '"least" assumes full speed and no waits. Verifiers, checkpoints and loading are not included.'
         + ("" if verbose else " For every program, add --verbose.")
     )
@@ -59,10 +61,6 @@ def hours(entries: Sequence[Entry]) -> float:
 def least_hours(entries: Sequence[Entry]) -> float:
     """Sum the hours at the documented rates, without waits."""
     return sum(e.program.work.calls * e.time.least for e in entries if e.time) / 3600
-
-
-def _reached(plan: Plan) -> float:
-    return plan.topology.device.reached
 
 
 def _tokens(entries: Sequence[Entry], kind: str) -> float:
@@ -102,7 +100,7 @@ def rates(plan: Plan, response: int | None) -> Rates:
         recipe=plan.config.name,
         topology=plan.topology.name,
         seconds=seconds,
-        reached=_reached(plan),
+        reached=plan.topology.device.reached,
         chips=plan.topology.chips,
         response=response or longest,
     )
@@ -229,7 +227,7 @@ def _decode_cells(plan: Plan, entry: Entry, time: Time) -> list[str]:
     """Format a decode step's rows, columns and parts, and the tokens that a device samples per
     second."""
     work, parts, steps = entry.program.work, time.parts, entry.program.trips
-    reached = _reached(plan)
+    reached = plan.topology.device.decoding
     spans = [
         max(parts.products, parts.memory) / reached,
         parts.cache / reached,

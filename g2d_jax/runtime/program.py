@@ -113,14 +113,22 @@ class CompileAhead:
         self._threads: ThreadPoolExecutor | None = None
 
     def compile(self, programs: Iterable[Program]) -> None:
-        """Compile programs in threads, in their order, while this one continues."""
+        """Compile programs in threads, in their order, while this one continues.
+
+        On GPUs it waits for them: XLA compiles by timing kernels on the device, which may lack
+        memory for them while a stage runs.
+        """
         if self._threads is None:
             # XLA uses several threads itself; on a CPU the devices need the cores too
             count = 1 if jax.default_backend() == "cpu" else max((os.cpu_count() or 1) // 2, 1)
             self._threads = ThreadPoolExecutor(min(count, 4), thread_name_prefix="compiling")
+        futures = []
         for program in programs:
             future = self._threads.submit(lambda program=program: program.lower().compile())  # type: ignore[misc]
             _under_way.setdefault(program.function, []).append(future)
+            futures.append(future)
+        if jax.default_backend() == "gpu":
+            wait(futures)
 
     def close(self) -> None:
         """Cancel programs in the queue, and wait for the rest: a thread inside XLA cannot be

@@ -12,10 +12,13 @@ The share of these rates that programs reach is fitted to three published result
 chip, and tested on others (benchmarks/published.py): Llama-3.1-8B trained on v6e and Llama-2-70B on
 v5p by MaxText, a GRPO step of Llama-3.1-8B on H100 by NeMo-RL. A v5e is assumed to reach the share
 of a v5p, which agrees with MaxText's results for it; the other GPUs that of an H100. For tpu7x no
-result was found: it is assumed to reach that of a v6e, the lower of the two.
+result was found: it is assumed to reach that of a v6e, the lower of the two. The share of this
+library's decode steps on GPUs is fitted to Qwen2.5-1.5B on an H200 (docs/benchmarks.md, "One
+H200").
 
-The latency of a collective and of a kernel launch is estimated: no source states it, and it has not
-been measured.
+The latency of a collective and of launching kernels is estimated: no source states it, and it has
+not been measured. A decode step that is compiled for an H200 has 14 kernels a layer, and XLA
+launches them as one graph.
 """
 
 from __future__ import annotations
@@ -58,8 +61,8 @@ class Rates:
     its host of GPUs, bytes/s in one direction. axes: of the torus, with two links of a chip on
     each; 0: its links go to a switch, and all of them to any device. latency: seconds of a
     collective of any size. launches: seconds of launching the kernels of one layer of a decode
-    step, if the host launches them one by one. reached: share of the stated rates of products,
-    memory, links and network that programs reach.
+    step. reached: share of the stated rates of products, memory, links and network that programs
+    over many tokens reach. decoding: the share that decode steps reach.
     """
 
     flops: float
@@ -70,6 +73,7 @@ class Rates:
     latency: float
     launches: float
     reached: float
+    decoding: float
 
     def group_link(self, axes: int) -> float:
         """Return a device's bytes/s in one direction to others of a group that spans this many axes
@@ -80,25 +84,27 @@ class Rates:
 
     def step_seconds(self, parts: Seconds) -> float:
         """Estimate the seconds of a decode step: the sum of its parts and waits."""
-        return parts.one_by_one() / self.reached + parts.waits
+        return parts.one_by_one() / self.decoding + parts.waits
 
     def pass_seconds(self, parts: Seconds) -> float:
         """Estimate the seconds of a program over many tokens: its longest part."""
         return parts.at_once() / self.reached
 
 
-V5P, V6E, H100 = 0.764, 0.472, 0.395
+V5P, V6E, H100, H200_DECODING = 0.764, 0.472, 0.376, 0.55
 """Reached share of the stated rates, fitted."""
 
 
 def _tpu(
     tflops: float, gbps: float, link: float, network: float, axes: int, reached: float
 ) -> Rates:
-    return Rates(tflops * 1e12, gbps * 1e9, link * 1e9, network * 1e9, axes, 7e-6, 0.0, reached)
+    rates = tflops * 1e12, gbps * 1e9, link * 1e9, network * 1e9
+    return Rates(*rates, axes, 7e-6, 0.0, reached, decoding=reached)
 
 
 def _gpu(tflops: float, gbps: float, link: float, network: float) -> Rates:
-    return Rates(tflops * 1e12, gbps * 1e9, link * 1e9, network * 1e9, 0, 14e-6, 60e-6, H100)
+    rates = tflops * 1e12, gbps * 1e9, link * 1e9, network * 1e9
+    return Rates(*rates, 0, 14e-6, 25e-6, H100, decoding=H200_DECODING)
 
 
 RATES = {

@@ -50,7 +50,7 @@ def test_a_decode_step_is_the_sum_of_what_it_reads_sends_and_waits_for():
     assert sending.least == pytest.approx(alone.least + 1e-3)
     assert sending.seconds == pytest.approx(sending.least / 0.472 + 61 * 7e-6)
     launched = time_of(work, DEVICES["h100"], {}, {})
-    assert launched.parts.waits == pytest.approx(28 * 60e-6)
+    assert launched.parts.waits == pytest.approx(28 * 25e-6)
 
 
 def test_bytes_on_a_device():

@@ -82,7 +82,7 @@ def test_what_a_step_sends_and_how_often_it_waits(ways, rows, collectives, megab
         bandwidth=math.inf,
         link=math.inf,
         latency=0.0,
-        reached=0.5,
+        decoding=0.5,
     )
     waits = dataclasses.replace(split(ways, 16), rates=dataclasses.replace(quick, latency=1.0))
     assert waits.step_seconds(rows, 0) == collectives
@@ -104,7 +104,7 @@ def test_a_step_takes_what_is_read_sent_and_waited_for():
     assert split(1, 16, "v5e").step_seconds(4096, 1536) == pytest.approx(
         (products + 16 * cached / 819e9) / 0.764
     )
-    assert split(1, 8, "h100").step_seconds(8, 0) > 28 * 60e-6  # launches
+    assert split(1, 8, "h100").step_seconds(8, 0) > 28 * 25e-6  # launches
 
 
 @pytest.mark.parametrize(
@@ -163,10 +163,8 @@ def test_a_call_has_as_many_rows_as_draw_it_soonest(samples: int, rows: int):
 )
 def test_a_call_on_an_h200(kernel: str, samples: int, rows: int, seconds: float):
     """1.5B, prompts of 128 tokens, responses of 2,048 at most and 600 in the mean. The first was
-    measured, on 0.53 of the stated rates and with 25 us of launches a layer; the others are another
-    model's of the same step."""
-    reached = dataclasses.replace(RATES["h200"], reached=0.53, launches=25e-6)
-    one = Split(SMALL, 2, 1, 1, 2176, reached, kernel)
+    measured; the others are another model's of the same step."""
+    one = Split(SMALL, 2, 1, 1, 2176, RATES["h200"], kernel)
     assert one.call_seconds(2048, rows, samples) == pytest.approx(seconds, rel=0.15)
 
 
