@@ -233,6 +233,7 @@ def answers_table(evaluation: Evaluation) -> Table:
     for name, policy, change in _compared(evaluation):
         gained = change.greedy
         columns[name] = cells = {"greedy %": fmt.percent(policy.greedy)}
+        cells["last number right %"] = fmt.percent(policy.last_number)
         cells["greedy gain"] = fmt.change(gained.difference, gained.sem)
         for k in sorted(map(int, policy.pass_at))[1:]:
             cells[f"pass@{k} %"] = fmt.percent(policy.pass_at[str(k)])

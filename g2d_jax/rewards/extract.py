@@ -26,6 +26,7 @@ A number in prose is not an answer: a policy that is rewarded for it learns to l
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -46,6 +47,7 @@ _NUMBER = (
     rf"[-+\u2212]?{_CURRENCY}?[-+\u2212]?(?:\d{{1,3}}(?:,\d{{3}})+|\d+)?"
     r"(?:\.\d+|(?<=\d))(?:/\d+)?(?:\s?\\?%)?"
 )
+_PLAIN_NUMBER = re.compile(r"(?:(?<![\w)])-)?[0-9][0-9,]*(?:\.[0-9]+)?")
 _FINAL_ANSWER = re.compile(
     r"final\s+answers?\*{0,2}(?:\s+(?:is|are)|\s*[:=])[\s:*=]{0,20}", re.IGNORECASE
 )
@@ -154,6 +156,19 @@ def final_answer(text: str, rule: AnswerRule = "boxed") -> str | None:
 def in_form(answer: str, rule: AnswerRule) -> str:
     """Format an answer as a response that follows a rule."""
     return FORMS[rule].format(answer)
+
+
+def last_number_is(gold: str, text: str) -> float:
+    """Return 1 if the last number of a text is the reference answer, else 0; NaN if that is not a
+    number.
+
+    It shows skill without the required form. It is not a reward: see the module's docstring.
+    """
+    wanted = form(clean(gold))
+    if not isinstance(wanted, Fraction):
+        return math.nan
+    numbers = _PLAIN_NUMBER.findall(text)
+    return float(bool(numbers) and form(numbers[-1].replace(",", "")) == wanted)
 
 
 def solution_answer(solution: str) -> str | None:

@@ -170,9 +170,10 @@ class Evaluated:
     label: for readers, such as the step that a best_checkpoint stage chose. rollouts: the file of
     its completions, relative to the stage's folder. accuracy: NaN if no task is verifiable.
     reward: mean reward if the only task is verifiable. pass_at: k -> pass@k. greedy: accuracy of
-    greedy answers, NaN without them. verdicts: number of answers with each. informativeness: see
-    study/informativeness.py. marks: for each problem, in the order of `Evaluation.ids`, one
-    character per sampled answer: "1" correct, "0" wrong, "-" not scored.
+    greedy answers, NaN without them. last_number: share of answers whose last number is the
+    reference answer, in any form; NaN without such reference answers. verdicts: number of answers
+    with each. informativeness: see study/informativeness.py. marks: for each problem, in the order
+    of `Evaluation.ids`, one character per sampled answer: "1" correct, "0" wrong, "-" not scored.
     """
 
     name: str
@@ -184,6 +185,7 @@ class Evaluated:
     tasks: Mapping[str, TaskResult] = field(default_factory=dict)
     pass_at: Mapping[str, float] = field(default_factory=dict)
     greedy: float = math.nan
+    last_number: float = math.nan
     subsets: Mapping[str, Accuracy] = field(default_factory=dict)
     verdicts: Mapping[str, int] = field(default_factory=dict)
     informativeness: Mapping[str, float] = field(default_factory=dict)

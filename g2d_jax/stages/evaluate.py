@@ -16,6 +16,7 @@ import numpy as np
 from g2d_jax.config import Evaluate
 from g2d_jax.config.policy_name import OF_RUN, PolicyName
 from g2d_jax.records import Problem, indices_by_task, pick
+from g2d_jax.rewards.extract import last_number_is
 from g2d_jax.rollouts.groups import (
     Groups,
     correct,
@@ -168,8 +169,20 @@ def _accuracies(
         "accuracy": stats.accuracy(answers),
         "pass_at": {str(k): stats.pass_at(answers, k) for k in stage.told_at},
         "greedy": math.nan if greedy is None else stats.accuracy(correct(greedy)).mean,
+        "last_number": _last_number(session, problems, groups),
         "subsets": subsets,
     }
+
+
+def _last_number(session: Session, problems: Sequence[Problem], groups: Groups) -> float:
+    """Return the share of answers whose last number is the reference answer, over the problems with
+    a number as theirs."""
+    found: list[float] = []
+    for problem, group in zip(problems, groups, strict=True):
+        if session.config.verifiable[problem.task] and problem.answer is not None:
+            found += [last_number_is(problem.answer, row.text) for row in group]
+    values = np.array(found)
+    return stats.mean(values[~np.isnan(values)])
 
 
 def _tasks(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from typing import get_args
 
@@ -12,7 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax.records import AnswerRule
-from g2d_jax.rewards.extract import answer_text, final_answer, in_form, solution_answer
+from g2d_jax.rewards.extract import (
+    answer_text,
+    final_answer,
+    in_form,
+    last_number_is,
+    solution_answer,
+)
 
 RULES = get_args(AnswerRule)
 
@@ -469,3 +476,25 @@ def test_a_label_alone_on_its_line_has_the_next_line_as_its_answer(
     text: str, expected: str | None
 ) -> None:
     assert final_answer(text, "last_line") == expected
+
+
+@pytest.mark.parametrize(
+    ("gold", "text", "expected"),
+    [
+        ("18", "8 + 10 = 18.", 1),
+        ("18", "8 + 10 = 18\n#### 17", 0),
+        ("1,234", "It costs $1234.", 1),
+        ("3", "8 -5 = 3", 1),
+        ("-3", "5 - 8 = -3", 1),
+        ("3", "8-3", 1),
+        ("2.5", "two and a half", 0),
+        ("18", "", 0),
+        ("7", "7" * 100_000, 0),
+        (r"\frac{1}{2}", "the half of 7 is 3.5", 0),
+        ("x + 1", "1", None),
+        ("Paris", "1", None),
+    ],
+)
+def test_the_last_number_is_compared_in_any_form(gold: str, text: str, expected: int | None):
+    found = last_number_is(gold, text)
+    assert found == expected or (expected is None and math.isnan(found))

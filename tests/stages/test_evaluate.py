@@ -1,6 +1,7 @@
 """Evaluations of tasks whose rewards are right or wrong, only rank, or both in one run."""
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,7 @@ def test_a_mixed_evaluation_keeps_its_tasks_apart(config, tmp_path, opened):
     session = opened(mixed(config), tmp_path, None)
     result = evaluated(session)
     tasks = {problem.id: problem.task for problem in session.problems.by_split["dev"]}
+    golds = {problem.id: problem.answer for problem in session.problems.by_split["dev"]}
     counts = {task: list(tasks.values()).count(task) for task in ("main", "chat")}
     assert counts["main"] == 8 and counts["chat"] > 0
     for entry in result.policies:
@@ -204,6 +206,12 @@ def test_a_mixed_evaluation_keeps_its_tasks_apart(config, tmp_path, opened):
             for row in rows
             if tasks[row.rollout.problem_id] == "main"
         ]
+        last = [
+            re.findall(r"\d+", row.text)[-1:] == [golds[row.rollout.problem_id]]
+            for row in rows
+            if tasks[row.rollout.problem_id] == "main"
+        ]
+        assert entry.last_number == pytest.approx(np.mean(last))
         rewards = [row.score.reward for row in rows if tasks[row.rollout.problem_id] == "chat"]
         main, chat = entry.tasks["main"], entry.tasks["chat"]
         assert entry.accuracy.mean == main.accuracy == pytest.approx(np.mean(right))
