@@ -223,9 +223,9 @@ def test_every_promise_names_the_file_that_tests_it() -> None:
     text = (ROOT / "docs" / "reliability.md").read_text()
     promises = text.partition("## Promises")[2].partition("\n## ")[0]
     rows = [line for line in promises.splitlines() if line.startswith("- ")]
-    assert len(rows) > 30
+    assert len(rows) > 20
     for row in rows:
-        (file,) = re.findall(r"`(tests/[\w/]+\.py)`$", row)
+        (file,) = re.findall(r"`(tests/[\w/.]+)`$", row)
         assert (ROOT / file).exists(), row
 
 
