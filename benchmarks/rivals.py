@@ -173,10 +173,9 @@ def _demo(smoke: bool) -> ConfigDict:
 
 def _smollm2(task: str, path: str, smoke: bool) -> ConfigDict:
     study = runpy.run_path(str(FOLDER / "smollm2_study.py"))
-    config: ConfigDict = study["_base"](path, "smoke" if smoke else "full")
+    config: ConfigDict = study["_base"](path, "smoke" if smoke else "full", task)
     stages = config.stages
     if task == "arithmetic":
-        study["_arithmetic"](config, smoke)
         config.data.dev.limit = 16 if smoke else 384  # 160 without those of test
         for name in ("warmup", "collect", "evaluate"):
             stages[name].sampling.stop = ("\n\n",)

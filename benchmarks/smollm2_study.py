@@ -1,6 +1,7 @@
-"""How many online steps K are enough for SmolLM2-135M, on stories (examples/smollm2) and on arithmetic
-that nobody chose, in hours on two cores or minutes of a GPU.
+"""How many online steps K are enough for SmolLM2-135M, on stories (stories.py) and on arithmetic that
+nobody chose, in hours on two cores or minutes of a GPU.
 
+    python benchmarks/stories.py models/smollm2/stories
     g2d sweep --config benchmarks/smollm2_study.py:part=tune,task=stories --workdir DIR        # processes may share DIR
     python benchmarks/tuned_alike.py choose DIR smollm2-stories-tune benchmarks/results/smollm2-stories.json
     g2d sweep --config benchmarks/smollm2_study.py:part=judge,task=stories --workdir DIR
@@ -12,7 +13,7 @@ online at one seed. part=first is the study before them, on an H200. docs/benchm
 results.
 
 arithmetic: all a + b and a - b of 2 to 20 and a x b of 2 to 12, 672 problems, in a fixed random
-order; three worked examples stand before each. The cold policy is the published model.
+order, as in the config smollm2. The cold policy is the published model. That of stories has SFT.
 """
 
 import runpy
@@ -25,21 +26,6 @@ from g2d_jax.recipes.config_load import choices, resolve
 
 FOLDER = Path(__file__).parent
 JUDGE = runpy.run_path(str(FOLDER / "tuned_alike.py"))["judge"]
-WORKED = """Solve the last problem in the same form.
-
-Problem: What is 8 plus 6?
-8 + 6 = 14
-#### 14
-
-Problem: What is 30 minus 12?
-30 - 12 = 18
-#### 18
-
-Problem: What is 3 times 5?
-3 * 5 = 15
-#### 15
-
-Problem: {problem}"""
 GRIDS = {
     # K; GRPO's rates; those of a warm-up, and of DPO after it; those of DPO alone
     "full": (
@@ -67,11 +53,9 @@ def get_config(arg: str = "") -> ConfigDict:
         choice="",
     )
     smoke = chosen.preset == "smoke"
-    config = _base(chosen.path, chosen.preset)
+    config = _base(chosen.path, chosen.preset, chosen.task)
     if chosen.part == "first":
         return _first(config, smoke)
-    if chosen.task == "arithmetic":
-        _arithmetic(config, smoke)
     config.name = f"smollm2-{chosen.task}{'-smoke' if smoke else ''}-{chosen.part}"
     cold = config.stages.warmup.policy
     stages = ("sft", "warmup") if cold == "sft" else ("warmup",)
@@ -90,36 +74,49 @@ def get_config(arg: str = "") -> ConfigDict:
     return config
 
 
-def _base(path: str, preset: str) -> ConfigDict:
+def _base(path: str, preset: str, task: str) -> ConfigDict:
     """Give the run that all parts vary."""
     named = f",path={path}" if path else ""
-    config = resolve(f"smollm2:preset={preset}{named}")
+    config = resolve(f"smollm2:preset={preset},dtype=bfloat16{named}")
     config.unlock()
     config.name = "smollm2-study"
-    config.dtype = "bfloat16"
     stages = config.stages
-    stages.warmup.keep = ()
+    for stage in stages.values():
+        if "sampling" in stage:
+            stage.sampling.stop = ()
+    if task == "stories":
+        _stories(config, preset == "smoke")
+    stages = config.stages
+    stages.warmup.update(steps=2 if preset == "smoke" else 10, keep=())
+    stages.warmup.optimizer.learning_rate = 1e-5
     stages.evaluate.greedy = False
     stages.dev = stages.evaluate.copy_and_resolve_references()
     stages.dev.split = "dev"
     return config
 
 
-def _arithmetic(config: ConfigDict, smoke: bool) -> None:
-    """Put arithmetic in place of stories: no SFT, another prompt."""
-    file = str(FOLDER / "arithmetic.jsonl")
-    # dev goes without the problems of test, train without those of both
-    config.data.test = settings.source(file, limit=8 if smoke else 224)
-    config.data.dev = settings.source(file, limit=16 if smoke else 320)
-    config.data.train = settings.source(file)
-    config.data.max_prompt_length = 128
-    config.tokenizer.prompt_template = WORKED
+def _stories(config: ConfigDict, smoke: bool) -> None:
+    """Put stories in place of arithmetic: SFT on worked answers first, no examples in the prompt."""
+    folder = f"{config.model.path}/stories"
+    config.data.train = settings.source(f"{folder}/train.jsonl", limit=4000)
+    config.data.dev = settings.source(f"{folder}/dev.jsonl", limit=8 if smoke else 128)
+    config.data.test = settings.source(f"{folder}/test.jsonl", limit=8 if smoke else 256)
+    config.data.max_prompt_length = 96
+    config.tokenizer.prompt_template = settings.base().tokenizer.prompt_template
     stages = config.stages
-    del stages["sft"]
-    stages.warmup.policy = "init"
-    stages.evaluate.policies = ("init", "warmup", "dpo")
-    for stage in (stages.warmup, stages.collect, stages.evaluate, stages.dev):
-        stage.sampling.max_new_tokens = 24
+    for stage in stages.values():
+        if "sampling" in stage:
+            stage.sampling.max_new_tokens = 32
+    stages.warmup.policy = "sft"
+    stages.evaluate.policies = ("sft", "warmup", "dpo")
+    sft = settings.sft(
+        data=settings.source(f"{folder}/sft.jsonl", limit=128 if smoke else 384),
+        steps=8 if smoke else 24,
+        batch_size=16,
+        max_length=128,
+        optimizer=settings.optimizer(4e-5 if smoke else 2e-5, schedule="cosine", warmup_steps=2),
+    )
+    config.stages = ConfigDict({"sft": sft, **stages})
 
 
 def _tune(grid: tuple, updates: str, alone: tuple[str, ...]) -> ConfigDict:

@@ -123,14 +123,14 @@ def bucket() -> epath.Path:
 
 @pytest.fixture
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with the folder of problems that the config smollm2 needs."""
-    folder = tmp_path / "models" / "smollm2" / "stories"
-    folder.mkdir(parents=True)
+    """A working directory with the problems that the configs of SmolLM2 need."""
+    folder = tmp_path / "models" / "smollm2"
+    (folder / "stories").mkdir(parents=True)
     row = '{"problem": "1+1", "answer": "2", "prompt": "1+1", "completion": "2"}\n'
-    for name in ("train", "dev", "test", "sft"):
+    for name in ("arithmetic", *(f"stories/{split}" for split in ("train", "dev", "test", "sft"))):
         (folder / f"{name}.jsonl").write_text(row)
     monkeypatch.chdir(tmp_path)
-    return folder.parent
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ from sources import load_problems
 
 from g2d_jax.config import Config
 from g2d_jax.data import arithmetic
-from g2d_jax.recipes.config_load import resolve
 from g2d_jax.stages import run_issues
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -100,16 +99,6 @@ def test_an_hour_on_a_gpu_begins_with_what_is_worth_most(one_device, tmp_path):
     assert planned(15) == ["1-check", "2-kernel", "3-sampling", "5-train"]
     assert {name[0] for name in planned(60) if name[0] != "r"} == set("123456789")
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_difficulty_of_stories_is_tried_with_the_cold_policy_of_smollm2_alone(prepared):
-    prepared.joinpath("stories").rename("harder")
-    config = resolve(f"{BENCHMARKS / 'stories_task.py'}:stories=harder")
-    assert {*config.stages} == {"sft", "evaluate"}
-    whole = resolve("smollm2:stories=harder")
-    assert config.stages.sft == whole.stages.sft
-    assert (config.data, config.model) == (whole.data, whole.model)
-    assert config.data.dev.path == str(prepared.parents[1] / "harder" / "dev.jsonl")
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

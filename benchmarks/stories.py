@@ -1,6 +1,6 @@
 r"""Write word problems of one to three steps, with worked answers, as JSONL files.
 
-    python examples/smollm2/stories.py FOLDER            # --steps 1-3 --numbers 50 makes harder ones
+    python benchmarks/stories.py FOLDER            # --steps 1-3 --numbers 50 makes harder ones
 
     Nora has 12 shells. A neighbor hands her 5 more.        12 + 5 = 17
     Omar has 4 shells. How many more shells does Nora       17 - 4 = 13
