@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-NAMES = ["free_gpu.ipynb", "g2d.ipynb", "smollm2.ipynb", "study.ipynb"]
+NAMES = ["free_gpu.ipynb", "g2d.ipynb", "study.ipynb"]
 
 
 def cells(name: str) -> list[dict]:
