@@ -1,1 +1,1 @@
-"""One decoder for Qwen2, Qwen3 and Llama, and its weights from and to Hugging Face files."""
+"""One decoder for all model families, and its weights from and to Hugging Face files."""
