@@ -112,3 +112,46 @@ def test_the_whole_study_at_toy_size(tmp_path):
     assert right.to_dict() == pytest.approx(policies.accuracy.to_dict())
     cold = policies.index.get_level_values("policy") == "sft"
     assert (policies.flops[~cold] > 0).all() and (policies.flops[cold] == 0).all()
+
+
+def judged(seed: int, shift: float) -> list[dict]:
+    """Three arms of the demo at one budget. GRPO goes from 40 to 60 % between 200 and 300 FLOPs;
+    grpo_n2 has fallen from 70 to 64 %; offline lies at 52 % for 250 FLOPs, after a start at 30."""
+    measures = dict.fromkeys(("entropy", "distinct_answers", "ece", "mean_length"), 1.0)
+    rows = [
+        ("grpo", 0, 0, 0.3),
+        ("grpo", 0, 200, 0.4),
+        ("grpo", 75, 300, 0.6),
+        ("grpo_n2", 0, 0, 0.3),
+        ("grpo_n2", 0, 210, 0.7),
+        ("grpo_n2", 75, 290, 0.64),
+        ("offline", 0, 0, 0.3),
+        ("offline", 75, 250, 0.52 + shift),
+        ("offline", 160, 900, 0.9),
+    ]
+    names = ("arm", "budget", "flops", "accuracy")
+    return [{**dict(zip(names, row, strict=True)), "seed": seed, **measures} for row in rows]
+
+
+def test_rivals_are_compared_at_their_own_cost(tmp_path, monkeypatch, table):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    claims = importlib.import_module("rivals_claims")
+    for seed, shift in ((101, 0.01), (102, -0.01)):
+        file = tmp_path / f"demo-judge-{seed}-policies.parquet"
+        pd.DataFrame(judged(seed, shift)).to_parquet(file)
+    with pytest.raises(SystemExit, match=r"seeds \[103, .*, 112\] of demo are not judged yet"):
+        claims.read("demo", ended=False, folder=tmp_path)
+    frame = claims.read("demo", ended=True, folder=tmp_path)
+    found = claims.primary(frame, "demo")
+    assert found.keys() == {"grpo_n2", "offline"}
+    assert found["grpo_n2"].mean == pytest.approx(64 - 58) and found["grpo_n2"].verdict == "better"
+    # 3 and 1 points over 50 %; t of 1 degree of freedom at 1 - 0.05 / 10 is 127.3
+    offline = found["offline"]
+    assert (offline.mean, offline.high) == pytest.approx((2, 2 + 127.32 * 1), rel=1e-3)
+    assert offline.verdict == "inconclusive"
+    # 900 FLOPs are beyond GRPO's checkpoints
+    assert claims.bought(frame, "offline").budget.tolist() == [75, 75]
+    advised = claims.advice(frame, 75)
+    assert advised.recipe.tolist() == ["grpo_n2", "grpo", "offline"]
+    assert advised.ruined.tolist() == [2, 0, 0]
+    assert "| `grpo_n2` | +6.0 [+6.0, +6.0] | better |" in claims.lines(frame, "demo")
