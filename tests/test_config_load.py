@@ -569,7 +569,7 @@ def test_a_policy_made_from_itself_is_followed_to_an_end(read):
 
 def test_of_the_default_pass_at_those_are_told_that_so_many_answers_tell():
     few = config.Evaluate(num_generations=2, policies=("init",))
-    assert few.told_at == (1, 2)
+    assert few.shown_pass_at == (1, 2)
     stages = {"evaluate": few}
     test = config.Source(path="procedural:slips", split="test", limit=4)
     made = config.Config(

@@ -74,7 +74,9 @@ def show(
         begun = has_begun(place)
         with loaded(run, Options(names, follows=follows)) as shared:
             session = session_of(
-                run, shared, settle=lambda _, devices: kept(place, devices.told) if begun else None
+                run,
+                shared,
+                settle=lambda _, devices: kept(place, devices.inputs) if begun else None,
             )
             found = run_issues.examine(session, names)
             for example in filter(None, [seen.example for seen in found.seen.values()]):

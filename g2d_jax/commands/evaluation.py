@@ -132,7 +132,7 @@ def _stage(like: Evaluate, policy: str, sampling: Mapping[str, Any]) -> Evaluate
     samples = changes.pop("num_generations", like.num_generations)
     settings = replace(like.sampling, **changes)
     stage = replace(like, policies=(policy,), num_generations=samples, sampling=settings)
-    return replace(stage, pass_at=stage.told_at)
+    return replace(stage, pass_at=stage.shown_pass_at)
 
 
 def _run(session: Session, name: str, stage: Evaluate, problems: str | None) -> StageResult:

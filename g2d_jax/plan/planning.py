@@ -140,7 +140,7 @@ class Compiler:
             mesh = arrays[0].sharding.mesh if arrays else session.mesh
             sending = compiled.groups, _axes(mesh), compiled.far, compiled.collectives
             time = time_of(work, device, *sending)
-            yield Entry(program, compiled, meshes.device_bytes(program.beside()), time)
+            yield Entry(program, compiled, meshes.device_bytes(program.other_resident()), time)
 
 
 def _axes(mesh: Mesh) -> dict[int, int]:

@@ -84,7 +84,7 @@ class Program:
         """Lower it for its inputs, ready for compilation: see jax.stages."""
         return self.function.lower(*self.inputs, **self.static)
 
-    def beside(self) -> list[Any]:
+    def other_resident(self) -> list[Any]:
         """List the resident arrays that are not among its inputs."""
         resident = {id(x): x for x in jax.tree.leaves(self.resident)}
         for x in jax.tree.leaves(self.inputs):

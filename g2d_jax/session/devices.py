@@ -168,7 +168,7 @@ class Devices:
         return loads
 
     @property
-    def told(self) -> dict[str, Any]:
+    def inputs(self) -> dict[str, Any]:
         """The inputs of `micro`, except memory, that may differ between two starts of a run."""
         compute = self.config.compute
         return {

@@ -277,7 +277,7 @@ def keep_micro(run: Run, devices: Devices, *, begun: bool = True) -> Micro | Non
     if not devices.loads:
         return None
     chosen = devices.micro
-    kept = partial(keep, run.workdir, devices.told, chosen, begun)
+    kept = partial(keep, run.workdir, devices.inputs, chosen, begun)
     micro = Micro(*processes.on_leader(lambda: [*vars(kept()).values()]))
     why = "chosen by the memory of the devices"
     if micro != chosen:

@@ -167,7 +167,7 @@ def _accuracies(
     subsets.pop("", None)
     return {
         "accuracy": stats.accuracy(answers),
-        "pass_at": {str(k): stats.pass_at(answers, k) for k in stage.told_at},
+        "pass_at": {str(k): stats.pass_at(answers, k) for k in stage.shown_pass_at},
         "greedy": math.nan if greedy is None else stats.accuracy(correct(greedy)).mean,
         "last_number": _last_number(session, problems, groups),
         "subsets": subsets,

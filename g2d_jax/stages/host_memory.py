@@ -84,5 +84,5 @@ def _size(session: Session, program: Program) -> int:
     temporaries."""
     words = session.model_config.vocab_size
     logits = LOGITS * (program.work.rows or chunk_of(words, "cpu")) * words * FLOAT32
-    arrays = meshes.device_bytes((program.inputs, program.beside()))
+    arrays = meshes.device_bytes((program.inputs, program.other_resident()))
     return int(arrays + program.work.temporary + logits)

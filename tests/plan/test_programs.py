@@ -180,14 +180,17 @@ def test_policies_with_adapters_share_their_base():
         programs = {program.name: program for program in programs_of(context, "warmup")}
         state, _, _, _, rest = programs["train step"].inputs
         adapters, base = 4 * count_trained(context.model_config), device_bytes(rest)
-        assert device_bytes(programs["train step"].beside()) == adapters < base
-        assert device_bytes(programs["view"].beside()) == device_bytes(state.opt_state) + adapters
+        assert device_bytes(programs["train step"].other_resident()) == adapters < base
+        assert (
+            device_bytes(programs["view"].other_resident())
+            == device_bytes(state.opt_state) + adapters
+        )
         own = device_bytes(programs["insert"].inputs[0])
-        beside = device_bytes(programs["prefill"].beside())
+        beside = device_bytes(programs["prefill"].other_resident())
         assert beside == device_bytes(state) + adapters + base + own
         programs = {program.name: program for program in programs_of(context, "collect")}
         own = device_bytes(programs["insert"].inputs[0])
-        assert device_bytes(programs["prefill"].beside()) == base + own
+        assert device_bytes(programs["prefill"].other_resident()) == base + own
 
 
 @pytest.mark.parametrize(
@@ -217,7 +220,7 @@ def test_adapters_are_planned_beside_their_base(kind, bits, scale, tiles):
         assert device_bytes(rest) == layers * model.num_hidden_layers + (4 if kind else 2) * others
         assert (
             device_bytes(rest)
-            == device_bytes(fresh.beside())
+            == device_bytes(fresh.other_resident())
             == rest_bytes(Config.of(config), model)
         )
         step.lower()
@@ -245,8 +248,10 @@ def test_a_reward_model_is_scored_with_and_stays(monkeypatch):
         trunk = 32 * (4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 128256 * 4096
         assert 2 * trunk / 8 < size < 2 * trunk / 8 * 1.001
         state = programs["train step"].inputs[0]
-        assert device_bytes(programs["train step"].beside()) >= size
-        assert device_bytes(programs["reference log-probs"].beside()) >= size + device_bytes(state)
+        assert device_bytes(programs["train step"].other_resident()) >= size
+        assert device_bytes(
+            programs["reference log-probs"].other_resident()
+        ) >= size + device_bytes(state)
         longest, stage = config.data.max_prompt_length + 1024, config.stages.train
         assert reward.work.scored == 8 * stage.steps * stage.prompts_per_step * longest
     # a reward model scores one of the two tasks, with a third of the weight

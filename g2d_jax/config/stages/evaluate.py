@@ -23,7 +23,7 @@ class Evaluate(Stage):
     greedy: bool = True
 
     @property
-    def told_at(self) -> tuple[int, ...]:
+    def shown_pass_at(self) -> tuple[int, ...]:
         """The k of pass_at that the number of answers allows. Larger default k are dropped; others
         are an error."""
         most = self.sampling.answers(self.num_generations)
@@ -58,7 +58,7 @@ class Evaluate(Stage):
         if len(set(self.policies)) < len(self.policies):
             yield error("policies", "names a policy twice", "name each once")
         is_greedy = not self.sampling.temperature
-        many = [k for k in self.pass_at if k not in self.told_at]
+        many = [k for k in self.pass_at if k not in self.shown_pass_at]
         if many and self.pass_at != Evaluate().pass_at:
             yield error(
                 "pass_at",
