@@ -128,7 +128,8 @@ class CompileAhead:
             _under_way.setdefault(program.function, []).append(future)
             futures.append(future)
         if jax.default_backend() == "gpu":
-            wait(futures)
+            with compiling.waiting("programs"):
+                wait(futures)
 
     def close(self) -> None:
         """Cancel programs in the queue, and wait for the rest: a thread inside XLA cannot be
