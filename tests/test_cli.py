@@ -989,7 +989,7 @@ def test_what_is_shown_of_answers_is_told_from_the_answers(
     blank, asked, head, _, row = shown[answers._show_as_table].splitlines()
     assert (blank, asked) == ("", r"problem: x | y\nproblem: z")
     assert [cell.strip() for cell in head.strip("|").split("|")] == [
-        "response", "answer", "reward", "stop", "mean log-prob"
+        "response", "reference", "reward", "stop", "mean log-prob"
     ]  # fmt: skip
     assert row.startswith("| 1 correct") and r"\x1b[2J" in row and r"\| 1 \| 2 \|" in row
 

@@ -168,7 +168,7 @@ def _show_as_table(
         rows.append([cell.replace("|", r"\|") for cell in cells])
     tracker.say("")
     tracker.say(f"problem: {clean(conversation(problem.prompt), newlines=False)}")
-    tracker.table("", ["response", "answer", "reward", "stop", "mean log-prob"], rows)
+    tracker.table("", ["response", "reference", "reward", "stop", "mean log-prob"], rows)
 
 
 def _show_on_terminal(
