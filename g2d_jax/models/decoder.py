@@ -202,7 +202,7 @@ def rms_norm(x: Array, weight: Array, eps: float, *, unit_offset: bool = False) 
     """Apply RMSNorm over the last axes, as many as the weight has, in float32; return x's dtype.
     unit_offset: multiply by 1 + weight, and round after it."""
     if x.ndim > weight.ndim and len(x) == 1:
-        # XLA for CPUs takes ten times as long for the gradient's sums over an array of one row.
+        # With a first dimension of 1, XLA for CPUs takes ten times as long to sum the gradient.
         return rms_norm(jnp.squeeze(x, 0), weight, eps, unit_offset=unit_offset)[None]
     wide = x.astype(jnp.float32)
     axes = tuple(range(-weight.ndim, 0))
