@@ -268,7 +268,7 @@ def _attended_backward(block: int, residuals: tuple[Any, ...], gradient: Array) 
         _in_blocks(x, block, k.shape[2]) for x in (q, k, v, gradient, out)
     )
     pairs, count = _visible_pairs(ids)
-    along = jnp.sum(gradients.astype(jnp.float32) * outs.astype(jnp.float32), axis=-1)
+    along = _product("...d,...d->...", gradients, outs)
 
     def add(number: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         to_q, to_k, to_v = carry

@@ -15,7 +15,7 @@ from g2d_jax.models import kernels
 from g2d_jax.runtime import mesh as meshes
 from g2d_jax.session.session import Session
 
-CPU_TOKENS = 1024
+CPU_TOKENS = 1280
 """Tokens of the fastest micro-batch on a CPU: it fits the caches, and gradients are rarely
 added."""
 
