@@ -1111,7 +1111,8 @@ def test_export_loads_in_transformers_with_the_same_logits(
     from g2d_jax.data.tokenizer import load_tokenizer
 
     monkeypatch.chdir(tmp_path)
-    g2d("export", "--workdir", work, "--output", "model")
+    said = g2d("export", "--workdir", work, "--output", "model")
+    assert said.endswith("\ndpo is in model\n")
     model = AutoModelForCausalLM.from_pretrained("model")
     # AutoTokenizer puts Qwen2's own rules in place of this tokenizer's, as it goes by the model;
     # see test_real_models.

@@ -328,9 +328,7 @@ def _export(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax import commands
 
     _join(arguments)
-    written = commands.export(**_options(arguments, commands.export))
-    if processes.leader():
-        _print(written)
+    commands.export(**_options(arguments, commands.export))
 
 
 def _push(arguments: argparse.Namespace, _: list[str]) -> None:

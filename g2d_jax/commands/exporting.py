@@ -45,6 +45,8 @@ def export(
         with opened(workdir, config) as session:
             chosen = policy or last_policy(config)
             _export(session, chosen, target, dtype, adapters=adapters, published=published)
+            if not published:  # then `push` deletes the folder
+                session.tracker.say(f"{chosen} is in {target}")
     return target
 
 
