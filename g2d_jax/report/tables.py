@@ -75,6 +75,11 @@ PAIRS: Mapping[str, tuple[str, Written]] = {
 """The same for an offline stage's pairs."""
 
 
+HIDDEN = 0.05
+"""Share of answers with the right last number, beyond the correct ones, that the result table
+shows."""
+
+
 class Table(NamedTuple):
     """A table of text cells; hidden without rows."""
 
@@ -198,11 +203,12 @@ def summary_table(evaluation: Evaluation, costs: Mapping[str, Mapping[str, float
     """Build the result table: each policy's accuracy, its gain over the previous one, and its
     FLOPs.
 
-    If all rewards only rank, it shows their task's reward instead. costs: policy -> its cost by
-    measure.
+    If all rewards only rank, it shows their task's reward instead. Where the required form hides
+    skill, it shows the share of right last numbers too. costs: policy -> its cost by measure.
     """
     rows = []
     task = score_of(evaluation)
+    hides = any(p.last_number > p.accuracy.mean + HIDDEN for p in evaluation.policies)
     for name, policy, change in _compared(evaluation):
         row = {"policy": name}
         if task:
@@ -212,6 +218,8 @@ def summary_table(evaluation: Evaluation, costs: Mapping[str, Mapping[str, float
         else:
             row["accuracy %"] = fmt.spread(policy.accuracy.mean, policy.accuracy.sem_clustered)
             row["gain"] = fmt.change(change.sampled.difference, change.sampled.sem)
+            if hides:
+                row["last number right %"] = fmt.percent(policy.last_number)
         rows.append(row | cost_cells(costs.get(policy.name, {}), ["flops"]))
     over = f"{count_problems(evaluation, 'problems')}, {fmt.count(evaluation.samples)} answers each"
     errors = "± standard error; gain: paired, over the policy above"
@@ -233,7 +241,6 @@ def answers_table(evaluation: Evaluation) -> Table:
     for name, policy, change in _compared(evaluation):
         gained = change.greedy
         columns[name] = cells = {"greedy %": fmt.percent(policy.greedy)}
-        cells["last number right %"] = fmt.percent(policy.last_number)
         cells["greedy gain"] = fmt.change(gained.difference, gained.sem)
         for k in sorted(map(int, policy.pass_at))[1:]:
             cells[f"pass@{k} %"] = fmt.percent(policy.pass_at[str(k)])

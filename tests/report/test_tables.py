@@ -94,6 +94,14 @@ def test_the_result():
     ]
 
 
+@pytest.mark.parametrize(("last", "shown"), [(0.38, []), (0.6, [["60.0"], ["–"], ["75.2"]])])
+def test_the_result_has_right_last_numbers_where_the_form_hides_skill(last, shown):
+    policies = [replace(COLD, last_number=last), WARM, replace(BEST, last_number=0.7524)]
+    _, columns, rows = summary_table(evaluation(policies, CHANGES), {})
+    place = [i for i, head in enumerate(columns) if head == "last number right %"]
+    assert [[row[i] for i in place] for row in rows if place] == shown
+
+
 MAIN = TaskResult(0.5, 0.1, math.nan, math.nan, 0.5, True, 8, 0.0, math.nan)
 
 
