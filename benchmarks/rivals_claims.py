@@ -2,14 +2,12 @@
 
     python benchmarks/rivals_claims.py demo              # prints the tables, once every seed is there
     python benchmarks/rivals_claims.py demo --ended      # the same with the seeds that were finished
+    python benchmarks/rivals_claims.py demo --measure generated    # at equal tokens, not FLOPs
     python benchmarks/rivals_claims.py demo --chart FILE.svg
 
-docs/rivals.md has the plan: the comparisons, their intervals and the verdicts. Accuracies are in %,
-differences in points, costs in FLOPs after SFT. A run is ruined at a budget if it is there FALL
-points or more below one of its own earlier checkpoints or its start.
-
-The advice for a budget: of the recipes within NEAR points of the highest mean accuracy, the one with
-the fewest ruined runs; of these the more accurate. It was decided before the study ended.
+docs/rivals.md has the plan: the comparisons, their intervals, the verdicts and the rule of advice.
+Accuracies are in %, differences in points, costs after SFT. A run is ruined at a budget if it is
+there FALL points or more below one of its own earlier checkpoints or its start.
 """
 
 from __future__ import annotations
@@ -33,7 +31,8 @@ BASELINE = "grpo"
 
 
 class Difference(NamedTuple):
-    """A mean over seeds in points, with its interval; NaN for fewer than two seeds."""
+    """A mean over seeds in points, with its interval; NaN for one seed, or without some seed's
+    value."""
 
     mean: float
     low: float
@@ -49,21 +48,27 @@ class Difference(NamedTuple):
         return "level" if self.low >= -NEAR and self.high <= NEAR else "inconclusive"
 
     def __str__(self) -> str:
+        if math.isnan(self.mean):
+            return "–"
         return f"{self.mean:+.1f} [{self.low:+.1f}, {self.high:+.1f}]"
 
 
 def over_seeds(values: pd.Series, level: float = 0.95) -> Difference:
     """Compute the mean with Student's t over seeds."""
-    mean, count = float(values.mean()), len(values)
+    mean, count = float(values.mean(skipna=False)), len(values)
     half = stats.t_quantile(count, level) * float(values.std()) / math.sqrt(count)
     return Difference(mean, mean - half, mean + half)
 
 
-def read(task: str, *, ended: bool, folder: Path = rivals.RESULTS) -> pd.DataFrame:
+def read(
+    task: str, *, ended: bool, measure: str = "flops", folder: Path = rivals.RESULTS
+) -> pd.DataFrame:
     """Read a task's policies: a row for each, in the order of training, with `over`, what it has
-    over GRPO at its own FLOPs (NaN outside of GRPO's checkpoints), and `ruined`.
+    over GRPO at its own cost (NaN outside of GRPO's checkpoints), `added`, what DPO added to its
+    warm-up (NaN without one), and `ruined`.
 
-    ended: whether fewer seeds than planned are enough. Raises SystemExit if seeds are missing.
+    ended: whether fewer seeds than planned are enough. measure: of cost. Raises SystemExit if seeds
+    are missing.
     """
     files = sorted(folder.glob(f"{task}-judge-*-policies.parquet"))
     frame = pd.concat(map(pd.read_parquet, files)) if files else pd.DataFrame({"seed": []})
@@ -78,8 +83,10 @@ def read(task: str, *, ended: bool, folder: Path = rivals.RESULTS) -> pd.DataFra
             earlier = own.accuracy.where(own.budget == 0)
         frame.loc[own.index, "ruined"] = earlier.cummax().ffill() - own.accuracy >= FALL
         grpo = frame[(frame.arm == BASELINE) & (frame.seed == seed) & (frame.flops > 0)]
-        known = np.interp(own.flops, grpo.flops, grpo.accuracy, left=np.nan, right=np.nan)
+        known = np.interp(own[measure], grpo[measure], grpo.accuracy, left=np.nan, right=np.nan)
         frame.loc[own.index, "over"] = own.accuracy - known
+        warmup = own.accuracy.where(own.policy == "warmup").ffill()
+        frame.loc[own.index, "added"] = own.accuracy - warmup
     return frame
 
 
@@ -87,8 +94,8 @@ def bought(frame: pd.DataFrame, arm: str) -> pd.DataFrame:
     """Tabulate an arm's policies at budgets whose cost is within GRPO's checkpoints in every
     seed."""
     own = frame[(frame.arm == arm) & (frame.budget > 0)]
-    inside = own.groupby("budget").over.transform(lambda values: values.notna().all())
-    return own[inside]
+    outside = {*own.budget[own.over.isna()]}
+    return own[~own.budget.isin(outside)]
 
 
 def primary(frame: pd.DataFrame, task: str) -> dict[str, Difference]:
@@ -104,8 +111,8 @@ def primary(frame: pd.DataFrame, task: str) -> dict[str, Difference]:
 
 
 def advice(frame: pd.DataFrame, budget: int) -> pd.DataFrame:
-    """Tabulate the arms at one budget, the advised one first: mean and median accuracy, what it has
-    over GRPO, and ruined runs."""
+    """Tabulate the arms at one budget, the advised one first: mean and median accuracy, what each
+    has over GRPO and what DPO added to its warm-up, and ruined runs."""
     rows = []
     for arm, own in frame[frame.budget == budget].groupby("arm"):
         rows.append(
@@ -114,29 +121,39 @@ def advice(frame: pd.DataFrame, budget: int) -> pd.DataFrame:
                 "accuracy": own.accuracy.mean(),
                 "median": own.accuracy.median(),
                 "over": over_seeds(own.over),
+                "added": over_seeds(own.added),
                 "ruined": int(own.ruined.sum()),
-                "flops": own.flops.mean(),
             }
         )
     table = pd.DataFrame(rows)
-    table["near"] = table.accuracy >= table.accuracy.max() - NEAR
-    ruined = table.ruined.where(table.near, math.inf)
-    return table.assign(order=ruined).sort_values(["order", "accuracy"], ascending=[True, False])
+    near = table.accuracy >= table.accuracy.max() - NEAR
+    order = table.ruined.where(near, math.inf)
+    return table.assign(order=order).sort_values(["order", "accuracy"], ascending=[True, False])
 
 
 def lines(frame: pd.DataFrame, task: str) -> list[str]:
     """Write the comparisons, the advice and the other measures as Markdown."""
     seeds = frame.seed.nunique()
     compared: Mapping[str, Difference] = primary(frame, task)
-    out = [f"{seeds} seeds", "", "| recipe | less GRPO at equal FLOPs | verdict |", "|---|---|---|"]
+    out = [f"{seeds} seeds", "", "| recipe | less GRPO at equal cost | verdict |", "|---|---|---|"]
     for arm, found in compared.items():
         out.append(f"| `{arm}` | {found} | {found.verdict} |")
+    out.append("")
+    for arm in scale_of(task).arms:
+        own = frame[(frame.arm == arm) & (frame.budget > 0)]
+        left_out = sorted({*own.budget} - {*bought(frame, arm).budget})
+        if own.empty:
+            out.append(f"`{arm}` was not judged: each rate ruined a tuning run.")
+        elif left_out:
+            out.append(f"`{arm}`: out of GRPO's range at {left_out}, left out of its mean.")
     budgets = sorted({*frame.budget} - {0})
     for budget in budgets:
         out += ["", f"{budget} updates of GRPO:", ""]
-        out += ["| recipe | accuracy | median | over GRPO | ruined |", "|---|---|---|---|---|"]
+        out += ["| recipe | accuracy | median | over GRPO | DPO added | ruined |"]
+        out += ["|---|---|---|---|---|---|"]
         for row in advice(frame, budget).itertuples():
-            cells = f"{row.accuracy:.1f} | {row.median:.1f} | {row.over} | {row.ruined} of {seeds}"
+            over = "–" if row.recipe == BASELINE else row.over
+            cells = f"{row.accuracy:.1f} | {row.median:.1f} | {over} | {row.added} | {row.ruined}"
             out.append(f"| `{row.recipe}` | {cells} |")
     names = ["entropy", "distinct_answers", "ece", "mean_length"]
     means = frame[frame.budget == budgets[-1]].groupby("arm")[names].mean()
@@ -170,9 +187,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare each rival with GRPO at its own cost.")
     parser.add_argument("task", help="demo, arithmetic or stories")
     parser.add_argument("--ended", action="store_true", help="with the seeds that were finished")
+    parser.add_argument("--measure", choices=("flops", "generated"), default="flops")
     parser.add_argument("--chart", type=Path, help="draw the chart into this SVG file")
     given = parser.parse_args()
-    frame = read(given.task, ended=given.ended)
+    frame = read(given.task, ended=given.ended, measure=given.measure)
     if given.chart:
         drawn = figures.Chart("rivals", "", "", "", chart(frame))
         given.chart.write_bytes(drawn.file("svg"))

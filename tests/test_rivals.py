@@ -116,20 +116,21 @@ def test_the_whole_study_at_toy_size(tmp_path):
 
 def judged(seed: int, shift: float) -> list[dict]:
     """Three arms of the demo at one budget. GRPO goes from 40 to 60 % between 200 and 300 FLOPs;
-    grpo_n2 has fallen from 70 to 64 %; offline lies at 52 % for 250 FLOPs, after a start at 30."""
+    grpo_n2 has fallen from 70 to 64 %; g2d_k5 lies at 52 % for 250 FLOPs, after a warm-up at 40."""
     measures = dict.fromkeys(("entropy", "distinct_answers", "ece", "mean_length"), 1.0)
     rows = [
-        ("grpo", 0, 0, 0.3),
-        ("grpo", 0, 200, 0.4),
-        ("grpo", 75, 300, 0.6),
-        ("grpo_n2", 0, 0, 0.3),
-        ("grpo_n2", 0, 210, 0.7),
-        ("grpo_n2", 75, 290, 0.64),
-        ("offline", 0, 0, 0.3),
-        ("offline", 75, 250, 0.52 + shift),
-        ("offline", 160, 900, 0.9),
+        ("grpo", "sft", 0, 0, 0.3),
+        ("grpo", "warmup@50", 0, 200, 0.4),
+        ("grpo", "warmup@75", 75, 300, 0.6),
+        ("grpo_n2", "sft", 0, 0, 0.3),
+        ("grpo_n2", "warmup@60", 0, 210, 0.7),
+        ("grpo_n2", "warmup@120", 75, 290, 0.64),
+        ("g2d_k5", "sft", 0, 0, 0.3),
+        ("g2d_k5", "warmup", 0, 100, 0.4),
+        ("g2d_k5", "mid_dpo", 75, 250, 0.52 + shift),
+        ("g2d_k5", "high_dpo", 160, 900, 0.9),
     ]
-    names = ("arm", "budget", "flops", "accuracy")
+    names = ("arm", "policy", "budget", "flops", "accuracy")
     return [{**dict(zip(names, row, strict=True)), "seed": seed, **measures} for row in rows]
 
 
@@ -143,15 +144,21 @@ def test_rivals_are_compared_at_their_own_cost(tmp_path, monkeypatch, table):
         claims.read("demo", ended=False, folder=tmp_path)
     frame = claims.read("demo", ended=True, folder=tmp_path)
     found = claims.primary(frame, "demo")
-    assert found.keys() == {"grpo_n2", "offline"}
+    assert found.keys() == {"grpo_n2", "g2d_k5"}
     assert found["grpo_n2"].mean == pytest.approx(64 - 58) and found["grpo_n2"].verdict == "better"
     # 3 and 1 points over 50 %; t of 1 degree of freedom at 1 - 0.05 / 10 is 127.3
-    offline = found["offline"]
-    assert (offline.mean, offline.high) == pytest.approx((2, 2 + 127.32 * 1), rel=1e-3)
-    assert offline.verdict == "inconclusive"
+    g2d = found["g2d_k5"]
+    assert (g2d.mean, g2d.high) == pytest.approx((2, 2 + 127.32 * 1), rel=1e-3)
+    assert g2d.verdict == "inconclusive"
     # 900 FLOPs are beyond GRPO's checkpoints
-    assert claims.bought(frame, "offline").budget.tolist() == [75, 75]
+    assert claims.bought(frame, "g2d_k5").budget.tolist() == [75, 75]
     advised = claims.advice(frame, 75)
-    assert advised.recipe.tolist() == ["grpo_n2", "grpo", "offline"]
+    assert advised.recipe.tolist() == ["grpo_n2", "grpo", "g2d_k5"]
     assert advised.ruined.tolist() == [2, 0, 0]
+    assert advised.added.iloc[2].mean == pytest.approx(12)
+    late = claims.advice(frame, 160).iloc[0]
+    assert (late.recipe, str(late.over)) == ("g2d_k5", "–")
+    assert "`g2d_k5`: out of GRPO's range at [160], left out of its mean." in claims.lines(
+        frame, "demo"
+    )
     assert "| `grpo_n2` | +6.0 [+6.0, +6.0] | better |" in claims.lines(frame, "demo")

@@ -39,8 +39,8 @@ def show(
     screen.say(
         f"Tokens and hours assume prompts of {plan.prompt:,.0f} tokens and responses of {length} "
         f"(set their means with --prompt N and --response N). Hours assume {device.reached:.0%} of a "
-        f"{plan.topology.kind}'s documented speed, {device.decoding:.0%} in decode steps, as measured "
-        "runs reach, plus estimated waits; "
+        f"{plan.topology.kind}'s documented speed, {device.decoding:.0%} in decode steps, as published "
+        "runs and one H200 reach, plus estimated waits; "
         '"least" assumes full speed and no waits. Verifiers, checkpoints and loading are not included.'
         + ("" if verbose else " For every program, add --verbose.")
     )
@@ -100,7 +100,6 @@ def rates(plan: Plan, response: int | None) -> Rates:
         recipe=plan.config.name,
         topology=plan.topology.name,
         seconds=seconds,
-        reached=plan.topology.device.reached,
         chips=plan.topology.chips,
         response=response or longest,
     )
@@ -227,11 +226,11 @@ def _decode_cells(plan: Plan, entry: Entry, time: Time) -> list[str]:
     """Format a decode step's rows, columns and parts, and the tokens that a device samples per
     second."""
     work, parts, steps = entry.program.work, time.parts, entry.program.trips
-    reached = plan.topology.device.decoding
+    device = plan.topology.device
     spans = [
-        max(parts.products, parts.memory) / reached,
-        parts.cache / reached,
-        (parts.links + parts.network) / reached,
+        max(parts.products, parts.memory) / device.decoding,
+        parts.cache / device.decoding,
+        (parts.links + parts.network) / device.reached,
         parts.waits,
         time.seconds,
     ]

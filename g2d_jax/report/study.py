@@ -254,8 +254,8 @@ def _elsewhere(study: Study, rates: Rates) -> list[Part | None]:
     absent = ", ".join(kind for kind in TOKENS if kind not in rates.seconds.get("", {}))
     note = (
         f"This study's own tokens ({scaled}) at the plan's rates for {rates.recipe} on "
-        f"{rates.topology}: responses of {rates.response:,.0f} tokens, {rates.reached:.0%} of "
-        "the stated rates, without verifiers, checkpoints and loading. It prices this study's "
+        f"{rates.topology}: responses of {rates.response:,.0f} tokens, "
+        "without verifiers, checkpoints and loading. It prices this study's "
         "tokens, and does not forecast how many steps that model would need."
     )
     if absent:

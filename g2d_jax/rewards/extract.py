@@ -159,15 +159,15 @@ def in_form(answer: str, rule: AnswerRule) -> str:
 
 
 def last_number_is(gold: str, text: str) -> float:
-    """Return 1 if the last number of a text is the reference answer, else 0; NaN if that is not a
-    number.
+    """Return 1 if the last number of a text is the reference answer, else 0; NaN if that is not an
+    integer.
 
     It shows skill without the required form. It is not a reward: see the module's docstring.
     """
     wanted = form(clean(gold))
-    if not isinstance(wanted, Fraction):
+    if not isinstance(wanted, Fraction) or wanted.denominator > 1:
         return math.nan
-    numbers = _PLAIN_NUMBER.findall(text)
+    numbers = _PLAIN_NUMBER.findall(text.replace("\u2212", "-"))
     return float(bool(numbers) and form(numbers[-1].replace(",", "")) == wanted)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import jax
 import numpy as np
 from jax.stages import Wrapped
 
+from g2d_jax.runtime import processes
 from g2d_jax.runtime.compile_times import compiling
 
 _under_way = WeakKeyDictionary[Wrapped, list[Future[Any]]]()
@@ -31,7 +33,7 @@ class Work:
 
     For decoding: rows: decoded together. cached: bytes of keys and values read, not part of
     `moved`. columns: of the cache, read for a row in a step, on average. layers: those whose
-    kernels a GPU launches one after the other, see `capacity.launched_layers`.
+    kernels a GPU launches in a step, see `capacity.launched_layers`.
     """
 
     calls: float
@@ -113,10 +115,10 @@ class CompileAhead:
         self._threads: ThreadPoolExecutor | None = None
 
     def compile(self, programs: Iterable[Program]) -> None:
-        """Compile programs in threads, in their order, while this one continues.
+        """Compile programs in threads, in their order.
 
-        On GPUs it waits for them: XLA compiles by timing kernels on the device, which may lack
-        memory for them while a stage runs.
+        This thread continues, but waits on GPUs: there XLA times kernels on the device, which may
+        lack memory for them while a stage runs. Raises Preempted if this run is stopped meanwhile.
         """
         if self._threads is None:
             # XLA uses several threads itself; on a CPU the devices need the cores too
@@ -129,7 +131,7 @@ class CompileAhead:
             futures.append(future)
         if jax.default_backend() == "gpu":
             with compiling.waiting("programs"):
-                wait(futures)
+                deque(processes.completed_interruptible(futures), maxlen=0)
 
     def close(self) -> None:
         """Cancel programs in the queue, and wait for the rest: a thread inside XLA cannot be

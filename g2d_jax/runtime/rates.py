@@ -62,7 +62,7 @@ class Rates:
     each; 0: its links go to a switch, and all of them to any device. latency: seconds of a
     collective of any size. launches: seconds of launching the kernels of one layer of a decode
     step. reached: share of the stated rates of products, memory, links and network that programs
-    over many tokens reach. decoding: the share that decode steps reach.
+    reach. decoding: the share of products and memory that decode steps reach.
     """
 
     flops: float
@@ -84,7 +84,8 @@ class Rates:
 
     def step_seconds(self, parts: Seconds) -> float:
         """Estimate the seconds of a decode step: the sum of its parts and waits."""
-        return parts.one_by_one() / self.decoding + parts.waits
+        read = max(parts.products, parts.memory) + parts.cache
+        return read / self.decoding + (parts.links + parts.network) / self.reached + parts.waits
 
     def pass_seconds(self, parts: Seconds) -> float:
         """Estimate the seconds of a program over many tokens: its longest part."""

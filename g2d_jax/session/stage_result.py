@@ -170,9 +170,9 @@ class Evaluated:
     label: for readers, such as the step that a best_checkpoint stage chose. rollouts: the file of
     its completions, relative to the stage's folder. accuracy: NaN if no task is verifiable.
     reward: mean reward if the only task is verifiable. pass_at: k -> pass@k. greedy: accuracy of
-    greedy answers, NaN without them. last_number: share of answers whose last number is the
-    reference answer, in any form; NaN without such reference answers. verdicts: number of answers
-    with each. informativeness: see study/informativeness.py. marks: for each problem, in the order
+    greedy answers, NaN without them. last_number: share of answers that are correct or whose
+    last number is the reference answer; NaN unless all reference answers are integers. verdicts:
+    number of answers with each. informativeness: see study/informativeness.py. marks: for each problem, in the order
     of `Evaluation.ids`, one character per sampled answer: "1" correct, "0" wrong, "-" not scored.
     """
 

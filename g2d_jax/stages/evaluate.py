@@ -15,7 +15,7 @@ import numpy as np
 
 from g2d_jax.config import Evaluate
 from g2d_jax.config.policy_name import OF_RUN, PolicyName
-from g2d_jax.records import Problem, indices_by_task, pick
+from g2d_jax.records import Problem, Verdict, indices_by_task, pick
 from g2d_jax.rewards.extract import last_number_is
 from g2d_jax.rollouts.groups import (
     Groups,
@@ -175,14 +175,15 @@ def _accuracies(
 
 
 def _last_number(session: Session, problems: Sequence[Problem], groups: Groups) -> float:
-    """Return the share of answers whose last number is the reference answer, over the problems with
-    a number as theirs."""
+    """Return the share of answers that are correct or whose last number is the reference answer;
+    NaN unless all reference answers are integers."""
     found: list[float] = []
     for problem, group in zip(problems, groups, strict=True):
-        if session.config.verifiable[problem.task] and problem.answer is not None:
-            found += [last_number_is(problem.answer, row.text) for row in group]
-    values = np.array(found)
-    return stats.mean(values[~np.isnan(values)])
+        if session.config.verifiable[problem.task]:
+            for row in group:
+                is_last = last_number_is(problem.answer or "", row.text)
+                found.append(max(is_last, float(row.score.verdict is Verdict.CORRECT)))
+    return stats.mean(np.array(found))
 
 
 def _tasks(

@@ -66,7 +66,6 @@ from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective
 
 PATIENCE = 50  # steps in a row without any reward signal, after which a stage stops
-FEWEST = 5  # a shorter stage does not stop, since its few batches may lack a signal by chance
 
 
 @dataclass(frozen=True)
@@ -513,14 +512,14 @@ def _log_samples(trainer: Trainer, train_batch: TrainBatch) -> None:
 
 
 def _stop_without_signal(trainer: Trainer, stage: Online, train_batch: TrainBatch) -> None:
-    """Raise StopRun after `PATIENCE` steps in a row without reward signal, or if no step of a
-    shorter stage had any; save the policy first."""
+    """Raise StopRun after `PATIENCE` steps in a row without reward signal; save the policy
+    first."""
     state = trainer.extra_state
     if train_batch.batch.has_signal.any():
         state.without_signal = 0
         return
     state.without_signal += 1
-    if state.without_signal < max(FEWEST, min(PATIENCE, stage.steps)):
+    if state.without_signal < PATIENCE:
         return
     trainer.save_and_pin()
     _log_samples(trainer, train_batch)

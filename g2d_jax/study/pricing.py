@@ -11,15 +11,14 @@ class Rates:
     """The speed of a recipe on a machine, by its plan.
 
     seconds: kind of stage -> kind of token -> seconds of the whole machine for one token; "" is the
-    mean of all stages, for missing kinds. reached: the assumed share of the machine's stated rates.
-    chips: of the machine. response: mean tokens of a response in the plan. scale: a factor for all
+    mean of all stages, for missing kinds. chips: of
+    the machine. response: mean tokens of a response in the plan. scale: a factor for all
     tokens. price: of one chip for an hour.
     """
 
     recipe: str
     topology: str
     seconds: Mapping[str, Mapping[str, float]]
-    reached: float
     chips: int
     response: float
     scale: float = 1.0

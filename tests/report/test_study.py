@@ -290,7 +290,7 @@ def test_tokens_are_priced_at_the_rates_of_another_model(root, study):
     # and not the names of stages
     own = {kind: {"scored": 36.0} for kind in ("collect", "online", "offline")}
     seconds = {"": {"generated": 0.0, "scored": 1e9, "trained": 0.0}, **own}
-    rates = Rates("big", "v5e-16", seconds, 0.5, chips=16, response=1024)
+    rates = Rates("big", "v5e-16", seconds, chips=16, response=1024)
     for scale, price in ((1.0, None), (2.0, 3.0)):
         other = read_study(root, "fake", dataclasses.replace(rates, scale=scale, price=price))
         rows = [row for one in other.offline if one[0].group == "g2d" for row in one]
@@ -311,7 +311,7 @@ def test_tokens_are_priced_at_the_rates_of_another_model(root, study):
 
 def test_a_token_costs_what_it_does_in_its_kind_of_stage():
     seconds = {"": {"generated": 2.0, "scored": 1.0, "trained": 4.0}, "online": {"generated": 3.0}}
-    rates = Rates("big", "v5e-16", seconds, 0.5, chips=16, response=1024, scale=10.0)
+    rates = Rates("big", "v5e-16", seconds, chips=16, response=1024, scale=10.0)
     tokens = {"generated": 60.0, "prefilled": 1e9, "scored": 30.0, "trained": 15.0}
     assert rates.hours([("online", tokens)]) == 10 * (180 + 30 + 60) / 3600
     assert (

@@ -82,7 +82,7 @@ def test_what_a_step_sends_and_how_often_it_waits(ways, rows, collectives, megab
         bandwidth=math.inf,
         link=math.inf,
         latency=0.0,
-        decoding=0.5,
+        reached=0.5,
     )
     waits = dataclasses.replace(split(ways, 16), rates=dataclasses.replace(quick, latency=1.0))
     assert waits.step_seconds(rows, 0) == collectives

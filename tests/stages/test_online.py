@@ -342,25 +342,22 @@ def test_device_time_is_paid_for_every_device(warmup, tmp_path, opened):
     assert cost.device_seconds == 2 * cost.seconds > 0
 
 
-@pytest.mark.parametrize(("steps", "stopped"), [(60, 50), (6, 6)])
-def test_without_reward_signal_it_stops_and_keeps_the_policy(
-    warmup, tmp_path, opened, steps, stopped
-):
+def test_without_reward_signal_it_stops_and_keeps_the_policy(warmup, tmp_path, opened):
     def reward(completions, **_):
         return [0.0] * len(completions)
 
-    warmup.stages.warmup.steps = steps
+    warmup.stages.warmup.steps = 60
     warmup.checkpoint.every = 100
     with pytest.raises(
         StopRun,
-        match=rf"no reward signal for {stopped} steps in a row; .*are incorrect.*To try: .*another --workdir",
+        match=r"no reward signal for 50 steps in a row; .*are incorrect.*To try: .*another --workdir",
     ) as stop:
         run(opened(warmup, tmp_path, reward))
-    assert f"The policy so far is saved, step {stopped - 1} in" in str(stop.value)
-    assert Checkpoints(tmp_path / "01-warmup" / "checkpoints").steps() == [1, stopped - 1]
+    assert "The policy so far is saved, step 49 in" in str(stop.value)
+    assert Checkpoints(tmp_path / "01-warmup" / "checkpoints").steps() == [1, 49]
     assert stage_result.read(tmp_path / "01-warmup") is None
     session = opened(warmup, tmp_path, reward)
-    load_policy(session, f"warmup@{stopped - 1}")
+    load_policy(session, "warmup@49")
     with pytest.raises(StopRun):  # the same command stops again at once
         run(session)
     assert session.sampling.sampler.usage.generated == 0
