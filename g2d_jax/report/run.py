@@ -186,7 +186,10 @@ def _pass_at(evaluation: Evaluation) -> Chart | None:
     ks = sorted({point.x for point in itertools.chain.from_iterable(series.values())})
     if len(ks) <= 1:
         return None
-    note = "Chance that one of k answers is correct. If lines meet, training only sharpened."
+    note = (
+        "Chance that one of k answers is correct. If the lines meet, or if the first policy is as "
+        "good greedily, training only sharpened."
+    )
     return figures.points(
         "pass-at-k", "pass@k, %", series, x_title="k", joined=series, ticks=ks, note=note
     )

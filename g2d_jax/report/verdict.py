@@ -71,7 +71,7 @@ class RunVerdict:
 
 
 _RUN = _SENTENCES.from_string(
-    "{{ v.made_by }}: {% if v.is_accuracy %}{{ score }} % of {{ v.problems }} solved"
+    "{{ v.made_by }}: {% if v.is_accuracy %}{{ score }} % right on {{ v.problems }}"
     "{% else %}mean reward {{ score }} on {{ v.problems }}{% endif %}"
     "{% if v.flops > 0 %},{{ for_flops(v.flops) }}{% endif %}."
     "{% if v.before %} "

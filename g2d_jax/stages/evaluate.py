@@ -89,6 +89,8 @@ def run(session: Session, name: str, stage: Evaluate) -> Outcome:
             bar.update(bar.done, _shown(metrics))
             length = entry.informativeness["mean_length"]
             session.tracker.log(name, number, {**metrics, "completions/mean_length": length})
+            if number < len(stage.policies):
+                continue  # what is wrong with earlier policies is what training is for
             found = alerts.sampled(
                 answers[policy].described,
                 stage.sampling.max_new_tokens,

@@ -90,7 +90,7 @@ def test_a_run_says_what_it_cost_and_where_its_gain_came_from(
 def test_the_sentence_of_a_run_has_its_numbers(tmp_path: Path) -> None:
     found = run(tmp_path, {"sft": 0.3, "warmup": 0.42, "dpo": 0.78}, STAGES, SPENT)
     assert run_sentence(found) == (
-        "10 GRPO updates, then DPO: 78.0 ± 2.1 % of 400 problems solved, for 448 GFLOPs. "
+        "10 GRPO updates, then DPO: 78.0 ± 2.1 % right on 400 problems, for 448 GFLOPs. "
         "75 % of the gain over cold (sft), +48.0 [+43.1, +52.9] points, came from DPO."
     )
 
