@@ -172,8 +172,9 @@ class Evaluated:
     reward: mean reward if the only task is verifiable. pass_at: k -> pass@k. greedy: accuracy of
     greedy answers, NaN without them. last_number: share of answers that are correct or whose
     last number is the reference answer; NaN unless all reference answers are integers. verdicts:
-    number of answers with each. informativeness: see study/informativeness.py. marks: for each problem, in the order
-    of `Evaluation.ids`, one character per sampled answer: "1" correct, "0" wrong, "-" not scored.
+    number of answers with each. informativeness: see study/informativeness.py. marks: for each
+    problem, in the order of `Evaluation.ids`, one character per sampled answer: "1" correct, "0"
+    wrong, "-" not scored.
     """
 
     name: str

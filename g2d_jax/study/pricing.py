@@ -11,9 +11,8 @@ class Rates:
     """The speed of a recipe on a machine, by its plan.
 
     seconds: kind of stage -> kind of token -> seconds of the whole machine for one token; "" is the
-    mean of all stages, for missing kinds. chips: of
-    the machine. response: mean tokens of a response in the plan. scale: a factor for all
-    tokens. price: of one chip for an hour.
+    mean of all stages, for missing kinds. chips: of the machine. response: mean tokens of a
+    response in the plan. scale: a factor for all tokens. price: of one chip for an hour.
     """
 
     recipe: str
