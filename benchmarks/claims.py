@@ -217,10 +217,10 @@ def over_problems(differences: Iterable[Array], k: int | None = None) -> Found:
     return in_points(frontier.mean_interval(np.stack([*differences]), limits=(-1, 1)), k)
 
 
-def over_seeds(numbers: pd.Series, k: int) -> Found:
+def over_seeds(numbers: pd.Series, k: int | None = None, level: float = 0.95) -> Found:
     """Average one number a seed, in points or per cent, with Student's t over seeds."""
-    mean = float(numbers.mean())
-    half = stats.t_quantile(len(numbers)) * stats.std(numbers.to_numpy()) / math.sqrt(len(numbers))
+    mean, error = float(numbers.mean()), stats.std(numbers.to_numpy()) / math.sqrt(len(numbers))
+    half = stats.t_quantile(len(numbers), level) * error
     return Found(k, mean, mean - half, mean + half, len(numbers))
 
 

@@ -13,11 +13,12 @@ there FALL points or more below one of its own earlier checkpoints or its start.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
+import claims
 import numpy as np
 import pandas as pd
 import rivals
@@ -25,18 +26,13 @@ from matplotlib.figure import Figure
 from rivals_table import FALL, NEAR, scale_of
 
 from g2d_jax.report import figures
-from g2d_jax.study import stats
 
 BASELINE = "grpo"
 
 
-class Difference(NamedTuple):
-    """A mean over seeds in points, with its interval; NaN for one seed, or without some seed's
+class Difference(claims.Found):
+    """A mean over seeds in points, with its interval: NaN for one seed, or without some seed's
     value."""
-
-    mean: float
-    low: float
-    high: float
 
     @property
     def verdict(self) -> str:
@@ -48,16 +44,14 @@ class Difference(NamedTuple):
         return "level" if self.low >= -NEAR and self.high <= NEAR else "inconclusive"
 
     def __str__(self) -> str:
-        if math.isnan(self.mean):
+        if math.isnan(self.low):
             return "–"
         return f"{self.mean:+.1f} [{self.low:+.1f}, {self.high:+.1f}]"
 
 
 def over_seeds(values: pd.Series, level: float = 0.95) -> Difference:
     """Compute the mean with Student's t over seeds."""
-    mean, count = float(values.mean(skipna=False)), len(values)
-    half = stats.t_quantile(count, level) * float(values.std()) / math.sqrt(count)
-    return Difference(mean, mean - half, mean + half)
+    return Difference(*dataclasses.astuple(claims.over_seeds(values, level=level)))
 
 
 def read(
@@ -173,7 +167,7 @@ def chart(frame: pd.DataFrame) -> Figure:
         for arm, own in frame[frame.budget > 0].groupby("arm"):
             flops = own.groupby("budget").flops.mean() / 1e9
             bands = own.groupby("budget").accuracy.apply(over_seeds)
-            mean, low, high = np.transpose([*bands])
+            mean, low, high = np.transpose([(band.mean, band.low, band.high) for band in bands])
             (line,) = ax.plot(flops, mean, marker="o", label=arm)
             ax.fill_between(flops, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
         ax.set_xlabel("billion FLOPs after SFT")

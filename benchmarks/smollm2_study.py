@@ -83,7 +83,7 @@ def _base(path: str, preset: str, task: str) -> ConfigDict:
     stages = config.stages
     for stage in stages.values():
         if "sampling" in stage:
-            stage.sampling.stop = ()
+            stage.sampling.update(stop=(), max_new_tokens=32 if task == "stories" else 24)
     if task == "stories":
         _stories(config, preset == "smoke")
     stages = config.stages
@@ -104,9 +104,6 @@ def _stories(config: ConfigDict, smoke: bool) -> None:
     config.data.max_prompt_length = 96
     config.tokenizer.prompt_template = settings.base().tokenizer.prompt_template
     stages = config.stages
-    for stage in stages.values():
-        if "sampling" in stage:
-            stage.sampling.max_new_tokens = 32
     stages.warmup.policy = "sft"
     stages.evaluate.policies = ("sft", "warmup", "dpo")
     sft = settings.sft(
