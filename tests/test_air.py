@@ -69,7 +69,7 @@ BUDGET = {
     ".": 2_000,
     "cli": 5_750,
     "commands": 8_250,
-    "config": 17_500,
+    "config": 17_750,
     "data": 22_500,
     "losses": 6_750,
     "models": 43_250,

@@ -29,28 +29,44 @@ DecodeKernel = Literal["xla", "pallas"]
 
 
 class Mesh(Section):
-    """The device mesh; -1 uses the remaining devices."""
+    """Devices along each axis of the mesh; -1 uses the rest."""
 
     data: int = 1
+    """Devices with whole copies of the weights. The only axis that crosses slices of TPUs: set it
+    to their number."""
     fsdp: int = -1
+    """Devices that share the weights and the optimiser state, and split the batch."""
     tensor: int = 1
+    """Devices that split heads and feed-forward layers, for long responses (docs/plan.md)."""
 
 
 class Compute(Section):
     """Settings of the programs. They change no result beyond rounding."""
 
-    # tokens of one forward and backward pass, over all devices; unset: as many as fit in memory
     microbatch_tokens: Positive | None = None
-    remat: RematSetting = "auto"  # recomputed in the backward pass; "auto": as memory requires
-    # kernel: "xla" (also in decoding), "splash" (TPU), "cudnn" (GPU); "auto": the platform's
-    # default
+    """Tokens of one forward and backward pass, over all devices. Unset: as many as fit in memory
+    (docs/plan.md#what-fits), 16,384 where that is unknown."""
+    remat: RematSetting = "auto"
+    """What the backward pass recomputes: `none`; `dots`, all but linear layers and attention;
+    `attention`, all but attention; `full`. `auto`: `dots` on a CPU, elsewhere as memory requires."""
     attention: AttentionSetting = "auto"
-    offload_optimizer: bool = False  # keep its state in host memory except during the update
-    max_num_seqs: Positive | None = None  # rows decoded together; unset: as many as fit in memory
-    # devices that share one copy of the weights in sampling; 0: as few as hold it
+    """The attention kernel of training and prompts. `splash` is for TPUs. `cudnn` is for NVIDIA GPUs
+    of compute capability 8.0 or more, in bfloat16. `auto`: the platform's kernel where it can serve
+    (splash: rows of a multiple of 128 tokens), else `xla`. A kernel that cannot serve is refused.
+    `xla` turns off the decode kernel too, which must agree with XLA in a trial on the device. What
+    has run: docs/what-runs-when.md#compiled-only."""
+    offload_optimizer: bool = False
+    """Keep the optimiser state in the host's pinned memory between updates. Refused where there is
+    none."""
+    max_num_seqs: Positive | None = None
+    """Responses decoded together. Unset: as many as fit in memory
+    (docs/what-runs-when.md#how-many-rows), 256 where that is unknown. A CPU takes at most a quarter
+    of the requested responses, but at least 32."""
     sampling_tensor: NonNegative = 0
-    # responses of one call of the sampler; each finished call is saved
+    """Devices that share one copy of the weights while sampling. 0: a power of two, by a formula
+    (docs/what-runs-when.md#how-many-rows); 1 on a CPU."""
     generation_batch_size: Positive = 16_384
+    """Responses of one call of the sampler. Each finished call is saved."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +83,15 @@ class Window:
 
 
 class Logging(Section):
-    """Settings of logging."""
+    """Where metrics go, in addition to the run's own files."""
 
     tensorboard: bool = True
+    """Write TensorBoard's files."""
     wandb: str | None = None
-    profile: str | None = None  # updates under JAX's profiler, as STAGE:START-STOP
+    """A project of Weights & Biases."""
+    profile: str | None = None
+    """Updates to trace with JAX's profiler, and their sampling, as STAGE:START-STOP (`warmup:3-5`).
+    Traces are in `WORKDIR/profiles`, for TensorBoard's plugin xprof."""
 
     def wandb_options(self, **options: str) -> dict[str, str] | None:
         """Return the keywords of `wandb.init`, None without a project. options: name, group."""
@@ -114,42 +134,50 @@ class Logging(Section):
 
 
 class Checkpoint(Section):
-    """Checkpoints of a training stage: one every `every` updates; the newest `keep` are kept."""
+    """Checkpoints of a training stage, from which it resumes. Their size: docs/hardware.md#disk."""
 
     every: Positive = 50
+    """Updates between two checkpoints."""
     keep: Positive = 2
+    """How many of the newest stay."""
 
 
 class Faults(Section):
     """Limits at which a run gives up."""
 
-    # Seconds without a heartbeat after which another process counts as lost. JAX itself ends all
-    # processes after 100 seconds and names none.
+    # JAX itself ends all processes after 100 seconds and names none.
     peer_timeout: Annotated[float, Bounds(least=5, most=90)] = 60.0
-    # seconds without progress on any process, after which the run ends
+    """Seconds without a heartbeat after which another process counts as lost."""
     hang_timeout: Annotated[float, Bounds(least=5)] = 3600.0
+    """Seconds without progress on any process after which the run ends."""
 
 
 class Engine(Section):
     """The source of responses: the library's own sampler, or an OpenAI-compatible server such as
-    vLLM (docs/server.md).
-
-    sync: how policies reach the server: "none" (it keeps the only sampled policy), "folder" (vLLM
-    reloads weights from a folder), or "adapter" (vLLM loads adapters in addition to its model).
-    """
+    vLLM (docs/server.md)."""
 
     kind: Literal["sampler", "server"] = "sampler"
-    url: str = ""  # the base of a server's API, as in "http://localhost:8000/v1"
-    model: str = ""  # the server's name for its model; "": the only one that it lists
+    """What samples responses."""
+    url: str = ""
+    """The base of the server's API, as in `http://localhost:8000/v1`."""
+    model: str = ""
+    """The server's name for its model. Empty: the only one that it lists."""
     sync: Literal["none", "folder", "adapter"] = "none"
-    # policies for the server, which needs access to the folder; "": WORKDIR/engine
+    """How policies reach the server. `none`: it keeps the only sampled policy. `folder`: vLLM reloads
+    weights from a folder. `adapter`: vLLM loads adapters in addition to its model."""
     folder: FilePath = ""
-    api_key_env: str = "VLLM_API_KEY"  # the environment variable that holds the key
-    timeout: Timeout = 600.0  # seconds of one attempt
+    """Where policies for the server are written; it needs access. Empty: `WORKDIR/engine`."""
+    api_key_env: str = "VLLM_API_KEY"
+    """The environment variable that holds the key."""
+    timeout: Timeout = 600.0
+    """Seconds of one attempt at a request."""
     retries: Retries = 5
-    concurrency: Concurrency = 64  # concurrent requests of each process
-    # windows sampled ahead, while the previous window trains: rollouts/ahead.py
+    """More attempts at one request."""
+    concurrency: Concurrency = 64
+    """Concurrent requests of each process."""
     ahead: Annotated[int, Bounds(least=0, most=1)] = 0
+    """1: the server samples the next window of `sync_every` updates while this one trains. The cost:
+    docs/server.md#while-the-trainer-trains."""
 
     @property
     def is_server(self) -> bool:

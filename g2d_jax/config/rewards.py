@@ -26,66 +26,87 @@ Weight = Annotated[float, Bounds(least=-1000, most=1000, why="reward.function it
 
 
 class Source(Section):
-    """A source of problems. path: a file, "hub:owner/name", "math500" …, or "procedural:slips".
-
-    split: "train", "dev" or "test" by id hash, "" for all. fields: our field name -> the file's.
-    """
+    """A source of problems or examples: `settings.source(PATH, SPLIT, LIMIT, FIELDS)`."""
 
     path: ProblemsPath = ""
-    revision: str | None = None  # of a dataset on the hub: a commit, branch or tag
+    """JSONL, JSON or Parquet, also on `gs://` or `s3://`; `hub:owner/name`; a dataset's name (`gsm8k`);
+    or an embedded task: `procedural:slips` (the demo's), `procedural:chains`, `procedural:digits`."""
+    revision: str | None = None
+    """A commit, branch or tag of the hub."""
     split: Literal["", "train", "dev", "test"] = ""
-    limit: Positive | None = None  # keep the first `limit`
+    """The rows of this split, by the hash of their id. Empty: all rows."""
+    limit: Positive | None = None
+    """Rows to read, from the first on. `procedural:` has no end and needs one, except for SFT."""
     fields: Mapping[str, str] = field(default_factory=dict)
+    """Our names of columns and the file's: `{"problem": "q"}`, for SFT
+    `{"prompt": "question", "completion": "solution"}`. Found without it: `problem`, `question`,
+    `prompt`, `messages`; `answer`, `final_answer`, `expected_answer`, `solution`, `ground_truth`,
+    `reward_model.ground_truth` (also GSM8K's `#### N`)."""
     on_error: OnError = "raise"
+    """Broken rows are left out and counted: `raise` allows 5 % of them, `skip` any share. A source
+    without a usable row is refused."""
 
 
 class Splits(Section):
     """The problems of a task, and its share of every batch. A split without a path is empty."""
 
     train: Source = Source()
+    """Problems to train on. Those of dev and test are removed, also where they are inside a system
+    message, the prompt template or a conversation."""
     dev: Source = Source()
+    """Problems to choose by. Those of test are removed."""
     test: Source = Source()
+    """Problems to report on."""
     weight: NotNegativeFloat = 1.0
+    """The task's weight: a batch holds tasks in the ratio of their weights."""
 
 
 class Data(Splits):
-    """The problems of the task "main"."""
+    """The problems of the task `main`. A stage without the problems that it needs is refused."""
 
     max_prompt_length: Positive = 256
+    """The longest prompt, in tokens. Longer ones are left out and counted."""
 
 
 class RewardModel(Section):
-    """A model that scores responses."""
+    """The model that scores responses if `function` is `model`."""
 
-    path: ModelPath = ""  # a Hugging Face folder or hub id with a scalar head, and its tokenizer
+    path: ModelPath = ""
+    """A model with a scalar head (`LlamaForSequenceClassification`, Qwen2's, Qwen3's, Athene-RM's
+    `v_head`), named as `model.path`, with a tokenizer that has a chat template."""
     revision: str | None = None
-    # tokens of prompt and response; longer ones are not scored, never truncated
+    """A commit, branch or tag of the hub."""
     max_length: Positive = 4096
-    batch_tokens: Positive = 16_384  # tokens of one forward pass, over all devices
+    """The longest prompt and response, in tokens. Longer ones get no score; none is truncated."""
+    batch_tokens: Positive = 16_384
+    """Tokens of one forward pass, over all devices."""
 
 
 class Reward(Section):
-    """The scoring of responses.
-
-    function: "verify" (math-verify against the reference answer), "model" (a reward model), or
-    "package.module:function" (TRL's signature). module.py may be in `folder`, by default the config
-    file's. functions: more functions, for example for the format. The reward is that of `function`
-    plus their weighted sum. `function` alone decides correctness, and so pairs, unless verifiable
-    is False. answers: how the final answer is extracted, also with your own function. verifiable: a
-    reward above correct_above counts as correct. If False, rewards only rank: pairs are the best
-    against the worst of a group, and there is no accuracy.
-    """
+    """The scoring of responses (docs/rewards.md, docs/grading.md)."""
 
     function: str = "verify"
-    functions: tuple[str, ...] = ()  # more functions, whose weighted rewards are added
-    weights: tuple[Weight, ...] = ()  # one for each of `functions`
-    folder: FilePath | None = None  # contains the function's file; unset: `resolve` finds it
-    # "last_line": or "Answer: x"; "hash": "#### x"; "tags": "<answer>x</answer>"
+    """`verify` (math-verify against the reference answer), `model` (a reward model), or
+    `package.module:function` with TRL's signature: installed, on `PYTHONPATH`, or in `module.py` next
+    to the config file. It alone decides what is correct, and so pairs, unless `verifiable` is
+    false."""
+    functions: tuple[str, ...] = ()
+    """More functions of yours, for example for the format. Their weighted rewards are added
+    (docs/rewards.md#several-rewards)."""
+    weights: tuple[Weight, ...] = ()
+    """One for each of `functions`."""
+    folder: FilePath | None = None
+    """The folder of the function's file. Reading a config file sets it."""
     answers: AnswerRule = "boxed"
-    verifiable: bool | None = None  # unset: True, except for function "model"
+    """How the final answer is found, also for your own function: `\\boxed{x}`, `last_line` (also
+    "Answer: x"), `hash` (`#### x`), `tags` (`<answer>x</answer>`). Risks: docs/grading.md#the-answer."""
+    verifiable: bool | None = None
+    """Whether rewards mark responses as right or wrong. If not, pairs are the best against the worst
+    of a group, and there is no accuracy. Unset: true, except for a reward model."""
     correct_above: Annotated[
         float, Bounds(least=-MOST_REWARD, most=MOST_REWARD, why="rewards have this limit")
     ] = 0.5
+    """A reward above this counts as right."""
     cpu_seconds: Annotated[
         float,
         Bounds(
@@ -94,7 +115,9 @@ class Reward(Section):
             why="seconds for one answer; an answer that hangs the verifier uses them all",
         ),
     ] = 5.0
+    """CPU-seconds for the verdict on one response. Beyond them, or beyond 2 GB, it is wrong."""
     workers: Annotated[int, Bounds(least=1, most=1024, why="each is a process on this machine")] = 1
+    """Processes that run the verifier."""
     decimal_places: Annotated[
         int,
         Bounds(
@@ -103,6 +126,8 @@ class Reward(Section):
             why="decimal places to which a decimal may round another number",
         ),
     ] = 6
+    """For `verify`: decimal places to which a decimal may round the other number. Fewer is a
+    tolerance (docs/grading.md#right)."""
     model: RewardModel = RewardModel()
 
     @property

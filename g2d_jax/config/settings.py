@@ -45,18 +45,25 @@ function that a run receives from Python."""
 
 
 class Config(Section):
-    """The settings of a run. tasks: more tasks of a mixed run, by name. stages: by name,
-    unordered."""
+    """The settings of a run."""
 
     name: str = "run"
+    """Shown in the report, and part of the work directory's name if you choose none."""
     seed: int = 0
-    dtype: Dtype = "float32"  # of activations; parameters are float32
+    """All random numbers depend on it, and on purpose, problem, visit, sample and position."""
+    dtype: Dtype = "float32"
+    """Of activations and caches; parameters and the optimiser are float32. `bfloat16`: on machines
+    that have it (docs/hardware.md). With `float32`, matrix products are float32 on every machine,
+    unless you set `JAX_DEFAULT_MATMUL_PRECISION` (JAX's own choice: `default`). A run resumes only
+    under the same precision."""
     model: Model = Model()
     lora: Lora = Lora()
     tokenizer: Tokenizer = Tokenizer()
     data: Data = Data()
     reward: Reward = Reward()
     tasks: Mapping[str, Task] = field(default_factory=dict)
+    """More tasks of a mixed run, by name (docs/howto.md#mix-tasks): `settings.task(TRAIN, DEV, TEST)`
+    with `weight` and the fields of `reward`."""
     mesh: Mesh = Mesh()
     compute: Compute = Compute()
     engine: Engine = Engine()
@@ -64,6 +71,7 @@ class Config(Section):
     checkpoint: Checkpoint = Checkpoint()
     faults: Faults = Faults()
     stages: Mapping[str, Stage] = field(default_factory=dict)
+    """Stages by name, in any order: `config.stages.NAME = settings.KIND(FIELD=VALUE, …)`."""
 
     @classmethod
     def of(cls, config: ConfigDict) -> Config:

@@ -26,22 +26,33 @@ HIGHEST_RATE = 0.05  # a learning rate above is more often a mistake than intend
 
 
 class Optimizer(Section):
-    """The optimiser, AdamW or Adafactor. schedule: "constant", or "linear" or "cosine" decay after
-    warmup_steps."""
+    """The optimiser, AdamW or Adafactor."""
 
-    # "adafactor" ignores moment_dtype, b2 and eps
     kind: Literal["adamw", "adafactor"] = "adamw"
-    moment_dtype: Dtype = "float32"  # of AdamW's moments
+    """`adafactor` factors the second moment and has no first; it ignores `moment_dtype`, `b2` and
+    `eps`. Its learning rate is that of updates of at most 1 in root mean square."""
+    moment_dtype: Dtype = "float32"
+    """Of AdamW's moments. `bfloat16` needs 4 bytes a parameter in place of 8, and rounds the second
+    moment at random (`training/moments.py`)."""
     learning_rate: Annotated[float, Bounds(least=0, below=math.inf)] = field(
         default=1e-6, kw_only=False
     )
+    """The learning rate after `warmup_steps`."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate decays over the stage's updates."""
     warmup_steps: NonNegative = 0
-    min_lr_ratio: Fraction = 0.0  # the end of a decay, as a fraction of the learning rate
+    """Updates in which the learning rate rises from 0."""
+    min_lr_ratio: Fraction = 0.0
+    """Where `linear` and `cosine` end, as a fraction of the learning rate."""
     b2: Annotated[float, Bounds(least=0, below=1)] = 0.999
+    """Decay of AdamW's second moment."""
     eps: NotNegativeFloat = 1e-8
+    """AdamW's epsilon. Online and offline stages begin with the papers' 1e-4, which
+    `settings.optimizer(RATE)` replaces."""
     weight_decay: NotNegativeFloat = 0.0
-    max_grad_norm: NotNegativeFloat = 1.0  # L2 over all parameters; 0: no clipping
+    """Decoupled weight decay."""
+    max_grad_norm: NotNegativeFloat = 1.0
+    """The gradient is clipped at this L2 norm over all parameters. 0: never."""
 
     def issues(self, run: Run) -> Iterator[Issue]:
         """Yield settings that the optimiser or schedule ignores, and extreme learning rates."""
@@ -70,14 +81,20 @@ class Optimizer(Section):
 
 
 class Sampling(Section):
-    """Settings of sampling: temperature 0 is greedy, top_p 1 and top_k 0 are off."""
+    """How responses are sampled."""
 
     max_new_tokens: Positive = field(default=256, kw_only=False)
+    """The longest response, in tokens."""
     temperature: NotNegativeFloat = 1.0
+    """Divides the logits. 0: greedy."""
     top_p: Annotated[float, Bounds(above=0, most=1)] = 1.0
+    """Sample from the likeliest tokens of this total probability. 1: off."""
     top_k: NonNegative = 0
-    # texts that end a response, in addition to the tokenizer's stop tokens
+    """Sample from this many of the likeliest tokens. 0: off."""
     stop: tuple[str, ...] = ()
+    """Texts that end a response (docs/what-runs-when.md#stop-strings), in addition to the tokenizer's
+    stop tokens: at most 16, of 256 characters. Typed as in Python:
+    `'--config.stages.warmup.sampling.stop=["\\n\\n"]'`."""
 
     def issues(self, run: Run) -> Iterator[Issue]:
         """Yield stop strings that cannot end a response."""

@@ -13,16 +13,15 @@ from g2d_jax.config.training import Sampling
 
 
 class BestCheckpoint(Stage):
-    """The best of a policy's kept checkpoints by its reward on held-out problems; the stage's name
-    is a policy.
-
-    steps: the kept ones to compare, () for all. A mean reward that is not an accuracy is divided by
-    the mean length.
-    """
+    """The best of a stage's kept checkpoints on the problems of dev, one answer each. It compares
+    accuracy, or mean rewards divided by the mean length in tokens, averaged over tasks. The stage's
+    name is a policy."""
 
     kind: Literal["best_checkpoint"] = "best_checkpoint"
     policy: Policy = "train"
+    """The stage whose checkpoints it compares."""
     steps: tuple[NonNegative, ...] = ()
+    """The kept steps that it compares. (): all."""
     sampling: Sampling = Sampling(temperature=0.6, top_p=0.9)
 
     is_policy = True

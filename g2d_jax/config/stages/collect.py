@@ -16,24 +16,27 @@ from g2d_jax.config.training import Sampling
 
 class Collect(PassRates, Stage):
     """Rollouts of a frozen policy, and preference pairs from them. Prompts outside the window of
-    pass rates yield no pair.
-
-    rollouts: "sample"; "archive" reuses the groups that the policy's online stage sampled; the name
-    of another collect stage reuses its rollouts and ignores this stage's prompts and sampling.
-    dump: rollouts from other tools, in place of sampled ones.
-    """
+    pass rates yield no pair."""
 
     kind: Literal["collect"] = "collect"
     policy: Policy = "warmup"
+    """The policy that it samples from."""
     rollouts: Rollouts = "sample"
+    """`sample`; `archive`: the groups that the policy's online stage sampled; or another collect
+    stage: its rollouts. `prompts`, `num_generations` and `sampling` are for `sample` alone."""
     dump: Dump = Dump()
     prompts: Positive = 1024
+    """Prompts, at most those of `data.train`; the run logs if there are fewer."""
     num_generations: Positive = 8
+    """Responses to a prompt."""
     sampling: Sampling = Sampling()
     pairs_per_prompt: Positive = 4
-    # which pairs to keep when max_pairs is set
+    """The most pairs of a prompt."""
     select: Literal["all", "random", "uncertain", "confident"] = "all"
-    max_pairs: Positive | None = None  # unset: all pairs
+    """The pairs that `max_pairs` keeps. `all` and `random`: a random subset, nested for growing
+    numbers. `uncertain`, `confident`: prompts of the highest or lowest mean token entropy first."""
+    max_pairs: Positive | None = None
+    """The most pairs. Unset: all."""
 
     @property
     def part(self) -> int:

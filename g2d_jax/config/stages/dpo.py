@@ -14,12 +14,14 @@ DPONormalizer = Literal["pairs", "prompts"]
 
 
 class DPOLoss(Section):
-    """The DPO loss, in both kinds of stage."""
+    """The DPO loss."""
 
     loss_type: DPOLossType = "sigmoid"
+    """`sigmoid` is DPO, `sigmoid_norm` divides log-probabilities by length; docs/losses.md has all."""
     beta: Annotated[float, Bounds(above=0, below=math.inf)] = 0.1
-    # for "simpo": the margin for beta times the gap per token
+    """How strongly the reference holds the policy."""
     simpo_gamma: NotNegativeFloat = 0.5
+    """The margin of SimPO for beta times the gap per token. See docs/losses.md#simpo."""
 
     @property
     def compares(self) -> bool:
@@ -41,8 +43,10 @@ class DPOLoss(Section):
 
 
 class OnlineDPO(DPOLoss):
-    """The DPO loss of an online stage."""
+    """The loss `dpo` or `group_dpo`."""
 
-    # or "prompts": all of the batch, including those without a pair
     normalizer: DPONormalizer = "pairs"
-    nll_coef: NotNegativeFloat = 0.0  # times the mean over the chosen response's tokens
+    """The sum is divided by the prompts with a pair, or by all `prompts` of the batch (arXiv
+    2506.21495)."""
+    nll_coef: NotNegativeFloat = 0.0
+    """Times the chosen responses' negative log-likelihood, a mean over tokens, added to the loss."""

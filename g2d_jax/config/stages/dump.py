@@ -9,15 +9,14 @@ from g2d_jax.config.section import Issue, OnError, Rollouts, Run, Section, error
 
 
 class Dump(Section):
-    """Rollouts from other tools, in place of sampled ones: see `data.dumps`.
-
-    path: a file, a folder or a glob; "": responses are sampled. columns: our name -> the file's,
-    {"reward": "accuracy_reward"}. on_error: "skip" ignores any number of broken rows.
-    """
+    """Rollouts from other tools, in place of sampled ones (docs/rollouts.md)."""
 
     path: Rollouts = ""
+    """A file, a folder or a glob. Empty: responses are sampled."""
     columns: Mapping[str, str] = field(default_factory=dict)
+    """Our names of columns and the file's: `{"reward": "accuracy_reward"}`."""
     on_error: OnError = "raise"
+    """Broken rows are left out and counted: `raise` allows 5 % of them, `skip` any share."""
 
     def issues(self, run: Run) -> Iterator[Issue]:
         """Yield settings of a dump without a path."""

@@ -16,11 +16,16 @@ class Evaluate(Stage):
 
     kind: Literal["evaluate"] = "evaluate"
     policies: Policies = ("sft", "warmup", "dpo")
-    split: Split = "test"  # uses data.dev or data.test
+    """The policies that it compares."""
+    split: Split = "test"
+    """Problems of `data.dev` or `data.test`."""
     num_generations: Positive = 4
+    """Responses to a problem; one at temperature 0."""
     sampling: Sampling = Sampling()
     pass_at: tuple[Positive, ...] = (1, 2, 4)
+    """The k of pass@k, each at most `num_generations`. Larger ones of the default are dropped."""
     greedy: bool = True
+    """Also measure greedy answers."""
 
     @property
     def shown_pass_at(self) -> tuple[int, ...]:

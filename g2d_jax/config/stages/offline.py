@@ -15,16 +15,24 @@ from g2d_jax.config.training import Optimizer, Sampling
 
 class Offline(DPOLoss, TrainingStage):
     """Offline DPO from a policy on a preference dataset; the reference is the policy it starts
-    from."""
+    from. The pairs' log-probabilities and implicit rewards are measured before and after; that cost
+    is counted apart."""
 
     kind: Literal["offline"] = "offline"
     policy: Policy = "warmup"
     preferences: Preferences = "collect"
+    """A collect stage; a folder of Parquet files as it writes them; or a set from other tools
+    (docs/rollouts.md#preference-sets): JSONL, JSON, Parquet or `hub:owner/name`."""
     epochs: Positive = 1
+    """Passes over the pairs, each in another order."""
     batch_size: Positive = 64
-    # tokens of prompt and response in a file of pairs; longer pairs are left out
+    """Pairs of an update."""
     max_length: Positive | None = None
-    on_error: OnError = "raise"  # for a file of pairs
+    """For a set from other tools: the longest prompt and response, in tokens. Longer pairs are left
+    out and counted. Unset: the model's positions."""
+    on_error: OnError = "raise"
+    """For a set from other tools: broken rows are left out and counted. `raise` allows 5 % of them,
+    `skip` any share."""
     optimizer: Optimizer = Optimizer(eps=1e-4)
 
     shapes_from_data = True

@@ -39,11 +39,12 @@ Group = Annotated[int, Bounds(least=2, why="an online stage compares the respons
 
 
 class Budget(Section):
-    """A cost at which an online stage ends, perhaps before its last step:
-    stages/early_stopping.py."""
+    """A cost at which an online stage ends, perhaps before its last step."""
 
     measure: Measure = "flops"
-    amount: NotNegativeFloat = 0.0  # 0: no limit
+    """What is counted. `tokens` are all four kinds."""
+    amount: NotNegativeFloat = 0.0
+    """The stage ends at this cost, if that comes before `steps`. 0: no limit."""
 
     def issues(self, run: Run) -> Iterator[Issue]:
         """Warn of a measure without an amount."""
@@ -52,23 +53,27 @@ class Budget(Section):
 
 
 class Clip(Section):
-    """The clipped ratio of policies in a GRPO loss."""
+    """How a GRPO loss clips the ratio of policies."""
 
     epsilon: NotNegativeFloat = 0.2
+    """How far the ratio may fall below 1."""
     epsilon_high: NotNegativeFloat | None = None
-    importance_sampling_level: Literal["token", "sequence"] = "token"  # "sequence" is GSPO
-    # truncated importance sampling of trainer against sampler; 0: off
+    """How far the ratio may rise above 1. Unset: as far as it may fall."""
+    importance_sampling_level: Literal["token", "sequence"] = "token"
+    """`sequence` is GSPO, whose paper has `loss_type="grpo"`."""
     importance_cap: NotNegativeFloat = 0.0
+    """Truncated importance sampling: each token is weighed by the ratio of the trainer's old
+    probability to the sampler's, cut here. 0: off."""
 
 
 class Filter(PassRates):
     """The choice of prompts that an online stage trains on. A prompt whose running pass rate is
     outside the window is used one time in ten."""
 
-    # most extra rounds of prompts, to replace those without a signal
     dynamic_sampling: NonNegative = 0
-    # leave out a prompt after this many groups with one reward; 0: never
+    """The most rounds in which prompts without a signal are replaced."""
     drop_solved: NonNegative = 0
+    """Leave out a prompt after this many groups of one and the same reward. 0: never."""
 
     @property
     def replaces(self) -> bool:
@@ -92,41 +97,53 @@ study may vary `loss` alone."""
 
 class Online(TrainingStage):
     """Online RL, up to fully offline: every `sync_every` updates the sampling policy becomes the
-    trained one.
-
-    An update trains on a batch of prompts_per_step prompts. A synchronisation samples the rollouts
-    of all batches up to the next one. keep: the steps K whose checkpoints are kept for later
-    stages, in addition to the last.
-    """
+    trained one. A stage stops after 50 steps in a row without any signal."""
 
     kind: Literal["online"] = "online"
     policy: Policy = "sft"
     steps: NonNegative = 20
+    """Updates, K."""
     keep: tuple[NonNegative, ...] = ()
+    """Steps whose checkpoints stay for later stages, in addition to the last."""
     budget: Budget = Budget()
     prompts_per_step: Positive = 32
+    """Prompts of an update."""
     num_generations: Group = 8
+    """Responses to a prompt, a group."""
     sampling: Sampling = Sampling()
     dump: Dump = Dump()
     filter: Filter = Filter()
-    sync_every: NonNegative = 1  # updates; 0 never synchronises: offline
-    # the sampling policy becomes the reference at each synchronisation
+    sync_every: NonNegative = 1
+    """Updates between synchronisations of the sampling policy; each samples the rollouts of all
+    updates up to the next one. 1 is online, 0 never synchronises: offline."""
     reference_sync: bool = False
-    # updates on every batch of rollouts; sync_every must be a multiple
+    """The sampling policy becomes the reference at each synchronisation. Otherwise the reference
+    stays the policy that the stage starts from."""
     num_iterations: Positive = 1
+    """Updates on each batch of rollouts; `sync_every` must be a multiple. GRPO's old
+    log-probabilities are the trainer's: of the same update with `sync_every=1`, else of the
+    synchronisation."""
     loss: Literal["grpo", "raft", "dpo", "group_dpo"] = "grpo"
-    # GRPO
+    """`dpo`: for each prompt a random right response against a random wrong one (without right and
+    wrong: best against worst). `group_dpo`: the mean over all such pairs. `raft`: the likelihood of
+    right responses alone."""
     loss_type: GRPOLossType = "sum"
+    """How GRPO adds up: `sum` over tokens and group (arXiv 2506.21495), `seq-mean-token-sum` divides
+    it by the group's size (verl's name), the others are TRL's (docs/losses.md)."""
     scale_rewards: ScaleRewards = "none"
-    scale_rewards_eps: Annotated[float, Bounds(above=0)] = 1e-4  # added to the standard deviation
+    """Divide advantages by the standard deviation of the group or the batch, each task apart."""
+    scale_rewards_eps: Annotated[float, Bounds(above=0)] = 1e-4
+    """Added to that standard deviation."""
     clip: Clip = Clip()
-    beta: NotNegativeFloat = 0.0  # coefficient of the KL term, as in TRL
-    # DPO
+    beta: NotNegativeFloat = 0.0
+    """Coefficient of GRPO's KL term (k3, as in TRL)."""
     dpo: OnlineDPO = OnlineDPO()
-    grpo_coef: NotNegativeFloat = 0.0  # coefficient of the GRPO loss that "group_dpo" adds
-    # coefficient of the mean next-token entropy of the responses, a bonus in both losses
+    grpo_coef: NotNegativeFloat = 0.0
+    """Coefficient of the GRPO loss of the same responses, added to `group_dpo`."""
     entropy_coef: NotNegativeFloat = 0.0
-    mask_truncated: bool = False  # leave responses that reached max_new_tokens out of the loss
+    """Coefficient of the mean next-token entropy, a bonus."""
+    mask_truncated: bool = False
+    """Leave responses that reached `max_new_tokens` out of the loss."""
     optimizer: Optimizer = Optimizer(eps=1e-4)
 
     @property

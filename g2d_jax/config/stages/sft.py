@@ -12,15 +12,21 @@ from g2d_jax.config.training import Optimizer
 
 
 class Sft(TrainingStage):
-    """Supervised fine-tuning. data: messages or prompt/completion files, or an embedded task's
-    demonstrations; required."""
+    """Supervised fine-tuning on worked answers. The loss is a mean over tokens."""
 
     kind: Literal["sft"] = "sft"
     policy: Policy = "init"
     data: Source = Source()
+    """Examples of `messages`, or of `prompt` and `completion`; required. Of `messages` the last is
+    learnt, with the stop token; earlier answers are prompt. A text as prompt goes into
+    `tokenizer.prompt_template`, and all prompts into the chat template. Examples whose prompt is a
+    problem of dev or test are left out."""
     steps: NonNegative = 2000
+    """Updates."""
     batch_size: Positive = 64
+    """Examples of an update."""
     max_length: Annotated[int, Bounds(least=2)] = 512
+    """The longest example, in tokens. Longer ones are left out, not truncated."""
     optimizer: Optimizer = Optimizer(learning_rate=2e-5, schedule="cosine", warmup_steps=50)
 
     shapes_from_data = True

@@ -112,10 +112,12 @@ class Stage(Section):
 
 
 class PassRates(Section):
-    """A window of pass rates; prompts outside are left out."""
+    """A window of pass rates, for rewards with right and wrong."""
 
     min_pass_rate: Fraction = 0.0
+    """The lowest pass rate of a prompt that is used."""
     max_pass_rate: Fraction = 1.0
+    """The highest pass rate of a prompt that is used."""
 
     @property
     def window(self) -> tuple[float, float]:
@@ -143,6 +145,7 @@ class TrainingStage(Stage):
     """The settings of a stage that trains a policy from another one."""
 
     policy: Policy = "init"
+    """The policy that it starts from (docs/concepts.md#policies-have-names)."""
     optimizer: Optimizer = Optimizer()
 
     trains = True
