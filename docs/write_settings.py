@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,20 @@ HEAD = """# All settings
 <!-- written by docs/write_settings.py -->
 
 [How to set them](config.md).
-Fields marked *runtime* change no result, and may change between two starts of a run.
+Fields marked *runtime* change results only by rounding, and may change between two starts of a run.
+Set a stage's fields as `config.stages.NAME.FIELD`, those of a source as `config.data.train.FIELD`.
 """
 TABLE = "| field | values | default | meaning |\n|---|---|---|---|\n"
 SHARED = {Source: "source", Optimizer: "optimizer", Sampling: "sampling", Dump: "dump"}
 """Sections that several others hold: each has a table of its own."""
 
-KINDS = {int: "integer", float: "number", str: "text", bool: "true, false", dict: "texts by name"}
+KINDS = {
+    int: "integer",
+    float: "number",
+    str: "text",
+    bool: "true, false",
+    Mapping: "by name",
+}
 
 
 def page() -> str:
@@ -65,7 +72,8 @@ def section(title: str, values: Section, anchor: str, *, prefix: str) -> str:
 def rows(values: Section, anchor: str, prefix: str) -> Iterator[str]:
     """Yield the rows of a section's fields, and of the sections in it that are its alone."""
     meanings = docstrings(type(values))
-    for name, hint in values.hints().items():
+    own = vars(type(values))["__annotations__"]
+    for name, hint in sorted(values.hints().items(), key=lambda field: field[0] not in own):
         value = getattr(values, name)
         nested = isinstance(value, Section) and type(value) not in SHARED
         if (nested and isinstance(values, Config)) or (name == "kind" and name not in meanings):
@@ -77,7 +85,7 @@ def rows(values: Section, anchor: str, prefix: str) -> Iterator[str]:
             f'<a id="{anchor}{name}"></a>`{path}`',
             "" if nested else allowed(hint),
             "" if nested else shown(value),
-            linked(meaning).replace("\n", " ") + runtime(path),
+            linked(meaning).replace("\n", " ").replace("|", r"\|") + runtime(path),
         ]
         yield f"| {' | '.join(cells)} |\n"
         if nested:
@@ -108,9 +116,11 @@ def allowed(hint: Hint) -> str:
         return f"list: {allowed(hint.items)}"
     bounds = hint.bounds
     limits = {"≥": bounds.least, ">": bounds.above, "≤": bounds.most, "<": bounds.below}
-    words = [KINDS.get(hint.kind, "by name")]
+    words = [KINDS[hint.kind]]
     words += [
-        f"{sign} {limit:,}" for sign, limit in limits.items() if limit not in (None, math.inf)
+        f"{sign} {limit:{',' if isinstance(limit, int) else 'g'}}"
+        for sign, limit in limits.items()
+        if limit not in (None, math.inf)
     ]
     return ", ".join(words)
 
@@ -139,8 +149,8 @@ def linked(text: str) -> str:
     """Return a docstring with links in place of "docs/PAGE.md#PART"."""
 
     def link(match: re.Match[str]) -> str:
-        place, name, part = match.groups()
-        return f"[{(part or name).replace('-', ' ')}]({place})"
+        place, *words = match.groups()
+        return f"[{': '.join(filter(None, words)).replace('-', ' ')}]({place})"
 
     return re.sub(r"docs/(([\w-]+)\.md(?:#([\w-]+))?)", link, text)
 

@@ -29,11 +29,11 @@ DecodeKernel = Literal["xla", "pallas"]
 
 
 class Mesh(Section):
-    """Devices along each axis of the mesh; -1 uses the rest."""
+    """Devices along each axis of the mesh; -1 for one of them uses the rest."""
 
     data: int = 1
-    """Devices with whole copies of the weights. The only axis that crosses slices of TPUs: set it
-    to their number."""
+    """Copies of the weights, each over `fsdp` times `tensor` devices. Only this axis crosses slices
+    of TPUs: set it to their number."""
     fsdp: int = -1
     """Devices that share the weights and the optimiser state, and split the batch."""
     tensor: int = 1
@@ -59,9 +59,9 @@ class Compute(Section):
     """Keep the optimiser state in the host's pinned memory between updates. Refused where there is
     none."""
     max_num_seqs: Positive | None = None
-    """Responses decoded together. Unset: as many as fit in memory
-    (docs/what-runs-when.md#how-many-rows), 256 where that is unknown. A CPU takes at most a quarter
-    of the requested responses, but at least 32."""
+    """The most responses decoded together. Unset: the number that finishes soonest within the free
+    memory (docs/what-runs-when.md#how-many-rows), 256 where that is unknown. A CPU decodes at most a
+    quarter of the requested responses, or 32 if that is more, even if you set more."""
     sampling_tensor: NonNegative = 0
     """Devices that share one copy of the weights while sampling. 0: a power of two, by a formula
     (docs/what-runs-when.md#how-many-rows); 1 on a CPU."""

@@ -34,7 +34,7 @@ class Model(Section):
     `olmo2`, `olmo3` (no window), `granite` (its four scalars are 1), `seed_oss` (no biases),
     `ministral3` (no YaRN), `phi3`, `qwen3_moe` (eight experts of `intermediate_size`, two for each
     token), `qwen3_5_text` (at least four layers; three of four are recurrent) or `gemma3_text` (no
-    window). A model in `path` has its own."""
+    window). A model in `path` must be of one of these families, and brings its own."""
     hidden_size: Positive = 96
     """Width of the hidden state."""
     num_hidden_layers: Positive = 3
@@ -73,7 +73,7 @@ class Lora(Section):
     """QLoRA (arXiv 2305.14314), extra `quant`: frozen linear weights of the layers, the reference's
     too, as `int8` (a scale for each output) or `nf4` (4.5 bits, a scale for every 32 inputs).
     `g2d export --policy init` writes the base as the adapters see it. On a TPU `int8` is decoded
-    within the product, `nf4` into a float32 copy."""
+    within the product, `nf4` into a float32 copy. Refused for a mixture of experts."""
 
     def issues(self, run: Run) -> Iterator[Issue]:
         """Yield adapter settings without adapters."""
@@ -104,7 +104,8 @@ class Tokenizer(Section):
     system: str | None = None
     """The system message, refused where the template cannot take one (Gemma 2, Mistral 0.1). Unset:
     no system message, not even the template's own. `default`: the template's own, with 2024-07-26 for
-    today. Exports bring the template as trained (docs/share.md#the-prompt-that-the-policy-saw)."""
+    today. Exports bring the template as trained (docs/share.md#the-prompt-that-the-policy-saw).
+    A system message in the data replaces it."""
     enable_thinking: bool | None = None
     """Passed to the template (Qwen3, SmolLM3). Where the template does not know it, `true` is refused,
     and `false` if its prompts begin a thought."""

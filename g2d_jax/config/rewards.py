@@ -36,7 +36,8 @@ class Source(Section):
     split: Literal["", "train", "dev", "test"] = ""
     """The rows of this split, by the hash of their id. Empty: all rows."""
     limit: Positive | None = None
-    """Rows to read, from the first on. `procedural:` has no end and needs one, except for SFT."""
+    """The first N rows of the split that are usable and distinct. `procedural:` has no end and
+    needs one, except for SFT."""
     fields: Mapping[str, str] = field(default_factory=dict)
     """Our names of columns and the file's: `{"problem": "q"}`, for SFT
     `{"prompt": "question", "completion": "solution"}`. Found without it: `problem`, `question`,
@@ -73,7 +74,8 @@ class RewardModel(Section):
 
     path: ModelPath = ""
     """A model with a scalar head (`LlamaForSequenceClassification`, Qwen2's, Qwen3's, Athene-RM's
-    `v_head`), named as `model.path`, with a tokenizer that has a chat template."""
+    `v_head`), named as `model.path`, with a tokenizer that has a chat template. Its weights are in
+    `dtype`."""
     revision: str | None = None
     """A commit, branch or tag of the hub."""
     max_length: Positive = 4096
@@ -98,8 +100,9 @@ class Reward(Section):
     folder: FilePath | None = None
     """The folder of the function's file. Reading a config file sets it."""
     answers: AnswerRule = "boxed"
-    """How the final answer is found, also for your own function: `\\boxed{x}`, `last_line` (also
-    "Answer: x"), `hash` (`#### x`), `tags` (`<answer>x</answer>`). Risks: docs/grading.md#the-answer."""
+    """How the final answer is found, also for your own function. `boxed`: `\\boxed{x}`. `last_line`: a
+    box, else the text after "Answer:". `hash`: `#### x`. `tags`: `<answer>x</answer>`. Risks:
+    docs/grading.md#the-answer."""
     verifiable: bool | None = None
     """Whether rewards mark responses as right or wrong. If not, pairs are the best against the worst
     of a group, and there is no accuracy. Unset: true, except for a reward model."""

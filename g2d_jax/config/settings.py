@@ -52,7 +52,7 @@ class Config(Section):
     seed: int = 0
     """All random numbers depend on it, and on purpose, problem, visit, sample and position."""
     dtype: Dtype = "float32"
-    """Of activations and caches; parameters and the optimiser are float32. `bfloat16`: on machines
+    """The type of activations and caches; parameters and the optimiser are float32. `bfloat16`: on machines
     that have it (docs/hardware.md). With `float32`, matrix products are float32 on every machine,
     unless you set `JAX_DEFAULT_MATMUL_PRECISION` (JAX's own choice: `default`). A run resumes only
     under the same precision."""
@@ -62,8 +62,8 @@ class Config(Section):
     data: Data = Data()
     reward: Reward = Reward()
     tasks: Mapping[str, Task] = field(default_factory=dict)
-    """More tasks of a mixed run, by name (docs/howto.md#mix-tasks): `settings.task(TRAIN, DEV, TEST)`
-    with `weight` and the fields of `reward`."""
+    """More tasks of a mixed run, by name (docs/howto.md#mix-tasks): `settings.task(TRAIN, DEV, TEST)`,
+    with `weight` and fields of `reward` as keywords. Then `config.tasks.NAME.reward.FIELD`."""
     mesh: Mesh = Mesh()
     compute: Compute = Compute()
     engine: Engine = Engine()

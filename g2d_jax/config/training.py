@@ -32,7 +32,7 @@ class Optimizer(Section):
     """`adafactor` factors the second moment and has no first; it ignores `moment_dtype`, `b2` and
     `eps`. Its learning rate is that of updates of at most 1 in root mean square."""
     moment_dtype: Dtype = "float32"
-    """Of AdamW's moments. `bfloat16` needs 4 bytes a parameter in place of 8, and rounds the second
+    """The type of AdamW's moments. `bfloat16` needs 4 bytes a parameter in place of 8, and rounds the second
     moment at random (`training/moments.py`)."""
     learning_rate: Annotated[float, Bounds(least=0, below=math.inf)] = field(
         default=1e-6, kw_only=False

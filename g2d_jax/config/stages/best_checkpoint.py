@@ -13,9 +13,9 @@ from g2d_jax.config.training import Sampling
 
 
 class BestCheckpoint(Stage):
-    """The best of a stage's kept checkpoints on the problems of dev, one answer each. It compares
-    accuracy, or mean rewards divided by the mean length in tokens, averaged over tasks. The stage's
-    name is a policy."""
+    """The best of a stage's kept checkpoints on the problems of dev, with one answer to each. A
+    task's score is its mean reward; without right and wrong, divided by the mean length in tokens.
+    Tasks count equally. The stage's name is a policy."""
 
     kind: Literal["best_checkpoint"] = "best_checkpoint"
     policy: Policy = "train"

@@ -49,4 +49,4 @@ class OnlineDPO(DPOLoss):
     """The sum is divided by the prompts with a pair, or by all `prompts` of the batch (arXiv
     2506.21495)."""
     nll_coef: NotNegativeFloat = 0.0
-    """Times the chosen responses' negative log-likelihood, a mean over tokens, added to the loss."""
+    """Coefficient of the chosen responses' negative log-likelihood, a mean over tokens."""

@@ -23,7 +23,8 @@ class Evaluate(Stage):
     """Responses to a problem; one at temperature 0."""
     sampling: Sampling = Sampling()
     pass_at: tuple[Positive, ...] = (1, 2, 4)
-    """The k of pass@k, each at most `num_generations`. Larger ones of the default are dropped."""
+    """The k of pass@k, each at most `num_generations`, or 1 at temperature 0. Larger ones
+    of the default are left out, others refused."""
     greedy: bool = True
     """Also measure greedy answers."""
 

@@ -15,7 +15,7 @@ from g2d_jax.config.training import Optimizer, Sampling
 
 class Offline(DPOLoss, TrainingStage):
     """Offline DPO from a policy on a preference dataset; the reference is the policy it starts
-    from. The pairs' log-probabilities and implicit rewards are measured before and after; that cost
+    from (SimPO has none). The pairs' log-probabilities and implicit rewards are measured before and after; that cost
     is counted apart."""
 
     kind: Literal["offline"] = "offline"

@@ -42,7 +42,7 @@ class Budget(Section):
     """A cost at which an online stage ends, perhaps before its last step."""
 
     measure: Measure = "flops"
-    """What is counted. `tokens` are all four kinds."""
+    """What is counted. `tokens`: generated, prefilled, scored and trained ones together."""
     amount: NotNegativeFloat = 0.0
     """The stage ends at this cost, if that comes before `steps`. 0: no limit."""
 
@@ -56,11 +56,12 @@ class Clip(Section):
     """How a GRPO loss clips the ratio of policies."""
 
     epsilon: NotNegativeFloat = 0.2
-    """How far the ratio may fall below 1."""
+    """How far the ratio may fall below 1. `cispo` has no such bound."""
     epsilon_high: NotNegativeFloat | None = None
     """How far the ratio may rise above 1. Unset: as far as it may fall."""
     importance_sampling_level: Literal["token", "sequence"] = "token"
-    """`sequence` is GSPO, whose paper has `loss_type="grpo"`."""
+    """A ratio for each token, or one for each response, as in GSPO, whose paper has
+    `loss_type="grpo"`."""
     importance_cap: NotNegativeFloat = 0.0
     """Truncated importance sampling: each token is weighed by the ratio of the trainer's old
     probability to the sampler's, cut here. 0: off."""
@@ -73,7 +74,8 @@ class Filter(PassRates):
     dynamic_sampling: NonNegative = 0
     """The most rounds in which prompts without a signal are replaced."""
     drop_solved: NonNegative = 0
-    """Leave out a prompt after this many groups of one and the same reward. 0: never."""
+    """Leave out a prompt after this many groups in a row whose rewards were all one and the same.
+    0: never."""
 
     @property
     def replaces(self) -> bool:
@@ -102,7 +104,7 @@ class Online(TrainingStage):
     kind: Literal["online"] = "online"
     policy: Policy = "sft"
     steps: NonNegative = 20
-    """Updates, K."""
+    """Updates (K)."""
     keep: tuple[NonNegative, ...] = ()
     """Steps whose checkpoints stay for later stages, in addition to the last."""
     budget: Budget = Budget()
@@ -141,7 +143,7 @@ class Online(TrainingStage):
     grpo_coef: NotNegativeFloat = 0.0
     """Coefficient of the GRPO loss of the same responses, added to `group_dpo`."""
     entropy_coef: NotNegativeFloat = 0.0
-    """Coefficient of the mean next-token entropy, a bonus."""
+    """Coefficient of the mean next-token entropy, which the loss rewards."""
     mask_truncated: bool = False
     """Leave responses that reached `max_new_tokens` out of the loss."""
     optimizer: Optimizer = Optimizer(eps=1e-4)

@@ -17,8 +17,9 @@ class Sft(TrainingStage):
     kind: Literal["sft"] = "sft"
     policy: Policy = "init"
     data: Source = Source()
-    """Examples of `messages`, or of `prompt` and `completion`; required. Of `messages` the last is
-    learnt, with the stop token; earlier answers are prompt. A text as prompt goes into
+    """Examples of `messages`, or of `prompt` and `completion`, or an embedded task's demonstrations
+    (`procedural:slips`); required. Of `messages` the last, the assistant's, is learnt, with the
+    stop token; earlier answers are prompt. A text as prompt goes into
     `tokenizer.prompt_template`, and all prompts into the chat template. Examples whose prompt is a
     problem of dev or test are left out."""
     steps: NonNegative = 2000

@@ -115,9 +115,9 @@ class PassRates(Section):
     """A window of pass rates, for rewards with right and wrong."""
 
     min_pass_rate: Fraction = 0.0
-    """The lowest pass rate of a prompt that is used."""
+    """The lower end of the window of pass rates. It needs rewards with right and wrong."""
     max_pass_rate: Fraction = 1.0
-    """The highest pass rate of a prompt that is used."""
+    """The upper end of the window."""
 
     @property
     def window(self) -> tuple[float, float]:
