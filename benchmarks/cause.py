@@ -3,7 +3,7 @@ number of pairs.
 
 Command:   g2d sweep --config benchmarks/cause.py --workdir runs/study     (of sweep-k: what it has is used)
 Hardware:  2 CPU cores
-Result:    cause.html in the directory; the question, the predictions and the analysis are in docs/cause.md
+Result:    cause.html in the directory; the question, the predictions and the analysis are in docs/benchmarks.md
 
 The policy is the demo's at K = 10. Difficulty is a window of pass rates; diversity is the number of
 prompts that equally many pairs, up to eight of each, are drawn from. Choices: preset=full|smoke;

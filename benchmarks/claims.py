@@ -1,14 +1,15 @@
-"""Compare the claims of two papers with what the studies measured: the tables and the chart of
-docs/evidence.md.
+"""Compare recipes at equal cost, and the claims of two papers with what the studies measured: the
+tables and the charts of docs/evidence.md and docs/rivals.md.
 
     python benchmarks/claims.py            # prints the tables, in seconds
-    python benchmarks/claims.py FILE.svg   # draws the chart
+    python benchmarks/claims.py FOLDER     # draws the charts into it
 
-It reads two tables of benchmarks/results. policies.parquet has a row for each policy of a study's
-point, in the order of training: study, arm, setting, rate (of online training), seed, budget (online
-steps), policy, what its training cost (SFT left out), its mean accuracy on dev and test, and
-measures of the rollouts behind its pairs. verdicts.parquet has a row for each problem that a policy
-answered: the same first columns, split, problem, answers, correct.
+rivals_claims.py has the recipes. For the claims this reads two tables of benchmarks/results.
+policies.parquet has a row for each policy of a study's point, in the order of training: study, arm,
+setting, rate (of online training), seed, budget (online steps), policy, what its training cost (SFT
+left out), its mean accuracy on dev and test, and measures of the rollouts behind its pairs.
+verdicts.parquet has a row for each problem that a policy answered: the same first columns, split,
+problem, answers, correct.
 
 The papers: G2D, arXiv 2605.21266, and "Bridging Offline and Online Reinforcement Learning for
 LLMs", arXiv 2506.21495, table 1. A claim is one difference, or one at each K. Differences are
@@ -38,10 +39,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import rivals_claims
+from intervals import LEVEL, Found, over_seeds
 from matplotlib.figure import Figure
 
 from g2d_jax.report import figures
-from g2d_jax.study import frontier, stats
+from g2d_jax.study import frontier
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,9 +54,6 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 RESULTS = Path(__file__).parent / "results"
-LEVEL = 2.0
-"""Points within which two accuracies count as level, as in benchmarks/tuned_alike.py."""
-
 SHARE = 20.0
 """Per cent within which a count counts as hardly changed."""
 
@@ -67,12 +67,14 @@ class Scale:
     """A model on a task: of 135M parameters where no number is named.
 
     over_k: studies over K, whose seeds are taken together. tuned: one whose arms tried equally many
-    settings. spectrum: from offline to online. cause: pairs of one number and one policy.
+    settings. rivals: one of many recipes, tuned alike, that takes its place in the claims. spectrum:
+    from offline to online. cause: pairs of one number and one policy.
     """
 
     name: str
     over_k: Sequence[str]
     tuned: str = ""
+    rivals: str = ""
     spectrum: str = ""
     cause: str = ""
 
@@ -82,6 +84,7 @@ SCALES = (
         "0.14M",
         ("sweep-k-demo", "sweep-k-demo-fresh"),
         tuned="demo-study-judge",
+        rivals="demo",
         spectrum="spectrum-demo",
         cause="cause",
     ),
@@ -99,27 +102,6 @@ SCALES = (
         spectrum="smollm2-arithmetic-spectrum",
     ),
 )
-
-
-LINKS = {
-    "over_k": "[first](benchmarks.md#the-demos-task-first-study)",
-    "tuned": "[tuned](benchmarks.md#the-demos-task-tuned-alike)",
-    "spectrum": "[spectrum](spectrum.md)",
-    "cause": "[cause](cause.md)",
-}
-"""Field of `Scale` -> the page of its study at 0.14M."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """A difference with its interval, in points or per cent; NaN where a seed is out of range. k:
-    None of one that has no K."""
-
-    k: int | None
-    mean: float
-    low: float
-    high: float
-    seeds: int
 
 
 @functools.cache
@@ -217,13 +199,6 @@ def over_problems(differences: Iterable[Array], k: int | None = None) -> Found:
     return in_points(frontier.mean_interval(np.stack([*differences]), limits=(-1, 1)), k)
 
 
-def over_seeds(numbers: pd.Series, k: int | None = None, level: float = 0.95) -> Found:
-    """Average one number a seed, in points or per cent, with Student's t over seeds."""
-    mean, error = float(numbers.mean()), stats.std(numbers.to_numpy()) / math.sqrt(len(numbers))
-    half = stats.t_quantile(len(numbers), level) * error
-    return Found(k, mean, mean - half, mean + half, len(numbers))
-
-
 def apart(points: pd.DataFrame, others: pd.DataFrame, column: str = "accuracy") -> pd.Series:
     """Subtract a column of other points, seed by seed of a study, for the seeds that both have."""
     own, other = points.set_index(RUN)[column], others.set_index(RUN)[column]
@@ -316,6 +291,18 @@ def hard_less_easy(points: pd.DataFrame) -> list[Found]:
     return found
 
 
+def tuned_differences(scale: Scale) -> list[Found]:
+    """Compare G2D with GRPO at every K, both tuned alike."""
+    if scale.rivals:
+        return rivals_claims.g2d(scale.rivals)
+    return against(against_grpo((scale.tuned,), tuned=True), "best")
+
+
+def rivals_apart(scale: Scale, arm: str, other: str) -> list[Found]:
+    """Compare two recipes at equal FLOPs."""
+    return [rivals_claims.apart(scale.rivals, arm, other)]
+
+
 @dataclass(frozen=True)
 class Claim:
     """A row of the table. source: the field of `Scale` that it is read from; rule: see the module's
@@ -325,7 +312,7 @@ class Claim:
     text: str
     source: str
     rule: str
-    find: Callable[..., list[Found]]
+    find: Callable[..., list[Found]] = tuned_differences
     unit: str = ""
 
 
@@ -364,7 +351,6 @@ CLAIMS = (
         "the same, both tuned alike",
         "tuned",
         "any",
-        lambda points: against(points, "best"),
     ),
     Claim(
         "G2D",
@@ -414,6 +400,13 @@ CLAIMS = (
     ),
     Claim(
         "Bridging",
+        "the same at equal FLOPs",
+        "rivals",
+        "more",
+        lambda scale: rivals_apart(scale, "dpo_s1", "offline"),
+    ),
+    Claim(
+        "Bridging",
         "new rollouts every 10 updates equal online DPO",
         "spectrum",
         "level",
@@ -432,6 +425,13 @@ CLAIMS = (
         "spectrum",
         "level",
         lambda points: arms_apart(points, "grpo", "s1"),
+    ),
+    Claim(
+        "Bridging",
+        "the same at equal FLOPs",
+        "rivals",
+        "level",
+        lambda scale: rivals_apart(scale, "grpo", "dpo_s1"),
     ),
 )
 
@@ -464,13 +464,11 @@ def measured(claim: Claim, scale: Scale) -> list[Found] | None:
     source = getattr(scale, claim.source)
     if not source:
         return None
-    if claim.source == "over_k":
-        points = against_grpo(source, tuned=False)
-    elif claim.source == "tuned":
-        points = against_grpo((source,), tuned=True)
+    if claim.source in ("tuned", "rivals"):
+        found = claim.find(scale)
     else:
-        points = read(source)
-    found = claim.find(points)
+        points = against_grpo(source, tuned=False) if claim.source == "over_k" else read(source)
+        found = claim.find(points)
     # those out of range last
     return sorted(found, key=lambda each: (math.isnan(each.mean), each.mean))
 
@@ -492,29 +490,13 @@ def row(claim: Claim) -> str:
     verdicts = "; ".join(f"**{word}** {', '.join(names)}" for word, names in scales.items())
     k = "" if shown.k is None else f", K = {shown.k}"
     number = f"{shown.mean:+.1f}{claim.unit} [{shown.low:+.1f}, {shown.high:+.1f}]{k}"
-    return f"| {claim.text} | {verdicts} | {number} | {LINKS[claim.source]} |"
+    return f"| {claim.text} | {verdicts} | {number} |"
 
 
 def claims_of(paper: str) -> list[str]:
     """Write the table of a paper's claims."""
-    heads = f"| {paper} | verdict | largest difference at 0.14M | study |"
-    return [heads, "|---|---|---|---|", *(row(each) for each in CLAIMS if each.paper == paper)]
-
-
-def tuned_alike() -> list[str]:
-    """Write which K are better or worse than GRPO at equal FLOPs, both tuned alike."""
-    words = ("better", "worse", "inconclusive", "out of range")
-    lines = [f"| both tuned alike | K {' | K '.join(words)} |", "|---|---|---|---|---|"]
-    for scale in SCALES:
-        if not scale.tuned:
-            continue
-        found: dict[str, list[str]] = {word: [] for word in words}
-        for each in against(against_grpo((scale.tuned,), tuned=True), "best"):
-            word = "better" if each.low > 0 else "worse" if each.high < 0 else "inconclusive"
-            found[word if each.seeds else "out of range"].append(str(each.k))
-        cells = [", ".join(ks) or "none" for ks in found.values()]
-        lines.append(f"| {scale.name} | {' | '.join(cells)} |")
-    return lines
+    heads = f"| {paper} | verdict | largest difference at 0.14M |"
+    return [heads, "|---|---|---|", *(row(each) for each in CLAIMS if each.paper == paper)]
 
 
 RUINED = 0.05
@@ -527,7 +509,10 @@ def ruined() -> list[str]:
     lines = ["| ruined seeds | GRPO, highest rate | lower rates | DPO |", "|---|---|---|---|"]
     for scale in SCALES:
         # arithmetic has one study, tuned alike
-        studies = {scale.over_k: "", (scale.tuned,): ", tuned alike"}
+        studies = {
+            scale.over_k: "",
+            (scale.tuned,): f"{', older' * bool(scale.rivals)}, tuned alike",
+        }
         for names, kind in studies.items():
             if not names[0]:
                 continue
@@ -560,49 +545,62 @@ def ruined_of(runs: pd.DataFrame) -> str:
 
 
 def tables() -> str:
-    """Write all tables."""
-    parts = (tuned_alike(), claims_of("G2D"), claims_of("Bridging"), ruined())
+    """Write all tables of docs/evidence.md."""
+    parts = (
+        rivals_claims.advised("demo"),
+        rivals_claims.compared("demo"),
+        claims_of("G2D"),
+        claims_of("Bridging"),
+        ruined(),
+    )
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
-LINES = {
-    ("grpo", "2e-05"): "GRPO at 2e-5",
-    ("grpo", "5e-05"): "GRPO at 5e-5",
-    ("grpo", "0.00015"): "GRPO at 1.5e-4",
-    ("g2d", "5e-05"): "G2D, warm-up at 5e-5",
-    ("gentle", "5e-05"): "G2D, DPO at a fifth of the rate",
-}
-"""Arm and online learning rate of the first study -> a line of the chart."""
+def details() -> str:
+    """Write what no page has: each recipe at each budget, and what its answers are like."""
+    parts = (rivals_claims.each_budget("demo"), rivals_claims.answers("demo"))
+    return "\n\n".join("\n".join(lines) for lines in parts)
 
 
-def chart() -> Figure:
-    """Draw accuracy over FLOPs, with 95 % bands over seeds and problems. G2D's labels are K."""
-    points = read("sweep-k-demo")
+TUNED = {"arithmetic": "smollm2-arithmetic-judge", "stories": "smollm2-stories-judge"}
+"""Task of SmolLM2-135M -> its study with both tuned alike, a panel of the chart."""
+
+
+def tuned_chart() -> Figure:
+    """Draw accuracy over FLOPs for GRPO and G2D, tuned alike, with 95 % bands over seeds and
+    problems. G2D's labels are K."""
     with figures.styled():
-        figure = Figure(figsize=(6, 3.6), layout="constrained")
-        ax = figure.subplots()
-        for (arm, rate), label in LINES.items():
-            own = points[(points.arm == arm) & (points.rate == rate)]
-            flops, bands = [], []
-            for k, seeds in own.groupby("budget"):
-                found = in_points(frontier.mean_interval(np.stack([*seeds.accuracy])))
-                flops.append(seeds.flops.mean() / 1e9)
-                bands.append((found.mean, found.low, found.high))
-                if arm == "g2d":
-                    place = (flops[-1], found.mean)
-                    ax.annotate(str(k), place, (3, -9), textcoords="offset points")
-            mean, low, high = np.transpose(bands)
-            (line,) = ax.plot(flops, mean, label=label)
-            ax.fill_between(flops, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-        ax.set_xlabel("billion FLOPs after SFT")
-        ax.set_ylabel("accuracy on test problems, %")
-        ax.legend(loc="lower right")
+        figure = Figure(figsize=(7, 3.4), layout="constrained")
+        for ax, (task, study) in zip(figure.subplots(1, 2), TUNED.items(), strict=True):
+            points = read(study)
+            for arm, label in (("grpo", "GRPO"), ("g2d", "G2D")):
+                flops, bands = [], []
+                for k, seeds in chosen(points[points.arm == arm]).groupby("budget"):
+                    found = in_points(frontier.mean_interval(np.stack([*seeds.accuracy])))
+                    flops.append(seeds.flops.mean() / 1e12)
+                    bands.append((found.mean, found.low, found.high))
+                    if arm == "g2d":
+                        place = (flops[-1], found.mean)
+                        ax.annotate(str(k), place, (3, -9), textcoords="offset points")
+                mean, low, high = np.transpose(bands)
+                (line,) = ax.plot(flops, mean, label=label)
+                ax.fill_between(flops, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+            ax.set_title(task)
+            ax.set_xlabel("trillion FLOPs")
+            ax.legend(loc="lower right")
+        figure.axes[0].set_ylabel("accuracy on test problems, %")
     return figure
+
+
+def charts() -> dict[str, Figure]:
+    """Draw the charts of docs/evidence.md, by the names of their files."""
+    return {"evidence-demo": rivals_claims.chart("demo"), "evidence-smollm2": tuned_chart()}
 
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        drawn = figures.Chart("evidence-flops", "", "", "", chart())
-        Path(sys.argv[1]).write_bytes(drawn.file("svg"))
+        for name, figure in charts().items():
+            drawn = figures.Chart(name, "", "", "", figure)
+            Path(sys.argv[1], f"{name}.svg").write_bytes(drawn.file("svg"))
     else:
-        print(tables())
+        print(tables(), details(), *rivals_claims.costs("demo"), sep="\n")

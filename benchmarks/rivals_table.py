@@ -2,6 +2,7 @@
 and costs for each seed.
 
     python benchmarks/rivals_table.py pilot DIR            # part=pilot: FLOPs at each checkpoint
+    python benchmarks/rivals_table.py seconds DIR FILE     # of the same: seconds at the middle budget, as CSV
     python benchmarks/rivals_table.py write DIR tune 40 OUT    # two tables of a seed of part=tune, or judge
     python benchmarks/rivals_table.py choose OUT demo FILE     # writes FILE, which part=judge reads
 
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import rivals
 
@@ -31,6 +33,7 @@ from g2d_jax.session.stage_result import Evaluated, StageResult
 
 FALL, NEAR = 5.0, 2.0
 COSTS = ("flops", "generated", "trained", "tokens")
+SECONDS = ("generation", "logprobs", "verification", "training")
 ANSWERS = ("entropy", "distinct_answers", "ece", "mean_length", "frac_truncated")
 
 
@@ -94,6 +97,29 @@ def pilot(folder: Path) -> list[str]:
                 costs[name] = f"{result.cost.flops / each:.1f} {result.counts}"
         lines.append(f"{point.arm}: {', '.join(f'{key}: {cost}' for key, cost in costs.items())}")
     return lines
+
+
+def seconds(folder: Path) -> pd.DataFrame:
+    """Tabulate the seconds of each activity that each arm takes up to the middle budget, SFT and
+    compilation left out."""
+    rows = []
+    for task, point in points(folder, "pilot"):
+        scale = scale_of(task)
+        arm = scale.arms[point.arm]
+        updates = arm.steps[scale.middle] if arm.steps else arm.warmup
+        row: dict[str, Any] = {"arm": point.arm}
+        for name in SECONDS:
+            field = f"{name}_seconds"
+            row[name] = 0.0
+            for stage, result in point.results.items():
+                if stage == "warmup":  # one run may serve several arms, up to other steps
+                    spent = {int(at): getattr(cost, field) for at, cost in result.costs.items()}
+                    steps = sorted({0, *spent})
+                    row[name] += np.interp(updates, steps, [spent.get(at, 0) for at in steps])
+                elif stage != "sft":
+                    row[name] += getattr(result.cost, field)
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def choose(out: Path, task: str) -> dict[str, Any]:
@@ -195,7 +221,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    arguments = {"pilot": (), "choose": ("task", "file"), "write": ("part", "seed", "out")}
+    arguments: dict[str, tuple[str, ...]] = {"pilot": (), "seconds": ("file",)}
+    arguments |= {"choose": ("task", "file"), "write": ("part", "seed", "out")}
     kinds = {"task": str, "part": str, "seed": int}
     for name, more in arguments.items():
         command = commands.add_parser(name)
@@ -205,6 +232,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.command == "pilot":
         print("\n".join(pilot(given.folder)))
+    elif given.command == "seconds":
+        seconds(given.folder).round(1).to_csv(given.file, index=False)
     elif given.command == "choose":
         choice = choose(given.folder, given.task)
         given.file.parent.mkdir(parents=True, exist_ok=True)

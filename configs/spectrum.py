@@ -3,7 +3,7 @@ updates.
 
 Command:   g2d sweep --config spectrum --workdir runs/spectrum        (again to continue; preset=smoke: a few minutes)
 Hardware:  2 CPU cores
-Result:    spectrum.html in the directory; what it showed is in docs/spectrum.md
+Result:    spectrum.html in the directory; what it showed is in docs/benchmarks.md
 
 All arms start from one cold policy for each seed and make equally many updates on equally many
 prompts, in the same order (arXiv 2506.21495, table 1, at toy size); as there, the reference follows
