@@ -139,7 +139,7 @@ class Checkpoint(Section):
     every: Positive = 50
     """Updates between two checkpoints."""
     keep: Positive = 2
-    """How many of the newest stay."""
+    """How many of the newest stay. For chosen steps see `keep` of an online stage."""
 
 
 class Faults(Section):

@@ -68,7 +68,7 @@ class Lora(Section):
     Qwen3.5 have `in_proj_q`, `in_proj_k`, `in_proj_v` (exported as one, of the sum of their ranks),
     `in_proj_z`, `in_proj_b`, `in_proj_a`, `out_proj`."""
     base_dtype: Dtype = "float32"
-    """Of the frozen parameters; `bfloat16` halves their memory."""
+    """The type of the frozen parameters; `bfloat16` halves their memory."""
     quantise: Literal["", "int8", "nf4"] = ""
     """QLoRA (arXiv 2305.14314), extra `quant`: frozen linear weights of the layers, the reference's
     too, as `int8` (a scale for each output) or `nf4` (4.5 bits, a scale for every 32 inputs).
@@ -107,8 +107,8 @@ class Tokenizer(Section):
     today. Exports bring the template as trained (docs/share.md#the-prompt-that-the-policy-saw).
     A system message in the data replaces it."""
     enable_thinking: bool | None = None
-    """Passed to the template (Qwen3, SmolLM3). Where the template does not know it, `true` is refused,
-    and `false` if its prompts begin a thought."""
+    """`false` turns thinking off where the template can (Qwen3, SmolLM3). Elsewhere `true` is refused,
+    and so is `false` if the template's prompts begin a thought."""
 
     def issues(self, run: Run) -> Iterator[Issue]:
         """Yield a line break that the shell passed on as backslash and n."""

@@ -44,8 +44,8 @@ class Source(Section):
     `prompt`, `messages`; `answer`, `final_answer`, `expected_answer`, `solution`, `ground_truth`,
     `reward_model.ground_truth` (also GSM8K's `#### N`)."""
     on_error: OnError = "raise"
-    """Broken rows are left out and counted: `raise` allows 5 % of them, `skip` any share. A source
-    without a usable row is refused."""
+    """Broken rows are left out and counted: `raise` allows 5 % of all rows, `skip` any share. A
+    source without a usable row is refused."""
 
 
 class Splits(Section):

@@ -50,7 +50,7 @@ class Config(Section):
     name: str = "run"
     """Shown in the report, and part of the work directory's name if you choose none."""
     seed: int = 0
-    """All random numbers depend on it, and on purpose, problem, visit, sample and position."""
+    """Every random number depends on it, and on its use, problem, visit, sample and position."""
     dtype: Dtype = "float32"
     """The type of activations and caches; parameters and the optimiser are float32. `bfloat16`: on machines
     that have it (docs/hardware.md). With `float32`, matrix products are float32 on every machine,

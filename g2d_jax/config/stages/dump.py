@@ -16,7 +16,7 @@ class Dump(Section):
     columns: Mapping[str, str] = field(default_factory=dict)
     """Our names of columns and the file's: `{"reward": "accuracy_reward"}`."""
     on_error: OnError = "raise"
-    """Broken rows are left out and counted: `raise` allows 5 % of them, `skip` any share."""
+    """Broken rows are left out and counted: `raise` allows 5 % of all rows, `skip` any share."""
 
     def issues(self, run: Run) -> Iterator[Issue]:
         """Yield settings of a dump without a path."""

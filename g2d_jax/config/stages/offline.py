@@ -31,8 +31,8 @@ class Offline(DPOLoss, TrainingStage):
     """For a set from other tools: the longest prompt and response, in tokens. Longer pairs are left
     out and counted. Unset: the model's positions."""
     on_error: OnError = "raise"
-    """For a set from other tools: broken rows are left out and counted. `raise` allows 5 % of them,
-    `skip` any share."""
+    """For a set from other tools: broken rows are left out and counted. `raise` allows 5 % of all
+    rows, `skip` any share."""
     optimizer: Optimizer = Optimizer(eps=1e-4)
 
     shapes_from_data = True

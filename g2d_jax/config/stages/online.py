@@ -44,7 +44,7 @@ class Budget(Section):
     measure: Measure = "flops"
     """What is counted. `tokens`: generated, prefilled, scored and trained ones together."""
     amount: NotNegativeFloat = 0.0
-    """The stage ends at this cost, if that comes before `steps`. 0: no limit."""
+    """The stage ends at this cost, in units of `measure`, if that comes before `steps`. 0: no limit."""
 
     def issues(self, run: Run) -> Iterator[Issue]:
         """Warn of a measure without an amount."""
