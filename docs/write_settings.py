@@ -1,7 +1,4 @@
-"""Writes docs/settings.md, the reference of all settings, from the docstrings in g2d_jax/config.
-
-python docs/write_settings.py
-"""
+"""Write docs/settings.md, the reference of all settings, from the docstrings in g2d_jax/config."""
 
 from __future__ import annotations
 
