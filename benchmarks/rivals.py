@@ -157,7 +157,7 @@ def get_config(arg: str = "") -> ConfigDict:
     for name, arm in scale.arms.items():
         if chosen.part == "judge" and rates[name] is None:
             continue  # every rate ruined a tuning run
-        tried = {"pilot": scale.rates[1:2], "tune": scale.rates, "judge": (rates.get(name),)}
+        tried = {"pilot": scale.rates[:2][-1:], "tune": scale.rates, "judge": (rates.get(name),)}
         arms[name] = _arm(config, scale, arm, chosen.part, tried[chosen.part])
     config.sweep = settings.sweep(seeds=seeds, arms=arms)
     return config
@@ -259,7 +259,7 @@ def _online(arm: Arm, scale: Scale, part: str) -> list[str]:
     if part == "tune":
         return [f"warmup@{middle * third // 3}" for third in (1, 2, 3)]
     last = max(*arm.steps, *arm.extra)
-    return [f"warmup@{step}" for step in range(10, last + 1, 10)]
+    return [f"warmup@{step}" for step in [*range(10, last, 10), last]]
 
 
 def _axes(arm: Arm, fields: Sequence[str], rates: Sequence[str]) -> tuple[str, ...]:

@@ -114,10 +114,10 @@ def test_kill_9_before_and_after_each_manifest(runs, finished, tmp_path):
 STOPS = {
     "training, Ctrl-C": ("Trainer.update", 0, "sft", 1),
     "training": ("Trainer.update", 1, "sft", 3),
-    "between stages": ("finish", 0, "warmup", 0),
+    "between stages": ("_compiled_programs", 0, "", 0),
     "generation": ("_Call._refill", 1, "warmup", 0),
-    "scoring, Ctrl-C": ("even", 0, "warmup", 0),
-    "training online, SIGHUP": ("Trainer.update", 1, "warmup", 2),
+    "scoring, Ctrl-C": ("score", 0, "warmup", 1),
+    "training online, SIGHUP": ("Trainer.update", 0, "warmup", 2),
     "log-probabilities of the reference": ("reference_logprobs", 0, "", 0),
     "evaluation": ("answers_of", 1, "", 0),
 }
@@ -194,10 +194,14 @@ def test_resume_on_other_numbers_of_devices(runs, finished, tmp_path):
 
 def compare_metrics(whole: Path, workdir: Path) -> None:
     ours, theirs = (
-        {(r["stage"], r["step"]): r["metrics"] for r in read_metrics(root)}
+        {
+            (row["stage"], row["step"]): row["metrics"]
+            for row in read_metrics(root)
+            if row["stage"] in ("sft", "warmup")
+        }
         for root in (workdir, whole)
     )
-    assert set(ours) == {key for key in theirs if key[0] in ("sft", "warmup")}
+    assert ours.keys() == theirs.keys()
     for key, metrics in ours.items():
         # the same examples, the same responses
         assert metrics["num_tokens"] == theirs[key]["num_tokens"], key

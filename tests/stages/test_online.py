@@ -210,7 +210,7 @@ def test_a_ratio_needs_the_logprobs_that_a_dump_has(warmup, tmp_path, opened, lo
     write(*rows_of(problems, None))
     manifest = run(opened(warmup, tmp_path / "none"))
     (warning,) = [one for one in manifest.warnings if "without logprobs" in one.text]
-    assert "have 16 responses without logprobs" in warning.text
+    assert "has 16 responses without logprobs" in warning.text
 
 
 @pytest.mark.parametrize("cap", [0.0, 2.0])

@@ -22,7 +22,7 @@ KILLS = {
     "sampled, not yet trained on": ("02-warmup/rollouts/step-000001.parquet", 0.0),
     "in the warm-up": ("02-warmup/checkpoints/1", 0.2),
     "between two parts": ("03-collect/rollouts/part-00000.parquet", 0.0),
-    "after the references": ("04-dpo/reference-*.json", 0.0),
+    "after the references": ("04-dpo/reference.json", 0.0),
     "while a checkpoint of dpo is written": ("04-dpo/checkpoints/*", 0.0),
     "in the evaluation": ("05-evaluate/rollouts/sft.parquet", 0.0),
 }
