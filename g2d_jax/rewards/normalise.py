@@ -310,6 +310,12 @@ _WHOLE = marked(
         r"(?<![\d.])(\d{1,60}\.)\((\d{1,60})\)(?![\d(])|^(\d{1,60}\.\d{1,60})\((\d{1,60})\)$",
         lambda found: rf"{found[1] or found[3]}\overline{{{found[2] or found[4]}}}",
     ),
+    # dots over the first and the last digit that repeat: 0.\dot{1}\dot{8}
+    (
+        r"\dot",
+        r"(?<![\d.])(\d{1,60}\.\d{0,60})\\dot\s*\{(\d)\}(\d{0,60})\\dot\s*\{(\d)\}",
+        r"\1\\overline{\2\3\4}",
+    ),
     ("", r"(?<![\d)}])(\]|\[)([^][()]{1,100})[,;]([^][()]{1,100})(\[|\])(?![\w(])", _interval),
     (
         r"\begin",

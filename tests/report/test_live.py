@@ -85,7 +85,7 @@ def test_a_run_is_followed_while_it_lives_and_its_page_says_how_it_ended(
     assert "Running" not in end and not (tmp_path / "work" / PROGRESS).exists()
     assert re.search(r"evaluate 48/48  accuracy \d", done.stdout)
     # a warm-up of random numbers teaches nothing that can be told
-    assert re.search(r"3 GRPO updates, then DPO: \d+\.\d .* of 16", done.stdout)
+    assert re.search(r"3 GRPO updates, then DPO: \d+\.\d .* on 16 problems", done.stdout)
 
 
 class Slow:
