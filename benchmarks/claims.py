@@ -562,16 +562,15 @@ def details() -> str:
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
-TUNED = {"arithmetic": "smollm2-arithmetic-judge", "stories": "smollm2-stories-judge"}
-"""Task of SmolLM2-135M -> its study with both tuned alike, a panel of the chart."""
-
-
 def tuned_chart() -> Figure:
-    """Draw accuracy over FLOPs for GRPO and G2D, tuned alike, with 95 % bands over seeds and
-    problems. G2D's labels are K."""
+    """Draw accuracy over FLOPs for GRPO and G2D, tuned alike, at the scales without rivals, with
+    95 % bands over seeds and problems. G2D's labels are K."""
+    studies = sorted(
+        (scale.name, scale.tuned) for scale in SCALES if scale.tuned and not scale.rivals
+    )
     with figures.styled():
         figure = Figure(figsize=(7, 3.4), layout="constrained")
-        for ax, (task, study) in zip(figure.subplots(1, 2), TUNED.items(), strict=True):
+        for ax, (task, study) in zip(figure.subplots(1, len(studies)), studies, strict=True):
             points = read(study)
             for arm, label in (("grpo", "GRPO"), ("g2d", "G2D")):
                 flops, bands = [], []

@@ -157,6 +157,7 @@ def get_config(arg: str = "") -> ConfigDict:
     for name, arm in scale.arms.items():
         if chosen.part == "judge" and rates[name] is None:
             continue  # every rate ruined a tuning run
+        # the pilot takes the second rate, or the only one
         tried = {"pilot": scale.rates[:2][-1:], "tune": scale.rates, "judge": (rates.get(name),)}
         arms[name] = _arm(config, scale, arm, chosen.part, tried[chosen.part])
     config.sweep = settings.sweep(seeds=seeds, arms=arms)

@@ -68,12 +68,22 @@ def read(task: str, measure: str = "flops", folder: Path = rivals.RESULTS) -> pd
     return frame
 
 
+def at_budgets(frame: pd.DataFrame, arm: str) -> pd.DataFrame:
+    """Tabulate an arm's policies at its budgets."""
+    return frame[(frame.arm == arm) & (frame.budget > 0)]
+
+
 def bought(frame: pd.DataFrame, arm: str) -> pd.DataFrame:
     """Tabulate an arm's policies at budgets whose cost is within GRPO's checkpoints, SFT not among
     them, in every seed."""
-    own = frame[(frame.arm == arm) & (frame.budget > 0)]
+    own = at_budgets(frame, arm)
     outside = {*own.budget[own.over.isna()]}
     return own[~own.budget.isin(outside)]
+
+
+def leads(frame: pd.DataFrame, arm: str) -> pd.Series:
+    """Average what an arm has over GRPO over its budgets, by seed; empty without a budget."""
+    return bought(frame, arm).groupby("seed").over.mean()
 
 
 def primary(frame: pd.DataFrame, task: str) -> dict[str, Found]:
@@ -82,17 +92,15 @@ def primary(frame: pd.DataFrame, task: str) -> dict[str, Found]:
     level = 1 - 0.05 / len(rivals_of)
     found = {}
     for arm in rivals_of:
-        own = bought(frame, arm)
-        if len(own):
-            found[arm] = over_seeds(own.groupby("seed").over.mean(), level=level)
+        if len(own := leads(frame, arm)):
+            found[arm] = over_seeds(own, level=level)
     return found
 
 
 def apart(task: str, arm: str, other: str) -> Found:
     """Compare two arms by what each has over GRPO, the mean over its budgets, at 95 %."""
     frame = read(task)
-    own, theirs = (bought(frame, name).groupby("seed").over.mean() for name in (arm, other))
-    return over_seeds(own - theirs)
+    return over_seeds(leads(frame, arm) - leads(frame, other))
 
 
 def g2d(task: str, folder: Path = rivals.RESULTS) -> list[Found]:
@@ -100,9 +108,9 @@ def g2d(task: str, folder: Path = rivals.RESULTS) -> list[Found]:
     frame = read(task, folder=folder)
     found = []
     for arm, recipe in scale_of(task).arms.items():
-        own = bought(frame, arm)
+        own = leads(frame, arm)
         if not recipe.steps and recipe.rounds == 1 and len(own):
-            found.append(over_seeds(own.groupby("seed").over.mean(), recipe.warmup))
+            found.append(over_seeds(own, recipe.warmup))
     return found
 
 
@@ -165,7 +173,7 @@ def compared(task: str, folder: Path = rivals.RESULTS) -> list[str]:
     lines = ["| recipe | less GRPO at equal FLOPs | verdict | ruined seeds |", "|---|---|---|---|"]
     found = primary(frame, task)
     for arm in scale_of(task).arms:
-        own = frame[(frame.arm == arm) & (frame.budget > 0)]
+        own = at_budgets(frame, arm)
         ruined = f"{own.seed[own.ruined].nunique()} of {seeds}"
         if own.empty:
             cells = ["–", "not judged", "counts as ruined"]
@@ -186,7 +194,7 @@ def costs(task: str) -> list[str]:
     lines = ["| recipe | less GRPO at equal tokens | left out | seconds | sampling |"]
     lines.append("|---|---|---|---|---|")
     for arm in scale_of(task).arms:
-        own = frame[(frame.arm == arm) & (frame.budget > 0)]
+        own = at_budgets(frame, arm)
         if len(own):
             outside = sorted({*own.budget} - {*bought(frame, arm).budget})
             spent = seconds.loc[arm]
@@ -231,7 +239,7 @@ def chart(task: str) -> Figure:
         ax.set_prop_cycle(color=matplotlib.colormaps["tab10"].colors)
         highest = frame[frame.budget == budgets_of(frame)[-1]].groupby("arm").accuracy.mean()
         for arm in highest.sort_values(ascending=False).index:
-            own = frame[(frame.arm == arm) & (frame.budget > 0)]
+            own = at_budgets(frame, arm)
             flops = own.groupby("budget").flops.mean() / 1e9
             bands = own.groupby("budget").accuracy.apply(over_seeds)
             mean, low, high = np.transpose([(band.mean, band.low, band.high) for band in bands])

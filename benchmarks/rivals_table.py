@@ -107,19 +107,21 @@ def seconds(folder: Path) -> pd.DataFrame:
         scale = scale_of(task)
         arm = scale.arms[point.arm]
         updates = arm.steps[scale.middle] if arm.steps else arm.warmup
-        row: dict[str, Any] = {"arm": point.arm}
-        for name in SECONDS:
-            field = f"{name}_seconds"
-            row[name] = 0.0
-            for stage, result in point.results.items():
-                if stage == "warmup":  # one run may serve several arms, up to other steps
-                    spent = {int(at): getattr(cost, field) for at, cost in result.costs.items()}
-                    steps = sorted({0, *spent})
-                    row[name] += np.interp(updates, steps, [spent.get(at, 0) for at in steps])
-                elif stage != "sft":
-                    row[name] += getattr(result.cost, field)
-        rows.append(row)
+        row = {name: _up_to(updates, point.results["warmup"], name) for name in SECONDS}
+        for stage, result in point.results.items():
+            if stage not in ("sft", "warmup"):
+                for name in SECONDS:
+                    row[name] += getattr(result.cost, f"{name}_seconds")
+        rows.append({"arm": point.arm, **row})
     return pd.DataFrame(rows)
+
+
+def _up_to(updates: int, warmup: StageResult, name: str) -> float:
+    """Return the seconds of an activity up to an update, between two checkpoints on a straight line:
+    one run may serve several arms."""
+    spent = {int(step): getattr(cost, f"{name}_seconds") for step, cost in warmup.costs.items()}
+    steps = sorted({0, *spent})
+    return float(np.interp(updates, steps, [spent.get(step, 0) for step in steps]))
 
 
 def choose(out: Path, task: str) -> dict[str, Any]:

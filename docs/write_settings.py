@@ -130,11 +130,10 @@ def shown(value: Any) -> str:
         return ", ".join(f"`{k}` {shown(v)}" for k, v in changed.items())
     if isinstance(value, tuple):
         return ", ".join(map(shown, value)) or "()"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return f"{value:g}" if isinstance(value, float) else str(value)
-    return {None: "unset", "": "empty"}.get(value, value) if not isinstance(value, dict) else "{}"
+    if isinstance(value, float):
+        return f"{value:g}"
+    words = {"None": "unset", "": "empty", "True": "true", "False": "false"}
+    return words.get(str(value), str(value))
 
 
 def runtime(path: str) -> str:

@@ -47,21 +47,22 @@ class Compute(Section):
     """Tokens of one forward and backward pass, over all devices. Unset: as many as fit in memory
     (docs/plan.md#what-fits), 16,384 where that is unknown."""
     remat: RematSetting = "auto"
-    """What the backward pass recomputes: `none`; `dots`, all but linear layers and attention;
-    `attention`, all but attention; `full`. `auto`: `dots` on a CPU, elsewhere as memory requires."""
+    """The values that the backward pass recomputes: `none`; `dots`, all but linear layers and attention;
+    `attention`, all but attention; `full`. `auto`: `dots` on a CPU, elsewhere as memory
+    requires."""
     attention: AttentionSetting = "auto"
-    """The attention kernel of training and prompts. `splash` is for TPUs. `cudnn` is for NVIDIA GPUs
-    of compute capability 8.0 or more, in bfloat16. `auto`: the platform's kernel where it can serve
-    (splash: rows of a multiple of 128 tokens), else `xla`. A kernel that cannot serve is refused.
-    `xla` turns off the decode kernel too, which must agree with XLA in a trial on the device. What
-    has run: docs/what-runs-when.md#compiled-only."""
+    """The attention kernel of training and prompts. `splash` is for TPUs. `cudnn` is for NVIDIA
+    GPUs of compute capability 8.0 or more, in bfloat16. `auto`: the platform's kernel where it can
+    serve (splash: rows of a multiple of 128 tokens), else `xla`. A kernel that cannot serve is
+    refused. `xla` turns off the decode kernel too, which must agree with XLA in a trial on the
+    device. What has run: docs/what-runs-when.md#compiled-only."""
     offload_optimizer: bool = False
     """Keep the optimiser state in the host's pinned memory between updates. Refused where there is
     none."""
     max_num_seqs: Positive | None = None
     """The most responses decoded together. Unset: the number that finishes soonest within the free
-    memory (docs/what-runs-when.md#how-many-rows), 256 where that is unknown. A CPU decodes at most a
-    quarter of the requested responses, or 32 if that is more, even if you set more."""
+    memory (docs/what-runs-when.md#how-many-rows), 256 where that is unknown. A CPU decodes at most
+    a quarter of the requested responses, or 32 if that is more, even if you set more."""
     sampling_tensor: NonNegative = 0
     """Devices that share one copy of the weights while sampling. 0: a power of two, by a formula
     (docs/what-runs-when.md#how-many-rows); 1 on a CPU."""
@@ -157,14 +158,14 @@ class Engine(Section):
     vLLM (docs/server.md)."""
 
     kind: Literal["sampler", "server"] = "sampler"
-    """What samples responses."""
+    """The engine that samples responses."""
     url: str = ""
     """The base of the server's API, as in `http://localhost:8000/v1`."""
     model: str = ""
     """The server's name for its model. Empty: the only one that it lists."""
     sync: Literal["none", "folder", "adapter"] = "none"
-    """How policies reach the server. `none`: it keeps the only sampled policy. `folder`: vLLM reloads
-    weights from a folder. `adapter`: vLLM loads adapters in addition to its model."""
+    """How policies reach the server. `none`: it keeps the only sampled policy. `folder`: vLLM
+    reloads weights from a folder. `adapter`: vLLM loads adapters in addition to its model."""
     folder: FilePath = ""
     """Where policies for the server are written; it needs access. Empty: `WORKDIR/engine`."""
     api_key_env: str = "VLLM_API_KEY"
@@ -176,8 +177,8 @@ class Engine(Section):
     concurrency: Concurrency = 64
     """Concurrent requests of each process."""
     ahead: Annotated[int, Bounds(least=0, most=1)] = 0
-    """1: the server samples the next window of `sync_every` updates while this one trains. The cost:
-    docs/server.md#while-the-trainer-trains."""
+    """1: the server samples the next window of `sync_every` updates while this one trains. The
+    cost: docs/server.md#while-the-trainer-trains."""
 
     @property
     def is_server(self) -> bool:

@@ -25,16 +25,18 @@ class Model(Section):
     """The model that a run starts from."""
 
     path: ModelPath = ""
-    """A Hugging Face folder, local, `gs://…` or `s3://…`, or a hub id (docs/hardware.md#gated-models).
-    Empty: random parameters, with the family and shape of the fields below."""
+    """A Hugging Face folder, local, `gs://…` or `s3://…`, or a hub id
+    (docs/hardware.md#gated-models). Empty: random parameters, with the family and shape of the
+    fields below."""
     revision: str | None = None
     """A commit, branch or tag of the hub."""
     family: str = "qwen2"
-    """The family of random parameters: `qwen2`, `qwen3`, `llama` (SmolLM2 too), `mistral`, `smollm3`,
-    `olmo2`, `olmo3` (no window), `granite` (its four scalars are 1), `seed_oss` (no biases),
-    `ministral3` (no YaRN), `phi3`, `qwen3_moe` (eight experts of `intermediate_size`, two for each
-    token), `qwen3_5_text` (at least four layers; three of four are recurrent) or `gemma3_text` (no
-    window). A model in `path` must be of one of these families, and brings its own."""
+    """The family of random parameters: `qwen2`, `qwen3`, `llama` (SmolLM2 too), `mistral`,
+    `smollm3`, `olmo2`, `olmo3` (no window), `granite` (its four scalars are 1), `seed_oss` (no
+    biases), `ministral3` (no YaRN), `phi3`, `qwen3_moe` (eight experts of `intermediate_size`, two
+    for each token), `qwen3_5_text` (at least four layers; three of four are recurrent) or
+    `gemma3_text` (no window). A model in `path` must be of one of these families, and brings its
+    own."""
     hidden_size: Positive = 96
     """Width of the hidden state."""
     num_hidden_layers: Positive = 3
@@ -55,8 +57,8 @@ class Model(Section):
 
 
 class Lora(Section):
-    """Low-rank adapters for the model's linear layers (LoRA, arXiv 2106.09685). Only the adapters are
-    trained and saved."""
+    """Low-rank adapters for the model's linear layers (LoRA, arXiv 2106.09685). Only the adapters
+    are trained and saved."""
 
     rank: NonNegative = 0
     """The adapters' rank. 0: no adapters, all parameters are trained."""
@@ -103,12 +105,12 @@ class Tokenizer(Section):
     """`plain`, `paper` (arXiv 2506.21495), or any text with `{problem}`."""
     system: str | None = None
     """The system message, refused where the template cannot take one (Gemma 2, Mistral 0.1). Unset:
-    no system message, not even the template's own. `default`: the template's own, with 2024-07-26 for
-    today. Exports bring the template as trained (docs/share.md#the-prompt-that-the-policy-saw).
+    no system message, not even the template's own. `default`: the template's own, with 2024-07-26
+    for today. Exports bring the template as trained (docs/share.md#the-prompt-that-the-policy-saw).
     A system message in the data replaces it."""
     enable_thinking: bool | None = None
-    """`false` turns thinking off where the template can (Qwen3, SmolLM3). Elsewhere `true` is refused,
-    and so is `false` if the template's prompts begin a thought."""
+    """`false` turns thinking off where the template can (Qwen3, SmolLM3). Elsewhere `true` is
+    refused, and so is `false` if the template's prompts begin a thought."""
 
     def issues(self, run: Run) -> Iterator[Issue]:
         """Yield a line break that the shell passed on as backslash and n."""

@@ -29,8 +29,9 @@ class Source(Section):
     """A source of problems or examples: `settings.source(PATH, SPLIT, LIMIT, FIELDS)`."""
 
     path: ProblemsPath = ""
-    """JSONL, JSON or Parquet, also on `gs://` or `s3://`; `hub:owner/name`; a dataset's name (`gsm8k`);
-    or an embedded task: `procedural:slips` (the demo's), `procedural:chains`, `procedural:digits`."""
+    """JSONL, JSON or Parquet, also on `gs://` or `s3://`; `hub:owner/name`; a dataset's name
+    (`gsm8k`); or an embedded task: `procedural:slips` (the demo's), `procedural:chains`,
+    `procedural:digits`."""
     revision: str | None = None
     """A commit, branch or tag of the hub."""
     split: Literal["", "train", "dev", "test"] = ""
@@ -89,8 +90,8 @@ class Reward(Section):
 
     function: str = "verify"
     """`verify` (math-verify against the reference answer), `model` (a reward model), or
-    `package.module:function` with TRL's signature: installed, on `PYTHONPATH`, or in `module.py` next
-    to the config file. It alone decides what is correct, and so pairs, unless `verifiable` is
+    `package.module:function` with TRL's signature: installed, on `PYTHONPATH`, or in `module.py`
+    next to the config file. It alone decides what is correct, and so pairs, unless `verifiable` is
     false."""
     functions: tuple[str, ...] = ()
     """More functions of yours, for example for the format. Their weighted rewards are added
@@ -100,12 +101,12 @@ class Reward(Section):
     folder: FilePath | None = None
     """The folder of the function's file. Reading a config file sets it."""
     answers: AnswerRule = "boxed"
-    """How the final answer is found, also for your own function. `boxed`: `\\boxed{x}`. `last_line`: a
-    box, else the text after "Answer:". `hash`: `#### x`. `tags`: `<answer>x</answer>`. Risks:
-    docs/grading.md#the-answer."""
+    """How the final answer is found, also for your own function. `boxed`: `\\boxed{x}`.
+    `last_line`: a box, else the text after "Answer:". `hash`: `#### x`. `tags`:
+    `<answer>x</answer>`. Risks: docs/grading.md#the-answer."""
     verifiable: bool | None = None
-    """Whether rewards mark responses as right or wrong. If not, pairs are the best against the worst
-    of a group, and there is no accuracy. Unset: true, except for a reward model."""
+    """Whether rewards mark responses as right or wrong. If not, pairs are the best against the
+    worst of a group, and there is no accuracy. Unset: true, except for a reward model."""
     correct_above: Annotated[
         float, Bounds(least=-MOST_REWARD, most=MOST_REWARD, why="rewards have this limit")
     ] = 0.5

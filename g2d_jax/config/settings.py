@@ -52,18 +52,19 @@ class Config(Section):
     seed: int = 0
     """Every random number depends on it, and on its use, problem, visit, sample and position."""
     dtype: Dtype = "float32"
-    """The type of activations and caches; parameters and the optimiser are float32. `bfloat16`: on machines
-    that have it (docs/hardware.md). With `float32`, matrix products are float32 on every machine,
-    unless you set `JAX_DEFAULT_MATMUL_PRECISION` (JAX's own choice: `default`). A run resumes only
-    under the same precision."""
+    """The type of activations and caches; parameters and the optimiser are float32. `bfloat16`: on
+    machines that have it (docs/hardware.md). With `float32`, matrix products are float32 on every
+    machine, unless you set `JAX_DEFAULT_MATMUL_PRECISION` (JAX's own choice: `default`). A run
+    resumes only under the same precision."""
     model: Model = Model()
     lora: Lora = Lora()
     tokenizer: Tokenizer = Tokenizer()
     data: Data = Data()
     reward: Reward = Reward()
     tasks: Mapping[str, Task] = field(default_factory=dict)
-    """More tasks of a mixed run, by name (docs/howto.md#mix-tasks): `settings.task(TRAIN, DEV, TEST)`,
-    with `weight` and fields of `reward` as keywords. Then `config.tasks.NAME.reward.FIELD`."""
+    """More tasks of a mixed run, by name (docs/howto.md#mix-tasks): `settings.task(TRAIN, DEV,
+    TEST)`, with `weight` and fields of `reward` as keywords. Then
+    `config.tasks.NAME.reward.FIELD`."""
     mesh: Mesh = Mesh()
     compute: Compute = Compute()
     engine: Engine = Engine()

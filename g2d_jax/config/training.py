@@ -32,8 +32,8 @@ class Optimizer(Section):
     """`adafactor` factors the second moment and has no first; it ignores `moment_dtype`, `b2` and
     `eps`. Its learning rate is that of updates of at most 1 in root mean square."""
     moment_dtype: Dtype = "float32"
-    """The type of AdamW's moments. `bfloat16` needs 4 bytes a parameter in place of 8, and rounds the second
-    moment at random (`training/moments.py`)."""
+    """The type of AdamW's moments. `bfloat16` needs 4 bytes a parameter in place of 8, and rounds
+    the second moment at random (`training/moments.py`)."""
     learning_rate: Annotated[float, Bounds(least=0, below=math.inf)] = field(
         default=1e-6, kw_only=False
     )
@@ -92,8 +92,8 @@ class Sampling(Section):
     top_k: NonNegative = 0
     """Sample from this many of the likeliest tokens. 0: off."""
     stop: tuple[str, ...] = ()
-    """Texts that end a response (docs/what-runs-when.md#stop-strings), in addition to the tokenizer's
-    stop tokens: at most 16, of 256 characters. Typed as in Python:
+    """Texts that end a response (docs/what-runs-when.md#stop-strings), in addition to the
+    tokenizer's stop tokens: at most 16, of 256 characters. Typed as in Python:
     `'--config.stages.warmup.sampling.stop=["\\n\\n"]'`."""
 
     def issues(self, run: Run) -> Iterator[Issue]:

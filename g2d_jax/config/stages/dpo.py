@@ -17,7 +17,8 @@ class DPOLoss(Section):
     """The DPO loss."""
 
     loss_type: DPOLossType = "sigmoid"
-    """`sigmoid` is DPO, `sigmoid_norm` divides log-probabilities by length; docs/losses.md has all."""
+    """`sigmoid` is DPO, `sigmoid_norm` divides log-probabilities by length; docs/losses.md has
+    all."""
     beta: Annotated[float, Bounds(above=0, below=math.inf)] = 0.1
     """How strongly the reference holds the policy."""
     simpo_gamma: NotNegativeFloat = 0.5

@@ -14,9 +14,9 @@ from g2d_jax.config.training import Optimizer, Sampling
 
 
 class Offline(DPOLoss, TrainingStage):
-    """Offline DPO from a policy on a preference dataset; the reference is the policy it starts
-    from (SimPO has none). The pairs' log-probabilities and implicit rewards are measured before and after; that cost
-    is counted apart."""
+    """Offline DPO from a policy on a preference dataset; the reference is the policy it starts from
+    (SimPO has none). The pairs' log-probabilities and implicit rewards are measured before and
+    after; that cost is counted apart."""
 
     kind: Literal["offline"] = "offline"
     policy: Policy = "warmup"

@@ -42,9 +42,10 @@ class Budget(Section):
     """A cost at which an online stage ends, perhaps before its last step."""
 
     measure: Measure = "flops"
-    """What is counted. `tokens`: generated, prefilled, scored and trained ones together."""
+    """The cost that is counted. `tokens`: generated, prefilled, scored and trained ones together."""
     amount: NotNegativeFloat = 0.0
-    """The stage ends at this cost, in units of `measure`, if that comes before `steps`. 0: no limit."""
+    """The stage ends at this cost, in units of `measure`, if that comes before `steps`. 0: no
+    limit."""
 
     def issues(self, run: Run) -> Iterator[Issue]:
         """Warn of a measure without an amount."""
@@ -130,8 +131,8 @@ class Online(TrainingStage):
     wrong: best against worst). `group_dpo`: the mean over all such pairs. `raft`: the likelihood of
     right responses alone."""
     loss_type: GRPOLossType = "sum"
-    """How GRPO adds up: `sum` over tokens and group (arXiv 2506.21495), `seq-mean-token-sum` divides
-    it by the group's size (verl's name), the others are TRL's (docs/losses.md)."""
+    """How GRPO adds up: `sum` over tokens and group (arXiv 2506.21495), `seq-mean-token-sum`
+    divides it by the group's size (verl's name), the others are TRL's (docs/losses.md)."""
     scale_rewards: ScaleRewards = "none"
     """Divide advantages by the standard deviation of the group or the batch, each task apart."""
     scale_rewards_eps: Annotated[float, Bounds(above=0)] = 1e-4
